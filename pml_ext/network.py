@@ -14,6 +14,8 @@ from .errors import ConfigError, needs_extra
 with needs_extra("train", "a network"):
     from pydantic import BaseModel, ConfigDict, Field
 
+NO_CUTS = Pipeline()
+
 
 class Normalization(BaseModel):
     """Means and standard deviations per channel."""
@@ -48,7 +50,7 @@ class Preprocessing(BaseModel):
             return self.resize
         return round(self.image_size * 256 / 224)
 
-    def transforms(self, cuts: Pipeline = Pipeline(), **augment: Any) -> tuple[Steps, Steps]:
+    def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
         """Return transforms of training images, with ``cuts`` and ``augment``, and of all others, to ``[C, S, S]``."""
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
