@@ -13,9 +13,7 @@ from .pairwise import (
     PairsOfRows,
     Related,
     Relation,
-    check_batch,
     check_indices_tuple,
-    check_references,
     related,
     rows_per_tile,
     tiles_of_rows,
@@ -59,10 +57,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         check_indices_tuple(indices_tuple)
         pairs, asked = indices_tuple, None
         if (relation := self.relation if relation is None else relation) is not None:
-            check_batch(embeddings)
-            check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
-            given = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-            labels, found, ref_labels = given
+            labels, found, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             if isinstance(found, Related):  # PML's base wants one integer for each row
                 asked = found
                 labels = torch.arange(len(embeddings), device=embeddings.device)

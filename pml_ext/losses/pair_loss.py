@@ -22,8 +22,6 @@ from ..pairwise import (
     Related,
     Relation,
     apart,
-    check_batch,
-    check_references,
     in_tiles,
     related,
     rows_per_tile,
@@ -132,8 +130,6 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """Return the reduced loss; arguments as in PML's losses, labels as the relation takes them, if there is one."""
         self._check_relation(relation)
         if (relation := self.relation if relation is None else relation) is not None:
-            check_batch(embeddings)
-            check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
             found = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             labels, indices_tuple, ref_labels = found
         given = embeddings, labels, indices_tuple, ref_emb, ref_labels

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..components import capabilities
-from ..pairwise import Relation, autocast_off, check_batch, check_indices_tuple, check_references, related_pairs
+from ..pairwise import Relation, autocast_off, check_indices_tuple, label_tensors, related_pairs
 from ..pml import BaseMiner
 from .calling import WrapperCapabilities, call_loss, inside
 from .pairs import AllButItself
@@ -86,13 +86,8 @@ class WithRelation(nn.Module):
     def _pairs(
         self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any, own: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        check_batch(embeddings)
-        check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
-        itself = ref_emb is None or ref_emb is embeddings
-        rows = self.relation.tensor(labels, len(embeddings), embeddings.device)
-        others, count = (labels, len(embeddings)) if ref_emb is None else (ref_labels, len(ref_emb))
-        columns = self.relation.tensor(others, count, embeddings.device, 1)
-        a1, p, a2, n = related_pairs(self.relation, rows, columns, itself)
+        rows, columns = label_tensors(self.relation, embeddings, labels, ref_emb, ref_labels)
+        a1, p, a2, n = related_pairs(self.relation, rows, columns, ref_emb is None or ref_emb is embeddings)
         if own is None:
             return a1, p, a2, n
         pulled, pushed = p != own[a1], n != own[a2]

@@ -38,6 +38,7 @@ from .relations import NegativesOnly as NegativesOnly
 from .relations import Related as Related
 from .relations import Relation as Relation
 from .relations import SharedLabel as SharedLabel
+from .relations import label_tensors as label_tensors
 from .relations import related as related
 from .relations import related_pairs as related_pairs
 from .similarity import cosine_similarity as cosine_similarity

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .batch import check_batch, check_references
+
 
 class Relation(nn.Module):
     r"""Base of relations between items, by their labels ``[B, ...]``. A subclass writes :meth:`weights`.
@@ -344,6 +346,17 @@ class Related(NamedTuple):
         return torch.stack([(self.relation.matrix(part, self.ref_labels) == 0).any() for part in parts]).any()
 
 
+def label_tensors(
+    relation: Relation, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any
+) -> tuple[Tensor, Tensor]:
+    """Check a batch and its references; return the labels of the rows and of the columns as the relation takes them."""
+    check_batch(embeddings)
+    check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
+    columns = (labels, len(embeddings)) if ref_emb is None else (ref_labels, len(ref_emb))
+    rows = relation.tensor(labels, len(embeddings), embeddings.device)
+    return rows, relation.tensor(*columns, embeddings.device, 1)
+
+
 def related(
     relation: Relation, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Tensor | None, ref_labels: Any
 ) -> tuple[Tensor | None, Any, Tensor | None]:
@@ -355,11 +368,7 @@ def related(
         return None, indices_tuple, None
     if relation.needs_labels and (labels is None or (ref_emb is not None and ref_labels is None)):
         raise ValueError(f"{'labels' if labels is None else 'ref_labels'} must be given for {relation}")
-    rows = relation.tensor(labels, len(embeddings), embeddings.device)
-    if ref_emb is None:
-        columns = relation.tensor(labels, len(embeddings), embeddings.device, 1)
-    else:
-        columns = relation.tensor(ref_labels, len(ref_emb), embeddings.device, 1)
+    rows, columns = label_tensors(relation, embeddings, labels, ref_emb, ref_labels)
     if not torch.compiler.is_compiling() or rows.ndim == 1:
         classes = relation.classes(rows), relation.classes(columns)
         if classes[0] is not None and classes[1] is not None:
