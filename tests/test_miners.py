@@ -3,10 +3,9 @@
 import pytest
 import torch
 from pytorch_metric_learning import distances, miners
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pml_ext import HardPairMiner, LocalPositiveMiner, PDDMDistance, SemiHardTripletMiner, TiledTripletMarginLoss
+from pml_ext.testing.calling import CountedOperations
 
 LABELS = torch.tensor([3, 3, 3, 0, 0, 1, 2, 2, 2, 2, 7, 0, 3, 2])
 MINERS = {
@@ -82,26 +81,13 @@ def test_a_learned_metric():
     assert triplets(one(x, LABELS)) == triplets(other(x, LABELS)) != []
 
 
-class Largest(TorchDispatchMode):
-    """The most entries that a tensor has had."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.entries = max(self.entries, leaf.numel())
-        return result
-
-
 @pytest.mark.parametrize("make", [lambda: HardPairMiner(epsilon=-0.2), SemiHardTripletMiner])
 def test_a_large_batch_is_never_listed(make):
     x, labels = points(2048).float(), torch.arange(2048) // 4
-    with Largest() as largest:
+    with CountedOperations() as counted:
         mined = make()(x, labels)
     returned = max(len(index) for index in mined)
-    assert largest.entries <= max(returned, 1 << 21) < 2048 * 2048  # of a tile, or of the answer
+    assert counted.largest <= max(returned, 1 << 21) < 2048 * 2048  # of a tile, or of the answer
 
 
 def test_wrong_settings_and_a_loss_behind_it():

@@ -1,8 +1,6 @@
 """Two gloo processes against one on the joined batch, in float64; see cases.py."""
 
-import os
 import re
-import socket
 import subprocess
 import sys
 import warnings
@@ -23,31 +21,13 @@ SCRIPT = Path(__file__).with_name("cases.py")
 NAMES = sorted(CASES.cases())
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
     """What both processes found."""
     folder = tmp_path_factory.mktemp("two-processes")
-    common = os.environ | {
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, SCRIPT, folder], env=common | {"RANK": str(rank)}, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    for process in processes:
-        _, stderr = process.communicate()
-        assert process.returncode == 0, stderr[-4000:]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*launcher, SCRIPT, folder], stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(2)]
 
 
