@@ -1,6 +1,7 @@
 """Devices by name, the precisions they have, and numbers read off them."""
 
 import contextlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -67,18 +68,14 @@ def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, k
     """torch.mps has one generator and no list of them; torch.cuda and torch.xpu have one for each device."""
     generators = [torch.Generator().manual_seed(number) for number in range(count)]
 
-    class Module:
-        if kind == "mps":
-            get_rng_state = staticmethod(lambda: generators[0].get_state())
-            set_rng_state = staticmethod(lambda state: generators[0].set_state(state))
-        else:
-            get_rng_state_all = staticmethod(lambda: [each.get_state() for each in generators])
-            set_rng_state_all = staticmethod(
-                lambda states: [each.set_state(state) for each, state in zip(generators, states, strict=True)]
-            )
-
+    first, module = generators[0], SimpleNamespace()
+    if kind == "mps":
+        module.get_rng_state, module.set_rng_state = first.get_state, first.set_state
+    else:
+        module.get_rng_state_all = lambda: [each.get_state() for each in generators]
+        module.set_rng_state_all = lambda states: [g.set_state(s) for g, s in zip(generators, states, strict=True)]
     monkeypatch.setattr(devices, "accelerator", lambda: kind)
-    monkeypatch.setattr(torch, kind, Module)
+    monkeypatch.setattr(torch, kind, module)
     state = checkpoint.random_state()
     drawn = [torch.rand(3, generator=each) for each in generators]
     checkpoint.set_random_state(state)
