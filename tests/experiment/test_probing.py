@@ -19,7 +19,7 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trained, train, out = [], Run.train, tmp_path / "out"
     monkeypatch.setattr(Run, "train", lambda run, resume=False: trained.append(run.folder) or train(run, resume))
-    for seeds, new in ((2, 6), (2, 0), (3, 2)):
+    for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
         found = probe("digits", ["convnet", "mlp"], out, "cbml/frozen", seeds, "cpu", overrides=QUICK)
         assert len(trained) == new
@@ -28,9 +28,9 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
         runs = [json.loads((out / folder / "metrics.json").read_text()) for folder in each.folders[1:]]
         for metric in ("recall_at_1", "map_at_r", "nmi"):
             for row, phase in (("frozen", "frozen"), ("pca", "pca"), ("head", "after")):
-                mean = sum(run[phase][metric] for run in runs) / 3
+                mean = sum(run[phase][metric] for run in runs) / 2
                 assert about["metrics"][row][metric]["mean"] == pytest.approx(mean)
-            gain = sum(run["after"][metric] - run["frozen"][metric] for run in runs) / 3
+            gain = sum(run["after"][metric] - run["frozen"][metric] for run in runs) / 2
             assert about["gain"][metric]["mean"] == pytest.approx(gain)
     with (out / "probe.csv").open() as file:
         assert [(row["trunk"], row["row"]) for row in csv.DictReader(file)] == [
