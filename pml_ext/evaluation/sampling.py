@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-PER_CLASS = 20
+PER_CLASS = 20  # images that are enough for retrieval
 
 
-def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = PER_CLASS) -> NDArray[np.int64]:
+def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int64]:
     """Return the indices of a sample in which classes stay large enough for retrieval.
 
-    Classes are taken in random order, ``per_class`` images of each, until there are ``most``: 300 of 15 classes of 90
+    Classes are taken in random order, 20 images of each, until there are ``most``: 300 of 15 classes of 90
     are 20 of each. Where all classes together have fewer, the limit per class is the smallest that suffices: 300 of 10
     classes of 90 are 30 of each.
 
@@ -34,8 +34,8 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0, per_class: int = P
     rank = np.empty(len(classes), dtype=np.int64)
     rank[generator.permutation(len(classes))] = np.arange(len(classes))
     of_class = rank[np.searchsorted(classes, labels)]
-    limits = range(per_class, counts.max() + 1)
-    per_class = next((limit for limit in limits if np.minimum(counts, limit).sum() >= most), per_class)
+    limits = range(PER_CLASS, counts.max() + 1)
+    per_class = next((limit for limit in limits if np.minimum(counts, limit).sum() >= most), PER_CLASS)
     candidates = np.flatnonzero(place < per_class)
     chosen = candidates[np.lexsort((place[candidates], of_class[candidates]))[:most]]
     return np.sort(chosen)

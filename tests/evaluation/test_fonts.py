@@ -20,10 +20,6 @@ def test_names_are_cut_at_their_beginning():
     assert fonts.short_name("two\nx\u202egpj.exe\udcff") == "two�x�gpj.exe�"
 
 
-def test_letters_that_cannot_be_drawn():
-    assert fonts.drawable("a\nb\x07\u202ec\udcff") == "a\nb��c�"
-
-
 @pytest.fixture
 def chinese(tmp_path, monkeypatch):
     """An installed font with a single letter, a full square."""
