@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import re
 import signal
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -224,10 +223,8 @@ def _end_workers() -> None:
 
 def begin(worker: int) -> None:
     """Begin a worker that leaves a scheduler's signals to its run, which ends it; a second SIGTERM does too."""
-    if isinstance(images := get_worker_info().dataset, Watched):  # type: ignore[union-attr]
-        images.reading[worker, 0] = os.getpid()
+    get_worker_info().dataset.reading[worker, 0] = os.getpid()  # type: ignore[union-attr]
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
-    if threading.current_thread() is threading.main_thread():
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))

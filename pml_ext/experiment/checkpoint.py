@@ -103,14 +103,14 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
 
 
 @contextlib.contextmanager
-def taking(path: Path, state: Mapping[str, Any] | None = None) -> Iterator[None]:
+def taking(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
     """Add a checkpoint's path, and the versions that wrote its state, to errors of loading it into networks."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
         raise
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        old, now = (state or {}).get("versions", {}), versions()
+        old, now = state.get("versions", {}), versions()
         changed = [f"{key} {old[key]} (now {now.get(key)})" for key in old if old[key] != now.get(key)]
         written = f" (written by {', '.join(changed)})" if changed else ""
         reason = f"{type(error).__name__}: {shortened(error, 200)}"
