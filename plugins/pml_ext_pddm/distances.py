@@ -16,6 +16,7 @@ from pml_ext.plugin import (
     check_batch,
     check_count,
     check_number,
+    euclidean_distances,
     pair_to_full_precision,
 )
 
@@ -250,8 +251,8 @@ class MahalanobisDistance(EuclideanDistance):
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Return ``[B, R]`` distances of normalized rows."""
-        query = self._mapped(query_emb)
-        return super().compute_mat(query, query if ref_emb is query_emb else self._mapped(ref_emb))
+        references = None if ref_emb is query_emb else self._mapped(ref_emb)
+        return euclidean_distances(self._mapped(query_emb), references, normalized=False)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Return ``[N]`` distances of row with row."""

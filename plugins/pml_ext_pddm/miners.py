@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from pml_ext.plugin import (
@@ -68,9 +67,6 @@ class HardQuadrupletMiner(PairMiner):
         """Return the triplets."""
         if ref_emb is not embeddings:
             raise ValueError("HardQuadrupletMiner makes positives anchors, so that it takes no references")
-        if len(embeddings) == 0:
-            none = torch.zeros(0, dtype=torch.long, device=embeddings.device)
-            return none, none, none
         matrix, _ = matrix_of(self.distance, embeddings, embeddings)
         scores = matrix if self.distance.is_inverted else -matrix
         positives, negatives = self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(scores)

@@ -130,7 +130,8 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
 class FullPrecisionForward:
     """Mixin before PML's loss base that checks the batch and runs loss, regularizer and reducer in float32 or float64.
 
-    A number that is NaN or infinite, in any row of embeddings or references, makes the value NaN.
+    A number that is NaN or infinite, in any row of embeddings or references, makes the value NaN. A loss with
+    ``capabilities`` of labels alone refuses a call without them, or with anything else.
     """
 
     def forward(
@@ -147,6 +148,9 @@ class FullPrecisionForward:
         References ``[R, D]`` and their labels ``[R]`` take the place of the batch as partners. An argument of a wrong
         kind or shape raises TypeError or ValueError.
         """
+        others = (each is not None for each in (indices_tuple, ref_emb, ref_labels))
+        if getattr(self, "capabilities", ()) == {"labels"} and (labels is None or any(others)):
+            raise ValueError(f"{type(self).__name__} takes embeddings and labels, no indices_tuple and no references")
         check_batch(embeddings, labels)
         check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)

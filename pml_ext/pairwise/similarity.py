@@ -87,37 +87,44 @@ def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
     return gram(x) if references is None else x @ normalize(references).T
 
 
-def euclidean_distances(x: Tensor, references: Tensor | None = None) -> Tensor:
-    """Return distances between rows of about unit length, by one matrix product; of near pairs, by differences.
+def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized: bool = True) -> Tensor:
+    """Return distances between rows, by one matrix product; of near pairs, by differences.
 
-    Equal rows have distance 0 with gradient 0. The gradient omits a multiple of the row, which :func:`normalize`
-    removes anyway. Higher derivatives and forward mode work; ``vmap`` does not, since the choice of near pairs depends
-    on the values. *Cost:* one product of ``B x D x R`` forward and one backward (two with references), and ``O(D)`` for
-    each pair nearer than 0.2.
+    Equal rows have distance 0 with gradient 0. Higher derivatives and forward mode work; ``vmap`` does not, since the
+    choice of near pairs depends on the values. *Cost:* one product of ``B x D x R`` forward and one backward (two with
+    references), and ``O(D)`` for each pair nearer than 0.2 of the rows' length.
 
-    ``x`` is ``[B, D]``, references ``[R, D]``, or None for ``x`` itself.
+    Args:
+        x: ``[B, D]``.
+        references: ``[R, D]``, or None for ``x`` itself.
+        normalized: whether rows are as :func:`normalize` returns them. Then the gradient omits a multiple of the row,
+            which the gradient of ``normalize`` removes. Otherwise it is whole, and rows nearer than rounding errors of
+            a product, eps times the root of D times their length, count as equal.
     """
     if transformed(x, x if references is None else references):
-        return _distances_written_out(x, references)
-    distances: Tensor = _EuclideanDistances.apply(x, references)  # type: ignore[no-untyped-call]
+        return _distances_written_out(x, references, normalized)
+    distances: Tensor = _EuclideanDistances.apply(x, references, normalized)  # type: ignore[no-untyped-call]
     return distances
 
 
-def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may depend on which pairs are near
-        return _squared_in_float64(x, y)
+def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
     squares, others = x.square().sum(1, keepdim=True), y.square().sum(1)
+    rounding = 0 if normalized else torch.finfo(x.dtype).eps ** 2 * x.shape[1] * (squares + others)
+    if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may depend on which pairs are near
+        squared = _squared_in_float64(x, y)
+        return squared if normalized else torch.where(squared <= rounding, 0, squared)
     if 4 * x.shape[1] <= min(len(x), len(y)):  # two columns more save a pass over the matrix
         one = torch.cat([x, squares, torch.ones_like(squares)], 1)
         squared = one @ torch.cat([-2 * y, y.new_ones(len(y), 1), others[:, None]], 1).T
     else:
         squared = torch.addmm(others, x, y.T, alpha=-2).add_(squares)
-    rows, columns = torch.where(squared < _NEAR**2)  # also catches negative rounding errors
+    near_length = _NEAR**2 if normalized else _NEAR**2 / 2 * (squares + others)
+    rows, columns = torch.where(squared < near_length)  # also catches negative rounding errors
     step = max(1, _CHUNK // x.shape[1])
     near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
     if near:
         squared.index_put_((rows, columns), torch.cat(near))
-    return squared
+    return squared if normalized else torch.where(squared <= rounding, 0, squared)
 
 
 def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
@@ -127,32 +134,44 @@ def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(squared < 1e-14, 0, squared).to(x.dtype)
 
 
-def _distances_written_out(x: Tensor, references: Tensor | None) -> Tensor:
-    """Return the same values by plain operators, with the derivatives of ``-2 x @ y.T`` for the squares."""
+def _distances_written_out(x: Tensor, references: Tensor | None, normalized: bool) -> Tensor:
+    """Return the same values by plain operators, with the derivatives of ``-2 x @ y.T``, or of all, for the squares."""
     y = x if references is None else references
-    fixed, product = x.detach(), x @ y.T
-    squared = _squared_distances(fixed, fixed if y is x else y.detach()) + 2 * (product.detach() - product)
+    fixed, moving = x.detach(), -2 * x @ y.T
+    if not normalized:
+        moving = moving + x.square().sum(1, keepdim=True) + y.square().sum(1)
+    squared = _squared_distances(fixed, fixed if y is x else y.detach(), normalized) + (moving - moving.detach())
     zero = squared == 0
     return torch.where(zero, 0, torch.where(zero, 1, squared).sqrt())
 
 
 class _EuclideanDistances(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, references: Tensor | None) -> Tensor:
-        distances = _squared_distances(x, x if references is None else references).sqrt_()
+    def forward(ctx: Any, x: Tensor, references: Tensor | None, normalized: bool) -> Tensor:
+        distances = _squared_distances(x, x if references is None else references, normalized).sqrt_()
         ctx.save_for_backward(x, references, distances)
+        ctx.normalized = normalized
         return distances
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
         x, references, distances = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: distances that are differentiable themselves
-            distances = euclidean_distances(x, references)
+            distances = euclidean_distances(x, references, ctx.normalized)
             zero = distances == 0
             weights = torch.where(zero, 0, grad / torch.where(zero, 1, distances))
         else:
             weights = torch.where(distances > 0, grad / distances, 0)
+
+        def gradient(rows: Tensor, weights: Tensor, others: Tensor) -> Tensor:
+            product = weights @ others
+            return -product if ctx.normalized else weights.sum(1, keepdim=True) * rows - product
+
         if references is None:
-            return -((weights + weights.T) @ x), None
-        wanted_x, wanted_references = ctx.needs_input_grad
-        return -(weights @ references) if wanted_x else None, -(weights.T @ x) if wanted_references else None
+            return gradient(x, weights + weights.T, x), None, None
+        wanted_x, wanted_references = ctx.needs_input_grad[:2]
+        return (
+            gradient(x, weights, references) if wanted_x else None,
+            gradient(references, weights.T, x) if wanted_references else None,
+            None,
+        )

@@ -155,21 +155,6 @@ def test_refusals(make, error, text):
 # Losses
 
 
-@pytest.mark.parametrize("name", PAIR_LOSSES)
-def test_one_label_each_gives_what_labels_give_to_the_last_bit(name):
-    """The conformance kit has the batch without references; here other forms of labels, references and tiles."""
-    labels, ref_labels = torch.arange(B) // 4, torch.arange(18) % C
-    x, y = points(), points(1, 18).detach()
-    plain = registry.build(name, "loss", tile_size=5)
-    related = registry.build(name, "loss", tile_size=5, relation=SharedLabel())
-    wanted = value_and_gradient(plain, x, labels)
-    assert_equal(value_and_gradient(related, x, [[label] for label in labels.tolist()]), wanted)
-    assert_equal(value_and_gradient(plain, x, labels, relation=Hierarchy([f"p/{k}" for k in range(C)])), wanted)
-    wanted = value_and_gradient(plain, x, labels, ref_emb=y, ref_labels=ref_labels)
-    one_hot, other = (torch.nn.functional.one_hot(each, C) for each in (labels, ref_labels))
-    assert_equal(value_and_gradient(related, x, one_hot, ref_emb=y, ref_labels=other), wanted)
-
-
 TABLE = torch.tensor([[1, 0, math.nan], [0, 1, 1], [math.nan, 1, 0]])
 INTEGERS = torch.arange(B) % 3, torch.arange(18) % 3
 RELATIONS = {  # with labels of a batch and of references

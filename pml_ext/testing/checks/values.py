@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from ..calling import call, close, equal, forms, gradient, is_random, needs, seeded
-from ..subject import SIZE, Batch, Subject, applies_to, batch_of, fresh
+from ..subject import SIZE, Batch, Subject, applies_to, batch_of, fresh, takes_labels
 from .kinds import check_tuple
 
 _FULL = (torch.float32, torch.float64)
@@ -89,19 +90,32 @@ def check_degenerate_batches(subject: Subject) -> None:
             raise AssertionError(f"{what} gives a gradient that is not finite{remedy}")
 
 
-@applies_to("loss", "regularizer")
+@applies_to("loss", "regularizer", "distance")
 def check_gradients(subject: Subject) -> None:
-    """The gradient that training follows is that of the loss, by finite differences."""
+    """The gradient that training follows is that of the loss, by finite differences; parameters' gradients too."""
     needs(subject, repeatable=True)
     batch, other, component = batch_of(subject, (3, 3)), batch_of(subject, (3, 2), seed=1), subject.make()
-    check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False, fast_mode=subject.size > SIZE)
-    if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,)):
+    check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False)
+    quick = subject.size > SIZE
+    if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,), fast_mode=quick):
         raise AssertionError(f"the gradient differs from finite differences of the {subject.kind}")
     for named in forms(subject, batch, other).values():
         if "ref_emb" in named and not check(
-            lambda x, n=named: call(component, batch, **{**n, "ref_emb": x}), (other.embeddings,)
+            lambda x, n=named: call(component, batch, **{**n, "ref_emb": x}), (other.embeddings,), fast_mode=quick
         ):
             raise AssertionError("the gradient of ref_emb differs from finite differences; detach() leaves it out")
+    moved = {  # from where they begin: a metric may be the identity there
+        name: (parameter + 0.1 * torch.randn(parameter.shape, dtype=parameter.dtype)).detach().requires_grad_()
+        for name, parameter in component.named_parameters()
+        if parameter.requires_grad
+    }
+
+    def by_parameters(*values: Tensor) -> Any:
+        return functional_call(component, dict(zip(moved, values, strict=True)), given)
+
+    given = batch.embeddings.detach(), *[batch.labels] * takes_labels(component)
+    if moved and not check(by_parameters, tuple(moved.values()), fast_mode=True):
+        raise AssertionError(f"the gradient of {', '.join(moved)} differs from finite differences")
 
 
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")

@@ -96,16 +96,6 @@ def test_dropout_only_while_gradients_are_on_and_one_mask_a_call():
     torch.manual_seed(0)
     distance.memory_budget = 10_000  # tiles share the mask
     torch.testing.assert_close(distance(x), one)
-    torch.manual_seed(0)
-    head = distance.head()
-    kept = (head.w_u != 0).any(1)
-    assert 0 < kept.sum() < 16
-    torch.testing.assert_close(head.w_u[kept], 2 * distance.difference.weight[kept])
-    assert torch.equal(kept, head.b_u != 0)
-    for name, layer in (("w_v", distance.position), ("w_c", distance.combine)):
-        rows = (getattr(head, name) != 0).any(1)
-        torch.testing.assert_close(getattr(head, name)[rows], 2 * layer.weight[rows])
-    assert torch.equal(head.w_s[0], distance.score.weight)
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit:FutureWarning")
@@ -137,3 +127,32 @@ def test_the_mahalanobis_distance_equals_a_loop_and_passes_the_kit():
     torch.testing.assert_close(rows, distance(x[:4], y).diagonal(), rtol=1e-5, atol=1e-5)  # torch adds 1e-6
     assert distance.metric is distance
     check_component(MahalanobisDistance, embedding_size=8)
+
+
+def test_the_mahalanobis_distance_has_whole_gradients_of_first_and_second_order():
+    """Rows after the map are not of unit length: nothing later removes what a gradient has along them."""
+    distance, (x, y) = MahalanobisDistance(6).double(), (points(), points(4, seed=2))
+    weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    apart = ~torch.eye(len(x), dtype=torch.bool)  # at distance 0 there is a kink
+
+    def compute(x, weight, y=None):
+        found = torch.func.functional_call(distance, {"linear.weight": weight}, (x, y))
+        return found[apart] if y is None else found
+
+    for inputs in ((x, weight), (x, weight, y), (x, torch.eye(6, dtype=torch.float64))):
+        inputs = [each.detach().requires_grad_() for each in inputs]
+        assert torch.autograd.gradcheck(compute, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(compute, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_embeddings_have_mahalanobis_distance_0_with_gradient_0_whatever_block_a_product_has_them_in(dtype):
+    for size, count in ((5, 8), (64, 33), (512, 101)):
+        distance = MahalanobisDistance(size).to(dtype)
+        torch.nn.init.normal_(distance.linear.weight, generator=torch.Generator().manual_seed(1))
+        x = points(count, size, seed=3).detach().to(dtype)
+        x[-1] = x[0]
+        found = distance(x.requires_grad_())
+        assert found[0, -1] == found[-1, 0] == 0
+        found[[0, -1], [-1, 0]].sum().backward()
+        assert not x.grad.any()

@@ -157,16 +157,6 @@ def test_one_mask_for_the_whole_step():
     assert loss(x, LABELS) == loss(x, LABELS)
 
 
-@pytest.mark.parametrize("labels", [torch.arange(12), torch.zeros(12, dtype=torch.long)])
-@pytest.mark.parametrize("settings", [{}, {"per_class": True}, {"embedding_loss": TripletMarginLoss()}])
-def test_without_positives_or_negatives_it_is_zero(labels, settings):
-    x, loss = embeddings().requires_grad_(), build(**settings)
-    value = loss(x, labels)
-    value.backward()
-    assert value.item() == 0
-    assert x.grad is None or x.grad.abs().max() == 0
-
-
 def test_equal_scores_are_scaled_to_zero():
     loss, x = build(), embeddings().requires_grad_()
     with torch.no_grad():
