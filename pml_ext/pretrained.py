@@ -57,6 +57,7 @@ class PretrainedImages(NamedTuple):
     std: tuple[float, ...]
     image_size: int | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
+    bgr: bool = False  # whether it wants blue, green, red; mean and std are of red, green, blue
 
 
 def is_file(weights: object) -> bool:
@@ -178,7 +179,7 @@ def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages
         return None
     if name == "bn-inception":
         mean, unit = tuple(each / 255 for each in BN_INCEPTION_MEAN[::-1]), 1 / 255
-        return PretrainedImages(mean, (unit, unit, unit))
+        return PretrainedImages(mean, (unit, unit, unit), bgr=True)
     if name.startswith(TIMM):
         tag = "" if is_file(weights) else f".{weights}"
         wanted = timm_library(short).get_pretrained_cfg(f"{short}{tag}", allow_unregistered=True)

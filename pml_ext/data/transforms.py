@@ -1,20 +1,14 @@
-"""Transforms from a stored image to the input of a network.
-
-The steps of inference are torch's alone and equal torchvision's ``v2`` transforms of the same name, since importing
-torchvision takes longer than importing torch; augmentations are torchvision's.
-"""
+"""Transforms from a stored image to the input of a network: torchvision's, imported when they are built."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import platform
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ..errors import ConfigError
 
@@ -94,92 +88,55 @@ def build_transforms(
         raise ConfigError(f"random_crop_scale must be a range above 0 and up to 1, smaller first, not {list(area)}")
     if pipeline.random_crop and area is not None:
         raise ConfigError("random_crop of [data.images] and another setting say how to crop; leave one of them out")
-    first, order = _Resize(image_size, crop, pipeline), _ChannelOrder(pipeline.bgr)
-    augment: list[nn.Module] = [] if area or pipeline.random_crop else [CenterCrop(image_size)]
-    if area or pipeline.random_crop or shift or flip or pipeline.flip:
-        from torchvision.transforms import v2
+    from torchvision.transforms import v2
 
-        if area:
-            mode = v2.InterpolationMode(pipeline.interpolation)
-            augment.append(v2.RandomResizedCrop(image_size, scale=area, interpolation=mode, antialias=True))
-        elif pipeline.random_crop:
-            augment.append(v2.RandomCrop(image_size))
-        if shift:
-            augment.append(v2.RandomCrop(image_size, padding=shift))
-        if flip or pipeline.flip:
-            augment.append(v2.RandomHorizontalFlip())
-    last = [ToFloat(pipeline.value_range == 1, [values[:channels] for values in normalize or ()])]
-    plain = Steps(first, [CenterCrop(image_size), order], last, first.side)
+    mode, normalized = v2.InterpolationMode(pipeline.interpolation), [values[:channels] for values in normalize or ()]
+    squash = pipeline.squash or not (crop or pipeline.resize)
+    side = pipeline.resize or (image_size if squash else round(image_size * 256 / 224))
+    first: nn.Module = v2.Resize((side, side) if squash else side, mode, antialias=True)
+    if pipeline.resize is None:
+        first = _UnlessExact(image_size, first)
+    augment: list[nn.Module] = [v2.CenterCrop(image_size)]
+    if area:
+        augment = [v2.RandomResizedCrop(image_size, scale=area, interpolation=mode, antialias=True)]
+    elif pipeline.random_crop:
+        augment = [v2.RandomCrop(image_size)]
+    if shift:
+        augment.append(v2.RandomCrop(image_size, padding=shift))
+    if flip or pipeline.flip:
+        augment.append(v2.RandomHorizontalFlip())
+    order, last = _ChannelOrder(pipeline.bgr), [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]
+    if normalized:
+        last.append(v2.Normalize(*normalized, inplace=True))
+    plain = Steps(first, [v2.CenterCrop(image_size), order], last, side)
     if area is not None and pipeline.resize is None:  # a part of the photograph itself
         # the smallest part, of the smallest area and an aspect ratio of 3 : 4, still has S pixels each way
         smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
         return Steps(None, [*augment, order], last, smallest), plain
-    return Steps(first, [*augment, order], last, first.side), plain
+    return Steps(first, [*augment, order], last, side), plain
 
 
 def raw_pixels(images: Tensor) -> Tensor:
     """Return transformed images ``[B, C, H, W]`` as vectors of at most 32 x 32 pixels, a baseline without a network."""
+    from torchvision.transforms.v2.functional import resize
+
     if max(images.shape[-2:]) > THUMBNAIL:
-        images = resize(images, (THUMBNAIL, THUMBNAIL))
+        images = resize(images, [THUMBNAIL, THUMBNAIL], antialias=True)
     return images.flatten(1).float()
 
 
-def resize(image: Tensor, size: int | Sequence[int], mode: str = "bilinear") -> Tensor:
-    """Return an image ``[..., C, H, W]`` in another size, height and width or the shorter side, as v2's ``resize``."""
-    *before, channels, height, width = image.shape
-    if isinstance(size, int):
-        other = int(size * max(height, width) / min(height, width))
-        size = (other, size) if width <= height else (size, other)
-    new = (size[0], size[1])
-    if new == (height, width) or image.numel() == 0:
-        return image.reshape(*before, channels, *new)
-    dtype, batch = image.dtype, image.reshape(-1, channels, height, width)
-    if len(batch) == 1 and batch.is_contiguous(memory_format=torch.channels_last) and image.numel() != batch.stride(0):
-        # A batch of one in channels-last layout: torch would take it for channels-first and copy it.
-        batch = batch.as_strided(batch.shape, (image.numel(), *batch.stride()[1:]))
-    on_cpu = dtype == torch.uint8 and image.device.type == "cpu"
-    capable = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    arm = platform.machine() in ("aarch64", "arm64")
-    native = dtype.is_floating_point or (on_cpu and (capable or arm))  # as v2's dispatch decides
-    points = batch if native else batch.float()
-    resized = functional.interpolate(points, new, mode=mode, align_corners=False, antialias=True)
-    if not native and mode == "bicubic":  # which overshoots
-        resized = resized.clamp_(0, 255)
-    return (resized if native else resized.round_().to(dtype)).reshape(*before, channels, *new)
+class _UnlessExact(nn.Module):
+    """A resize that leaves images of the wanted size alone."""
 
-
-class _Resize(nn.Module):
-    """Resizes an image to a square, or its shorter side; leaves an image of the wanted size alone by default."""
-
-    def __init__(self, size: int, crop: bool, pipeline: Pipeline) -> None:
+    def __init__(self, size: int, resize: nn.Module) -> None:
         super().__init__()
-        squash = pipeline.squash or not (crop or pipeline.resize)
-        self.side = pipeline.resize or (size if squash else round(size * 256 / 224))
-        self.left_alone = size if pipeline.resize is None else None
-        self.mode = pipeline.interpolation
-        self.size = (self.side, self.side) if squash else self.side
+        self.size, self.resize = size, resize
 
     def extra_repr(self) -> str:
-        return f"{self.size}, {self.mode}, left_alone={self.left_alone}"  # names what a cache of resized images holds
+        return f"size={self.size}"  # names, with the resize, what a cache of resized images holds
 
     def forward(self, image: Tensor) -> Tensor:
-        return image if image.shape[-2:] == (self.left_alone, self.left_alone) else resize(image, self.size, self.mode)
-
-
-class CenterCrop(nn.Module):
-    """A square of ``size`` pixels from the middle of ``[..., C, H, W]``; missing pixels are black."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.size = size
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the square."""
-        wide, high = (max(0, self.size - side) for side in (image.shape[-1], image.shape[-2]))
-        if wide or high:
-            image = functional.pad(image, (wide // 2, (wide + 1) // 2, high // 2, (high + 1) // 2))
-        top, left = (round((side - self.size) / 2) for side in image.shape[-2:])
-        return image[..., top : top + self.size, left : left + self.size]
+        return image if image.shape[-2:] == (self.size, self.size) else self.resize(image)  # type: ignore[no-any-return]
 
 
 class _ChannelOrder(nn.Module):
@@ -191,20 +148,3 @@ class _ChannelOrder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return (image.flip(-3) if self.bgr else image).contiguous()
-
-
-class ToFloat(nn.Module):
-    """Conversion to float32, bytes from 0 to 1 with ``scale``; then normalization per channel, in place."""
-
-    def __init__(self, scale: bool, normalize: Sequence[Sequence[float]] = ()) -> None:
-        super().__init__()
-        self.scale, self.normalize = scale, normalize
-
-    def forward(self, image: Tensor) -> Tensor:
-        """Return the image ``[..., C, H, W]``, converted; bytes are copied."""
-        scaled = self.scale and image.dtype == torch.uint8
-        image = image.float().mul_(1 / 255) if scaled else image.float()
-        if self.normalize:
-            mean, std = (torch.tensor(each, device=image.device).view(-1, 1, 1) for each in self.normalize)
-            image = image.sub_(mean).div_(std)
-        return image

@@ -1,6 +1,7 @@
 """Small made-up sets in the layouts of the published ones: all files are there."""
 
 import io
+import itertools
 import zipfile
 from pathlib import Path
 
@@ -77,16 +78,18 @@ def imagenet_folder(place: Path, classes=4, each=4) -> Path:
     return place
 
 
-def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3) -> bytes:
+def omniglot_zip(path: Path, alphabets: dict[str, int], drawings=3, random=None) -> bytes:
+    """Omniglot's layout, of bars, or of noise that a generator draws."""
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(f"{path.stem}/", "")
         for alphabet, characters in alphabets.items():
-            for character in range(characters):
+            for character, number in itertools.product(range(characters), range(drawings)):
                 pixels = np.full((105, 105), 255, dtype=np.uint8)
                 pixels[10 * character : 10 * character + 20] = 0
+                if random is not None:
+                    pixels = np.kron(random.integers(2, size=(15, 15), dtype=np.uint8) * 255, np.ones((7, 7), np.uint8))
                 buffer = io.BytesIO()
                 Image.fromarray(pixels).convert("1").save(buffer, "png")
-                for number in range(drawings):
-                    name = f"{path.stem}/{alphabet}/character{character + 1:02}/{number:04}_01.png"
-                    archive.writestr(name, buffer.getvalue())
+                name = f"{path.stem}/{alphabet}/character{character + 1:02}/{number:04}_01.png"
+                archive.writestr(name, buffer.getvalue())
     return path.read_bytes()
