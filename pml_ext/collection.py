@@ -24,7 +24,6 @@ import re
 import shlex
 import sqlite3
 import tempfile
-import threading
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -201,11 +200,6 @@ class Transaction:
             yield Image(id, text, size, time, vector), self.fits(vector, crc, id, path, size, time)
 
 
-class _Connection(sqlite3.Connection):
-    def __del__(self) -> None:  # of a thread or a collection that is gone; Python 3.13 warns of an open one
-        self.close()
-
-
 class Collection:
     """The embeddings of a run's network, whose identity is that of weights, preprocessing and precision."""
 
@@ -213,7 +207,6 @@ class Collection:
         self.place, self.run, self.identity, self.size = place.absolute(), run, identity, size
         self.database = self.place / DATABASE
         self._index: Index | None = None  # the last that was read, for errors
-        self._held = threading.local()  # a connection of each thread
         self._mapped: tuple[Any, Vectors] = (), np.empty((0, size), dtype=np.float32)
 
     @property
@@ -230,10 +223,9 @@ class Collection:
     @contextlib.contextmanager
     def transaction(self, write: bool = False) -> Iterator[Transaction]:
         """Open a transaction; an error undoes what was written in it."""
-        about = self.database.stat() if self.database.is_file() else None
-        if about is None or not about.st_size:
+        if not self.database.is_file() or not self.database.stat().st_size:
             raise self.damaged("missing or empty")
-        with self._connection((os.getpid(), about.st_ino), write) as connection:
+        with self._connection(write) as connection:
             try:
                 current = Transaction(self, connection)
             except (ValueError, TypeError, AttributeError) as error:
@@ -242,31 +234,17 @@ class Collection:
             yield current
 
     @contextlib.contextmanager
-    def _connection(self, key: Facts | None, write: bool) -> Iterator[sqlite3.Connection]:
-        """Begin a transaction on this thread's connection, which stays open while the file is the same."""
-        held, connection = getattr(self._held, "connection", (None, None))
+    def _connection(self, write: bool, create: bool = False) -> Iterator[sqlite3.Connection]:
+        """Open the database for one transaction."""
+        address = f"{self.database.as_uri()}?mode={'rwc' if create else 'rw'}"
         try:
-            if connection is None or held != key:
-                address = f"{self.database.as_uri()}?mode={'rw' if key else 'rwc'}"
-                connection = sqlite3.connect(
-                    address,
-                    timeout=_PATIENCE,
-                    isolation_level=None,
-                    check_same_thread=False,
-                    factory=_Connection,
-                    uri=True,
-                )
+            opened = sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
+            with contextlib.closing(opened) as connection:  # which undoes what is not committed
                 connection.execute("PRAGMA temp_store = MEMORY")
-                self._held.connection = key, connection
-            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            yield connection
-            connection.execute("COMMIT")
-        except BaseException as error:
-            self._held.connection = None, None
-            if connection is not None:
-                connection.close()  # which undoes what is not committed
-            if not isinstance(error, sqlite3.Error):
-                raise
+                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                yield connection
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
             if not isinstance(error, sqlite3.OperationalError) or error.sqlite_errorname == "SQLITE_ERROR":
                 raise self.damaged(shortened(error, 100)) from error
             if write:
@@ -293,7 +271,7 @@ class Collection:
 
     def create(self, replace: bool) -> None:
         """Create the collection where there is none; with ``replace``, a damaged or foreign one gives way."""
-        why = ""
+        why, there = "", self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
                 problem = current.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -305,17 +283,16 @@ class Collection:
                     self.check_owner(current.state)
                 why = "of an earlier state of the run (other weights, preprocessing or precision)"
         except DamagedCollectionError as error:
-            if self.exists:
+            if there:
                 why = str(error).partition("; type: ")[0]
         if why:
             text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
             warnings.warn(text, StoreWarning, stacklevel=6)
-            self._held.connection = None, None
             for path in self._own_files():
                 path.unlink(missing_ok=True)
         with writing(self.place):
             self.place.mkdir(exist_ok=True)
-        with self._connection(None, True) as connection:
+        with self._connection(write=True, create=True) as connection:
             if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 for table in _SCHEMA:
                     connection.execute(table)

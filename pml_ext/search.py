@@ -22,22 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .errors import ConfigError, needs_extra, shortened
-from .evaluation import default_neighbors, has_faiss
+from .evaluation import has_faiss, nearest_of
 
 EXACT, MOST_EXACT = "exact", 200_000  # what is typed for exact search, and the images up to which it is the default
 TARGET = 0.95  # recall@10 that the effort is chosen for
 _SAMPLE, _NEIGHBORS = 200, 10  # queries and their exact answers, for measured recall
 _MOST_CANDIDATES = 1024  # the greatest efSearch that is tried for recall
-
-
-def nearest_of(points: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return distances and numbers of the nearest references, ``[Q, k]``, nearest first."""
-    if points.device.type != "cpu" or not has_faiss():
-        return default_neighbors().search(points, k, reference)
-    import faiss
-
-    squared, numbers = faiss.knn(_rows(points), _rows(reference), k)
-    return torch.from_numpy(squared).clamp_(min=0).sqrt_(), torch.from_numpy(numbers)
 
 
 def chosen_factory(factory: str, images: int) -> str:

@@ -21,12 +21,11 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import DataError
-from ..evaluation.neighbors import without
+from ..evaluation.neighbors import nearest_of, without
 from ..evaluation.projection import ONE_POINT, directions, flattened
 from ..evaluation.sampling import some_of
 from ..files import read_json
 from ..retrieval import Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
-from ..search import nearest_of
 from ..stores import Store, Where
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then

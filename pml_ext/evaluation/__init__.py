@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .neighbors import default_neighbors as default_neighbors
     from .neighbors import has_faiss as has_faiss
     from .neighbors import learned_metric as learned_metric
+    from .neighbors import nearest_of as nearest_of
     from .neighbors import neighbors_under as neighbors_under
     from .neighbors import reranked_under as reranked_under
     from .sampling import some_of_each_class as some_of_each_class

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,22 +101,28 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
     return distances, indices
 
 
-def default_neighbors() -> NearestNeighbors:
-    """Return a search by Euclidean distance: with faiss where it is built for the device, else with torch in tiles."""
+def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
+    """Return Euclidean distances and indices of the nearest references, ``[N, k]``, nearest first.
+
+    With faiss where it is built for the device, else with torch in tiles.
+    """
+    if query.device.type == "cpu" and has_faiss():
+        import faiss
+
+        points, gallery = (np.ascontiguousarray(x.detach().float().numpy()) for x in (query, reference))
+        squared, indices = map(torch.from_numpy, faiss.knn(points, gallery, k))
+        return squared.clamp_(min=0).sqrt_(), indices
     from ..pml import FaissKNN, LpDistance
 
-    in_tiles = neighbors_under(LpDistance(normalize_embeddings=False), tile=1024)
-    if not has_faiss():
-        return in_tiles
+    if k > _FAISS_GPU_NEIGHBORS or not faiss_sees_a_gpu():
+        return neighbors_under(LpDistance(normalize_embeddings=False), tile=1024).search(query, k, reference)
+    squared, indices = FaissKNN()(query.contiguous(), k, reference.contiguous())
+    return squared.clamp(min=0).sqrt(), indices
 
-    def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-        # faiss's search on a GPU gives at most 2,048 neighbors
-        if query.device.type != "cpu" and (k > _FAISS_GPU_NEIGHBORS or not faiss_sees_a_gpu()):
-            return in_tiles.search(query, k, reference)
-        squared, indices = FaissKNN()(query.contiguous(), k, reference.contiguous())
-        return squared.clamp(min=0).sqrt(), indices
 
-    return NearestNeighbors(search)
+def default_neighbors() -> NearestNeighbors:
+    """Return the exact search by Euclidean distance, :func:`nearest_of`."""
+    return NearestNeighbors(nearest_of)
 
 
 def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors:
@@ -159,7 +166,7 @@ def reranked_under(
         nearest: search for the candidates; exact by default. It may give -1 where it has no more.
         normalized: whether queries and references have length 1 already.
     """
-    nearest = nearest or default_neighbors().search
+    nearest = nearest or nearest_of
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
         points, gallery = (x if normalized else torch.nn.functional.normalize(x) for x in (query, reference))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..collection import Embedded, class_of
 from ..errors import ConfigError, counted
-from ..evaluation import default_neighbors, kmeans
+from ..evaluation import kmeans, nearest_of
 from ..evaluation.fonts import drawable, font_file, short_name
 from ..evaluation.sampling import some_of
 from ..files import write_atomically
@@ -130,7 +130,7 @@ def _by_density(points: Tensor, smallest: int) -> NDArray[np.int64]:
     labels = np.asarray(search.fit_predict(points[drawn].numpy()), dtype=np.int64)
     if len(drawn) == len(points):
         return labels
-    _, nearest = default_neighbors().search(points, 1, points[drawn])
+    _, nearest = nearest_of(points, 1, points[drawn])
     return np.asarray(labels[nearest[:, 0].cpu().numpy()])
 
 

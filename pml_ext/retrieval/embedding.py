@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, path_bytes
+from ..data import Steps
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import ConfigError, DataError, UnwritableError, shortened
@@ -73,7 +74,6 @@ class ImageEmbedder:
         self.run, self.network, self.device = run, network, device
         self.replace, self._workers, self._listener = replace, workers, listener
         self.channels = network.preprocessing.channels
-        _, self.transform = network.preprocessing.transforms()
         self.precision = precision
         try:
             check_precision(device, precision)
@@ -85,6 +85,11 @@ class ImageEmbedder:
         self.collection = Collection(place, run, identity, network.embedding_size)
         self._memory_format = self._choose_memory_format()
         self._frozen = frozen and self.precision == "float32"
+
+    @functools.cached_property
+    def transform(self) -> Steps:
+        """The steps from a stored image to the network's input; torchvision is imported for them."""
+        return self.network.preprocessing.transforms()[1]
 
     @functools.cached_property
     def _features(self) -> FeatureCache | None:

@@ -149,9 +149,10 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any], files: Sequence[st
     after, before = measured.get("after") or {}, measured.get("before") or {}
     metrics = "".join(f"{line}\n" for line in ("metrics:", *(f"- {name}" for name in after)))
     size, trunk = about["image_size"], recipe.model.trunk
-    cut = f"v2.Resize([{size}, {size}], antialias=True)"
+    mode = "" if about["interpolation"] == "bilinear" else "v2.InterpolationMode.BICUBIC, "
+    cut = f"v2.Resize([{size}, {size}], {mode}antialias=True)"
     if about["resize"] is not None:
-        cut = f"v2.Resize({about['resize']}, antialias=True), v2.CenterCrop({size})"
+        cut = f"v2.Resize({about['resize']}, {mode}antialias=True), v2.CenterCrop({size})"
     steps = ["v2.PILToTensor()", cut, *["v2.Lambda(lambda image: image.flip(-3))"] * about["bgr"]]
     steps.append(f"v2.ToDtype(torch.float32, scale={about['value_range'] == 1})")
     if about["normalize"] is not None:

@@ -112,6 +112,9 @@ class Work:
 
     def part(self, part: int, parts: int) -> range:
         """Return the numbers of the segments of a part, which counts from 1."""
+        if not 1 <= part <= parts:
+            last = max(1, parts)
+            raise ConfigError(f"--part {part}/{parts}: wanted 1/{last} to {last}/{last}")
         count = len(self.segments)
         return range(count * (part - 1) // parts, count * part // parts)
 
@@ -255,8 +258,6 @@ def _digest(value: Any) -> str:
 
 def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: Path, workers: int | None) -> int:
     """Embed a part of a listing; return how many images were embedded now. See :meth:`TrainedRun.embed_part`."""
-    if not 1 <= part <= parts:
-        raise ConfigError(f"--part {part}/{parts}: wanted 1/{parts} to {parts}/{parts}" if parts > 0 else "--part 1/1")
     check_writable("-o", out)
     numbers = work.pending(work.part(part, parts), out, embedder.collection.identity)
     if part == 1:

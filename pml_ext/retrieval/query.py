@@ -30,8 +30,7 @@ from ..collection import (
     path_bytes,
 )
 from ..errors import ConfigError, DataError, shortened, unknown
-from ..evaluation import Search, neighbors_under, reranked_under
-from ..search import nearest_of
+from ..evaluation import Search, nearest_of, neighbors_under, reranked_under
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..checksums import check_unchanged, sha256_of
 from ..collection import COLLECTION, Changes, Embedded, check_writable
+from ..data import Steps
 from ..devices import choose_device
 from ..errors import ConfigError, DataError, one_line, shortened, unknown
 from ..experiment import checkpoint
@@ -107,7 +108,7 @@ class TrainedRun:
         frozen = self.recipe.model.freeze == "trunk"
         given = self.device, self.identity, precision, place, own, workers, listener, frozen
         self.images = ImageEmbedder(folder, self.network, *given)
-        self.transform, self.collection = self.images.transform, self.images.collection
+        self.collection = self.images.collection
         self._gallery: Gallery | None = None
 
     def _read_recipe(self) -> Recipe:
@@ -133,6 +134,11 @@ class TrainedRun:
             f"{self.folder / 'metrics.json'} and type: pml-ext train {recipe} --out {shlex.quote(str(self.folder))} "
             "--resume"
         )
+
+    @property
+    def transform(self) -> Steps:
+        """The steps from a uint8 image to the network's input."""
+        return self.images.transform
 
     @functools.cached_property
     def metric(self) -> BaseDistance | None:

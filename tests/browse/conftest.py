@@ -9,15 +9,16 @@ from PIL import Image
 
 from pml_ext.browse import open_collections
 
-from ..retrieval.conftest import runs, write_digits  # noqa: F401 (a fixture)
+from ..retrieval.conftest import write_digits
 
 SECRET = (1, 254, 3)  # the color of an image outside the folder
 
 
 @pytest.fixture(scope="session")
-def trained(runs):  # noqa: F811
-    """Two runs, trained on the digits 0 to 9."""
-    return runs[0].parent
+def trained(runs, tmp_path_factory):
+    """Two runs, trained on the digits 0 to 9, with collections of their own."""
+    place = tmp_path_factory.mktemp("browse") / "runs"
+    return shutil.copytree(runs[0].parent, place, ignore=shutil.ignore_patterns("collection", "query.png"))
 
 
 @pytest.fixture(scope="session")

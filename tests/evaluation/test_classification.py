@@ -1,14 +1,10 @@
 """Classification by class means, and by means estimated over a hierarchy, against plain loops."""
 
 import dataclasses
-import io
-import itertools
-import zipfile
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from pml_ext.data import omniglot
 from pml_ext.data.photographs import parents_in
@@ -18,6 +14,8 @@ from pml_ext.evaluation import class_means, nearest_class_mean, related_means
 from pml_ext.evaluation.classification import ancestors
 from pml_ext.experiment import train
 from pml_ext.experiment.evaluation import first_halves
+
+from ..data.made_up import omniglot_zip
 
 
 def points_of(count, size, seed=0):
@@ -126,18 +124,6 @@ def test_hierarchies_that_are_none():
 # In a run, with alphabets as parents
 
 
-def alphabets(path, characters):
-    """A zip as Omniglot's, of random drawings."""
-    generator = np.random.default_rng(0)
-    with zipfile.ZipFile(path, "w") as archive:
-        for alphabet, count in characters.items():
-            for character, number in itertools.product(range(1, count + 1), range(4)):
-                pixels = np.kron(generator.integers(2, size=(15, 15)) * 255, np.ones((7, 7))).astype(np.uint8)
-                buffer = io.BytesIO()
-                Image.fromarray(pixels).convert("1").save(buffer, "png")
-                archive.writestr(f"set/{alphabet}/character{character:02}/{number:04}.png", buffer.getvalue())
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A short run, and its metrics."""
@@ -145,8 +131,9 @@ def trained(tmp_path_factory):
     from pml_ext.experiment.run import Run
 
     folder = tmp_path_factory.mktemp("alphabets")
-    alphabets(folder / omniglot.TRAIN, {"Greek": 7, "Latin": 5})
-    alphabets(folder / omniglot.TEST, {"Greek": 7, "Sanskrit": 11})
+    random = np.random.default_rng(0)
+    omniglot_zip(folder / omniglot.TRAIN, {"Greek": 7, "Latin": 5}, 4, random)
+    omniglot_zip(folder / omniglot.TEST, {"Greek": 7, "Sanskrit": 11}, 4, random)
     (recipe,) = load_recipes(
         "cbml/omniglot-small",
         (

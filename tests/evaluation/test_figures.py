@@ -12,7 +12,7 @@ from pytorch_metric_learning.distances import LpDistance
 from sklearn.decomposition import PCA
 
 from pml_ext.evaluation import figures
-from pml_ext.evaluation.projection import COLORS, SHAPES, flattened, mark
+from pml_ext.evaluation.projection import flattened
 
 
 def pixels(figure):
@@ -168,7 +168,3 @@ def test_principal_components_are_those_of_scikit_learn():
     found, wanted = flattened(points.astype(np.float32), "pca"), PCA(2, svd_solver="full").fit_transform(points)
     signs = np.sign((found * wanted).sum(axis=0))
     assert np.allclose(found, wanted * signs, atol=1e-4)
-
-
-def test_marks_repeat_late():
-    assert len({mark(rank) for rank in range(200)}) == len({mark(rank) for rank in range(24)}) == SHAPES * len(COLORS)

@@ -1,11 +1,10 @@
-"""Metrics on neighbors against loops written from the formulas, and against PML's calculator."""
+"""Metrics on neighbors against loops written from the formulas."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 
 from pml_ext.evaluation import metrics
 
@@ -24,15 +23,6 @@ class Case:
         self.indices = torch.as_tensor(np.stack(rows))
         self.right = self.gallery_labels[self.indices] == self.query_labels[:, None]
         self.relevant = metrics.relevant_counts(self.query_labels, self.gallery_labels) - int(self.itself)
-
-    def pml(self, k, **settings):
-        """PML's values for these neighbors."""
-        calculator = AccuracyCalculator(
-            exclude=("NMI", "AMI"), k=k, knn_func=lambda _q, k, _r, _i: (self.indices[:, :k],) * 2, **settings
-        )
-        points = torch.zeros(len(self.query_labels), 1), torch.zeros(len(self.gallery_labels), 1)
-        labels = self.query_labels, self.gallery_labels
-        return calculator.get_accuracy(points[0], labels[0], points[1], labels[1], self.itself)
 
 
 def skewed(count, classes, seed):
@@ -82,49 +72,6 @@ def test_values_per_query_equal_loops(case, k, columns):
     for name, result in values(right, case.relevant, k).items():
         assert result.dtype == torch.float64
         assert result.tolist() == pytest.approx([row[name] for row in wanted], abs=1e-12, nan_ok=True), name
-
-
-PML_NAMES = {
-    "precision_at_1": "precision_at_k",
-    "r_precision": "r_precision",
-    "mean_average_precision_at_r": "map_at_r",
-    "mean_average_precision": "average_precision",
-    "mean_reciprocal_rank": "reciprocal_rank",
-}
-
-
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.relevant.any()])
-@pytest.mark.parametrize("k", [None, 2])
-def test_means_are_pmls(name, k):
-    case = CASES[name]
-    mine = values(case.right[:, :k], case.relevant, 1)
-    counted = case.relevant > 0
-    for reduce, settings in (
-        (lambda x: metrics.mean(x, counted), {}),
-        (lambda x: metrics.mean_of_class_means(x, case.query_labels, counted), {"avg_of_avgs": True}),
-        (lambda x: metrics.class_means(x, case.query_labels, counted)[1].tolist(), {"return_per_class": True}),
-    ):
-        theirs = case.pml(k, **settings)
-        for metric, ours in PML_NAMES.items():
-            single = metric == "mean_reciprocal_rank"  # PML has it in float32
-            assert reduce(mine[ours]) == pytest.approx(theirs[metric], abs=1e-6 if single else 1e-12), metric
-
-
-def test_class_means_equal_a_loop_and_name_their_classes():
-    case = CASES["lone"]
-    hits = metrics.recall_at_k(case.right, 3)
-    for counted in (None, case.relevant > 0):
-        by_class = {}
-        for i, label in enumerate(case.query_labels.tolist()):
-            if counted is None or counted[i]:
-                by_class.setdefault(label, []).append(float(hits[i]))
-        classes, means = metrics.class_means(hits, case.query_labels, counted)
-        assert classes.tolist() == sorted(by_class)
-        assert means.tolist() == pytest.approx([np.mean(by_class[label]) for label in sorted(by_class)], abs=1e-12)
-        pairs = torch.stack([case.query_labels // 10, case.query_labels % 10], dim=1)  # the same classes, two numbers
-        named, same = metrics.class_means(hits, pairs, counted)
-        assert named.tolist() == [[label // 10, label % 10] for label in sorted(by_class)]
-        assert torch.equal(same, means)
 
 
 def test_nothing_counts():

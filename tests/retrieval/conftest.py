@@ -1,13 +1,12 @@
-"""Two trained runs, a folder of images and its index, which the tests of retrieval share and leave as they are."""
+"""A folder of images and its index, which the tests of retrieval share and leave as they are."""
 
 import multiprocessing
 import os
 import signal
-import sys
+import subprocess
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,21 +16,9 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from pml_ext import load_run
-from pml_ext.experiment import train
 from pml_ext.retrieval import Embedded, Gallery, SkippedImage, TrainedRun
 
-QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
-Command = Callable[..., SimpleNamespace]
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    place = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
-        for name, seed in (("one", 0), ("other", 1)):
-            train("triplets/digits", out=place / name, seed=seed, overrides=QUICK, device="cpu")
-    return place / "one", place / "other"
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="session")
@@ -133,17 +120,6 @@ def make(runs: tuple[Path, Path], tmp_path: Path) -> Callable[..., TrainedRun]:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line in this process."""
-    from pml_ext.cli import main
-
-    def run(*arguments: Any) -> SimpleNamespace:
-        monkeypatch.setattr(sys, "argv", ["pml-ext", *map(str, arguments)])
-        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # which main replaces for good
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main()
-        out, err = capsys.readouterr()
-        return SimpleNamespace(returncode=left.value.code, stdout=out, stderr=err)
-
-    return run
+def command(pml_ext_command: Command) -> Command:
+    """Runs the command line in this process, under a shorter name."""
+    return pml_ext_command

@@ -1,5 +1,7 @@
 """Wrong arguments, refused before a folder is embedded; and nothing is created for them."""
 
+import re
+
 import pytest
 
 from pml_ext.retrieval import TrainedRun, embedding
@@ -8,23 +10,38 @@ from pml_ext.retrieval import TrainedRun, embedding
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("index RUN FOLDER --index nonsense", "--index nonsense: faiss refuses it"),
+        ("index RUN FOLDER --index nonsense", "--index nonsense: faiss refuses it (could not parse index string"),
+        ("index RUN FOLDER --index PQ7", "--index PQ7: faiss refuses it"),
         ("index RUN FOLDER --store FILE", "file is a file; type --store FOLDER"),
         ("index RUN FOLDER --store FILE/deep/er", "cannot be written"),
         ("embed RUN FOLDER -o FILE/all.npz", "cannot be written"),
         ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz"),
         ("embed RUN FOLDER -o TMP/folder.npz", "folder.npz is a folder; type -o FILE"),
         ("cluster RUN FOLDER --clusters 0", "--clusters 0: wanted 1 or more"),
+        ("cluster RUN FOLDER --clusters many", "--clusters many: wanted 1 or more, or auto"),
+        ("cluster RUN FOLDER --clusters 3 --smallest 4", "--smallest 4: wanted 2 or more images, with --clusters auto"),
+        ("cluster RUN FOLDER --clusters auto --smallest 1", "--smallest 1: wanted 2 or more images"),
         ("cluster RUN FOLDER --clusters 2 -o FILE", "file is a file; type -o FOLDER"),
         ("cluster RUN TMP/nowhere --clusters 2", "nowhere: no such folder"),
         ("query RUN IMAGE --picture TMP", "is a folder; type --picture FILE"),
         ("query RUN IMAGE --picture FILE/q.png", "cannot be written"),
         ("export RUN -o FILE", "file is a file; type -o FOLDER"),
+        ("embed RUN FOLDER -o TMP/parts --part 0/3", "--part 0/3: wanted 1/3 to 3/3"),
+        ("embed RUN FOLDER -o TMP/parts --part 4/3", "--part 4/3: wanted 1/3 to 3/3"),
+        ("embed RUN FOLDER -o TMP/parts --part third", "--part third: wanted K/N, such as 3/16"),
+        ("embed RUN FOLDER -o TMP/parts --list nothing", "--list goes with --part or --on ray"),
+        ("embed RUN FOLDER -o TMP/parts --list nothing --part 1/1", "--list nothing: cannot be read"),
+        ("query RUN --duplicates --metric learned", "--duplicates compares all indexed images; leave out"),
+        ("query RUN --duplicates --shortlist 3", "--duplicates compares all indexed images; leave out"),
+        ("query RUN --duplicates --within 0", "--duplicates compares all indexed images; leave out"),
+        ("query RUN", "wanted images to look for, or --duplicates; type: pml-ext query"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_embedded(
     command, indexed, folder, tmp_path, monkeypatch, line, text
 ):
+    if "--part" in line:
+        pytest.importorskip("pyarrow", reason="needs the extra parquet")
     run, gallery = indexed
     for name in ("embed", "read_batches"):
         place = TrainedRun if name == "embed" else embedding
@@ -39,7 +56,7 @@ def test_wrong_arguments_are_refused_before_anything_is_embedded(
         "TMP": tmp_path,
     }
     for word, place in places.items():
-        line = line.replace(f" {word}", f" {place}")
+        line = re.sub(rf" {word}\b", f" {place}", line)
     done = command(*line.split())
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr

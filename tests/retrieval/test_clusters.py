@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 import shutil
 
 import numpy as np
@@ -81,26 +80,6 @@ def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
         ("class 1", 300),
         ("class 2", 200),
     ]
-
-
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--clusters", "many"], "--clusters many: wanted 1 or more, or auto"),
-        (["--clusters", "3", "--smallest", "4"], "--smallest 4: wanted 2 or more images, with --clusters auto"),
-        (["--clusters", "auto", "--smallest", "1"], "--smallest 1: wanted 2 or more images"),
-        (
-            ["--clusters", "auto", "--smallest", "30"],
-            "--clusters auto: wanted 30 images or more; .* has 20",
-        ),
-    ],
-)
-def test_wrong_numbers(command, runs, few, tmp_path, options, text):
-    done = command("cluster", runs[0], few[0], *options, "-o", tmp_path / "out")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert re.search(text, done.stderr)
-    assert not (tmp_path / "out").exists()
 
 
 def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_replaced(

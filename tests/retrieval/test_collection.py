@@ -118,17 +118,6 @@ def test_files_are_as_their_page_says(make, images):
     torch.testing.assert_close(torch.from_numpy(vectors.copy()).norm(dim=1), torch.ones(21))
 
 
-def test_an_image_is_known_whichever_folder_was_embedded(make, images):
-    write_some(images, range(60))
-    make().embed_folder(images / "class 2")
-    whole = make().embed_folder(images)
-    assert whole.new == 60 - len(list((images / "class 2").iterdir()))
-    (images.parent / "linked").symlink_to(images)
-    inside = make().embed_folder(images.parent / "linked" / "class 4")
-    assert (inside.new, inside.classes[0]) == (0, "")
-    assert inside.paths == sorted(path.name for path in (images / "class 4").iterdir())
-
-
 # Damage
 
 

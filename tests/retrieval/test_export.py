@@ -169,8 +169,11 @@ def test_the_card_names_data_and_weights_and_no_place_of_the_disk(runs, tmp_path
     trunk = type(model.trunk)(name="torchvision/resnet18", **({} if weights is None else {"weights": weights}))
     data = run.recipe.data.model_copy(update={"name": "folder:/somebody/photos"})
     recipe = run.recipe.model_copy(update={"model": model.model_copy(update={"trunk": trunk}), "data": data})
+    bicubic = {"interpolation": "bicubic"}
+    run.network.preprocessing = run.network.preprocessing.model_copy(update=bicubic)
     export.write_export(tmp_path, run.folder, recipe, run.network)
     words = (tmp_path / "README.md").read_text()
+    assert "v2.Resize([8, 8], v2.InterpolationMode.BICUBIC, antialias=True)" in words
     assert license in words.splitlines()
     assert text in words
     assert "Trained on `folder` with" in words

@@ -6,9 +6,7 @@ import warnings
 import pytest
 import torch
 
-from pml_ext.errors import ConfigError
 from pml_ext.retrieval import FaissIndex
-from pml_ext.retrieval.embedding import ImageEmbedder
 from pml_ext.search import sampled_recall
 
 from .conftest import made_up
@@ -92,20 +90,6 @@ def test_the_command_tells_effort_and_recall(command, runs, folder, tmp_path):
     picture = ("--picture", tmp_path / "q.png")
     done = command("query", runs[1], query, "--store", tmp_path / "index", "-k", 199, "--json", *picture)
     assert len(json.loads(done.stdout)[0]["paths"]) == 199
-
-
-@pytest.mark.parametrize(
-    ("factory", "text"),
-    [
-        ("nonsense", r"--index nonsense: faiss refuses it \(could not parse index string nonsense\)"),
-        ("PQ7", "--index PQ7: faiss refuses it .*multiple of the number of subquantizers"),
-    ],
-)
-def test_factories_that_are_refused_before_a_folder_is_embedded(make, folder, tmp_path, monkeypatch, factory, text):
-    monkeypatch.setattr(ImageEmbedder, "folder_pass", lambda *_: pytest.fail("embedded"))
-    with pytest.raises(ConfigError, match=text):
-        make().index(folder, factory)
-    assert not (tmp_path / "store").exists()
 
 
 def test_the_index_that_is_chosen_where_none_is_asked_for(make, tmp_path, monkeypatch):

@@ -149,23 +149,6 @@ def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, fold
     assert answer.classes == [names[0][0]] * 3
 
 
-@pytest.mark.parametrize(
-    ("options", "text"),
-    [
-        (["--part", "0/3"], "--part 0/3: wanted 1/3 to 3/3"),
-        (["--part", "4/3"], "--part 4/3: wanted 1/3 to 3/3"),
-        (["--part", "third"], "--part third: wanted K/N, such as 3/16"),
-        (["--list", "nothing"], "--list goes with --part or --on ray"),
-        (["--list", "nothing", "--part", "1/1"], "--list nothing: cannot be read"),
-    ],
-)
-def test_wrong_parts_and_lists(command, runs, folder, tmp_path, options, text):
-    done = command("embed", runs[0], folder, "-o", tmp_path / "parts", *options)
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert not (tmp_path / "parts").exists()
-
-
 def test_ray_writes_the_same_files_and_one_worker_may_die(make, runs, folder, tmp_path, whole, command, monkeypatch):
     pytest.importorskip("ray.data", reason="needs the extra ray")
     from pml_ext.retrieval import on_ray

@@ -76,20 +76,6 @@ def test_a_folder_is_not_embedded_again_where_its_files_were(make, images, tmp_p
     torch.testing.assert_close(gallery.embedded.embeddings, scratch.embeddings, rtol=0, atol=1e-5)
 
 
-def test_a_file_that_changed_is_embedded_again(make, images):
-    watched = make()
-    whole = watched.run.embed_folder(images)
-    path = images / whole.paths[0]
-    shutil.copyfile(images / whole.paths[12], path)
-    os.utime(path, ns=(1, 1))
-    watched.since()
-    torch.testing.assert_close(watched.run.embed(path), whole.embeddings[12:13], rtol=0, atol=1e-5)
-    path.unlink()
-    with pytest.raises(DataError, match="no such file"):
-        watched.run.embed([path, images / whole.paths[1]])
-    assert watched.since() == 1
-
-
 def test_few_files_and_other_states_of_the_run_write_nothing(make, images, runs, tmp_path):
     watched = make()
     watched.run.embed(files_of(images)[: embedding.SEVERAL - 1])

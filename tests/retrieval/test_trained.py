@@ -57,8 +57,3 @@ def test_a_damaged_file_is_one_line_with_its_path_and_what_to_type(runs, tmp_pat
     assert "--resume" in text
     assert "\n" not in text
     assert len(text) < 600
-
-
-def test_a_folder_without_a_run(tmp_path):
-    with pytest.raises(DataError, match=r"no finished run \(no recipe.toml in it\)"):
-        load_run(tmp_path)

@@ -1,24 +1,14 @@
 """A PostgreSQL server for the tests of stores, with a trained run and images from the tests of retrieval."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ..retrieval.conftest import command, folder, make  # noqa: F401 (fixtures)
 
-
-def loaded(name, file):
-    spec = importlib.util.spec_from_file_location(name, file)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-postgresql = loaded("benchmarks_postgresql", ROOT / "benchmarks" / "postgresql.py")
-retrieval = loaded("retrieval_conftest", ROOT / "tests" / "retrieval" / "conftest.py")
-runs, folder, make, command = retrieval.runs, retrieval.folder, retrieval.make, retrieval.command
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import postgresql
 
 
 @pytest.fixture(scope="session")
