@@ -69,6 +69,7 @@ def _recipe(name: str) -> dict[str, Any]:
     recipes = load_recipes(name, check=False)
     shown = next(iter(recipes))
     tables, origins = recipes[shown].as_dict(), variant_tables(name)[shown].get("origin", {})
+    origins = {"track": "ours", **origins} if origins else {}
     paper = tables.pop("paper", {})
     text = tables.pop("description") + (f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else "")
     quoted_from = [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]

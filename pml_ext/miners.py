@@ -117,10 +117,8 @@ class TiledMiner(PairMiner):
         """Return the indices mined in all tiles, in the order of the tiles."""
         references = ref_emb is not embeddings
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
-        empty = len(embeddings) * len(ref_emb) == 0
-        if size is None or empty:
-            shape = len(embeddings), len(ref_emb)
-            matrix = embeddings.new_zeros(shape) if empty else matrix_of(self.distance, embeddings, ref_emb)[0]
+        if size is None:
+            matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
             return self.choose(matrix, *self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(matrix))
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points

@@ -18,8 +18,8 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
 
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
         """Return the values, their indices, their kind, and the divisor."""
-        losses, indices, reduction_type, kwargs = super().unpack_loss_info(loss_info)
-        return losses, indices, reduction_type, {**kwargs, "divisor": loss_info.get("divisor", 1)}
+        losses, indices, kind, kwargs = super().unpack_loss_info(loss_info)
+        return losses, indices, kind, kwargs if kind == "already_reduced" else {"divisor": loss_info.get("divisor", 1)}
 
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
@@ -30,12 +30,6 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
             there = divisor != 0
             return total / torch.where(there, divisor, 1) * there
         return total / divisor if divisor else total * 0
-
-    def already_reduced_reduction(
-        self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
-    ) -> Tensor:
-        """Return the value itself."""
-        return super().already_reduced_reduction(losses, loss_indices, embeddings, labels)  # type: ignore[no-any-return]
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
 

@@ -38,12 +38,15 @@ def of_epochs(name: str) -> bool:
     return name.startswith("accuracies")
 
 
+def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the tests in ``metrics.json``, ``"raw"``, ``"before"``, ``"after"`` ..., with their metrics."""
+    return {phase: values for phase, values in metrics.items() if isinstance(values, dict) and "recall_at_1" in values}
+
+
 def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of ``metrics.json`` by phase and metric, ``"after/recall_at_1"``."""
-    phases = {
-        phase: values for phase, values in metrics.items() if isinstance(values, dict) and "recall_at_1" in values
-    }
-    return {f"{phase}/{name}": value for phase, values in phases.items() for name, value in values.items()}
+    tests = phases_of(metrics).items()
+    return {f"{phase}/{name}": value for phase, values in tests for name, value in values.items()}
 
 
 def kept_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:

@@ -14,7 +14,6 @@ from pml_ext.plugin import (
     ClassLabels,
     FullPrecisionForward,
     LossSettings,
-    check_batch,
     check_count,
     reduced,
 )
@@ -70,25 +69,11 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         self.classes, self.num_classes = ClassLabels(num_classes, class_labels), num_classes
         self.classifier = nn.Linear(embedding_size, num_classes)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Any = None,
-        ref_emb: Any = None,
-        ref_labels: Any = None,
-    ) -> Any:
-        """Return the reduced loss; see the class."""
-        if labels is None or indices_tuple is not None or ref_emb is not None or ref_labels is not None:
-            raise ValueError("SoftmaxLoss takes embeddings and labels, no indices_tuple and no references")
-        check_batch(embeddings, labels)
-        self.classes.check(labels, "SoftmaxLoss")
-        return super().forward(embeddings, labels)
-
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
         """Return one value per image."""
+        self.classes.check(labels, "SoftmaxLoss")
         if len(embeddings) == 0:
             return reduced(embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum())
         weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())

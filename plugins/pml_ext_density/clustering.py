@@ -14,7 +14,6 @@ from pml_ext.plugin import (
     FullPrecisionForward,
     LossSettings,
     apart,
-    check_batch,
     check_count,
     check_number,
     euclidean_distances,
@@ -76,26 +75,15 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         self.margin, self.refinements = margin, refinements
         self.add_to_recordable_attributes(list_of_names=["margin"], is_stat=False)
 
-    def forward(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: Any = None,
-        ref_emb: Any = None,
-        ref_labels: Any = None,
-    ) -> Any:
-        """Return the loss; see the class."""
-        if labels is None or indices_tuple is not None or ref_emb is not None or ref_labels is not None:
-            raise ValueError("ClusteringLoss takes embeddings and labels, no indices_tuple and no references")
-        check_batch(embeddings, labels)
-        return apart(super().forward, embeddings, labels)  # which medoids there are follows from the distances
-
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
         """Return one value for the batch."""
+        return reduced(apart(self._value, embeddings, labels))  # which medoids there are follows from the distances
+
+    def _value(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         if len(embeddings) == 0:
-            return reduced(embeddings.sum())
+            return embeddings.sum()
         distances = euclidean_distances(normalize(embeddings))
         _, classes = torch.unique(labels.to(distances.device), return_inverse=True)
         with torch.no_grad():
@@ -106,7 +94,7 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
             penalty = 1 - nmi_after_moves(moved, nearest, classes)[0]
         places = torch.arange(len(classes), device=distances.device)
         predicted, wanted = distances[places, found[nearest]].sum(), distances[places, true[classes]].sum()
-        return reduced(relu(self.margin * penalty - predicted + wanted))
+        return relu(self.margin * penalty - predicted + wanted)
 
 
 def class_medoids(distances: Tensor, classes: Tensor) -> Tensor:

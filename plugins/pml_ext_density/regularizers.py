@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pml_ext.plugin import ClassLabels, LabeledRegularizer, RunView, check_batch, check_count, check_number, reduced
+from pml_ext.plugin import ClassLabels, LabeledRegularizer, RunView, check_count, check_number, reduced
 
 from .functional import Adaptivity, Slots, class_densities, density_adaptivity, slots, streamed_class_densities
 
@@ -117,21 +117,9 @@ class DensityRegularizer(LabeledRegularizer):
 
     # The equation
 
-    def forward(self, embeddings: Tensor, labels: Tensor | None = None) -> Any:
-        """Return the value; see :class:`pml_ext.LabeledRegularizer`.
-
-        Raises:
-            ValueError: a label without a target, too; on an accelerator labels are looked at in the first call alone.
-        """
-        if labels is not None:
-            check_batch(embeddings, labels)
-            self.classes.check(labels, type(self).__name__)
-        return super().forward(embeddings, labels)
-
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Return Eq. (8), reduced."""
-        if len(embeddings) == 0:
-            return reduced(self.target_density.sum() * 0 + embeddings.sum())
+        """Return Eq. (8), reduced; on an accelerator, the first call alone looks for labels without an entry."""
+        self.classes.check(labels, type(self).__name__)
         entries = self.classes(labels)
         batch = slots(entries, embeddings.dtype)
         targets, base = (

@@ -117,8 +117,6 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """Return one value for the whole batch."""
-        if len(embeddings) == 0:
-            return reduced(embeddings.sum())
 
         def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
             mask = negatives.to(similarity.dtype)

@@ -83,6 +83,8 @@ class HardNegativePoolSampler(Sampler[int]):
         check_choice(self, "strategy", strategy, STRATEGIES)
         check_choice(self, "pool", pool, POOLS)
         check_choice(self, "per", per, PER)
+        if pool == "nearest" and per == "anchor":
+            raise ValueError('found pool="nearest", whose pairs are of each anchor anyway; leave out per="anchor"')
         check_number(self, "hard_fraction", hard_fraction, least=0, most=1)
         check_count(self, "refresh", refresh)
         check_count(self, "pool_size", pool_size)

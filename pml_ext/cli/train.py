@@ -24,17 +24,6 @@ from .common import (
     stdout,
 )
 
-PHASES = {
-    "raw": "raw pixels",
-    "frozen": "frozen trunk",
-    "pca": "frozen trunk, PCA",
-    "before": "before training",
-    "after": "after training",
-    "training": "training images",
-    "learned_metric": "learned metric",
-    "shortlist": "learned metric, shortlist",
-}
-
 
 def train(
     recipe: Annotated[
@@ -52,7 +41,9 @@ def train(
         ),
     ] = None,
     data: DataFolder = None,
-    out: Annotated[Path | None, typer.Option(help="The folder to write (default runs/NAME-SEED-TIME).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The folder to write (default runs/NAME-SEED-TIME).")
+    ] = None,
     seed: Annotated[int, typer.Option(help="The seed, or the first of several.")] = 0,
     seeds: Annotated[int, typer.Option(help="Number of seeds: one run each, and a table of mean and spread.")] = 1,
     device: OnDevice = "auto",
@@ -136,6 +127,8 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
+    from ..experiment.report import PHASES
+
     names = [*metrics["after"]]
     rows = [
         [label, *(f"{100 * metrics[phase][name]:.1f}" if name in metrics[phase] else "" for name in names)]
@@ -146,6 +139,8 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    from ..experiment.report import PHASES
+
     names, rows = [*results[0]["after"]], []
     for recipe, phases in summary.items():
         count = sum(result["recipe"] == recipe for result in results)

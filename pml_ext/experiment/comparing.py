@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 from ..checksums import check_unchanged
 from ..errors import ConfigError, DataError, one_line, shortened, unknown
 from ..files import DamagedError, read_toml
+from ..trackers import phases_of
 from .launch import read_metrics
 from .recipe import flat, is_full, quoted
 from .recipe.schema import PaperTable
@@ -37,11 +38,15 @@ class Group:
 
     name: str  # of the recipe, and the settings in which groups of that name differ
     settings: dict[str, Any]  # of the recipe, by dotted key
-    runs: dict[int, dict[int, Mapping[str, Any]]] = field(default_factory=dict)  # metrics.json by seed and fold
-    folders: dict[int, Path] = field(default_factory=dict)  # of a run of each seed
+    runs: dict[int, dict[int, Mapping[str, Any]]] = field(default_factory=dict)  # metrics and folder, by seed and fold
     paper: dict[str, Any] | None = None  # the recipe's [paper]
     trials: int = 0  # of tuning
     errors: dict[str, str] = field(default_factory=dict)  # of runs that failed, by "seed 0"
+
+    @property
+    def folders(self) -> dict[int, Path]:
+        """The folder of a run of each seed."""
+        return {seed: Path(next(iter(runs.values()))["folder"]) for seed, runs in sorted(self.runs.items())}
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
         """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it.
@@ -56,10 +61,6 @@ class Group:
             if numbers and len(numbers) == len(folds):
                 found[seed] = sum(numbers) / len(numbers)
         return found
-
-    def some_run(self) -> Mapping[str, Any]:
-        """Return the metrics of one of the runs, or nothing."""
-        return next((run for runs in self.runs.values() for run in runs.values()), {})
 
     def seconds(self) -> float | None:
         """Return the mean seconds of training of a run."""
@@ -125,20 +126,22 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
     return groups
 
 
-def add_run(groups: list[Group], place: Path) -> Group:
-    """Add the finished run in a folder to the group of its recipe and settings, or to a new one; return the group."""
+def add_run(groups: list[Group], place: Path) -> None:
+    """Add the finished run in a folder to the group of its recipe and settings, or to a new one."""
     about, tables, metrics = _read(place)
     paper = tables.pop("paper", None)
     fold, settings = settings_of(tables)
     trials, seed = int(about.get("trials", 0)), int(about["seed"])
-    group = next((each for each in groups if each.settings == settings and each.trials == trials), None)
-    if group is None:
+    if (group := group_of(groups, settings, trials)) is None:
         groups.append(group := Group(str(about["recipe"]), settings, paper=paper, trials=trials))
     if group.runs.setdefault(seed, {}).setdefault(fold, metrics)["after"] != metrics["after"]:
         text = f"{place}: another run has the same recipe, settings and seed, but other results"
         raise ConfigError(f"{text}; name one of both")
-    group.folders.setdefault(seed, place)
-    return group
+
+
+def group_of(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
+    """Return the group of runs with these settings, whose values were chosen by so many trials; None for none."""
+    return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)
 
 
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -168,7 +171,7 @@ def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         about["recipe"], about["seed"] = str(about["recipe"]), int(about["seed"])
     except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
         raise DataError(shortened(f"{place / 'recipe.toml'}: not the recipe of a run ({one_line(error)})")) from None
-    return about, tables, read_metrics(place / "metrics.json")
+    return about, tables, {**read_metrics(place / "metrics.json"), "folder": str(place)}
 
 
 def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
@@ -199,7 +202,7 @@ def compare(
         row: dict[str, Any] = {"recipe": group.name, "seeds": sorted(group.runs)}
         row |= {"trials": group.trials, "seconds": group.seconds(), "selection": group.selection()}
         row |= {"marks": group.marks(first), "errors": group.errors}
-        row["folders"] = {str(seed): str(folder) for seed, folder in sorted(group.folders.items())}
+        row["folders"] = {str(seed): str(folder) for seed, folder in group.folders.items()}
         for name in metrics:
             values = group.values(phase, name)
             about = estimate([*values.values()])
@@ -236,9 +239,8 @@ def compare(
 
 
 def _check(first: Group, phase: str, metrics: Sequence[str]) -> None:
-    run = first.some_run()
-    phases = [name for name, value in run.items() if isinstance(value, dict) and "recall_at_1" in value]
-    if phase not in phases:
+    run = next((run for runs in first.runs.values() for run in runs.values()), {})
+    if phase not in (phases := phases_of(run)):
         raise ConfigError(f"--phase {phase}: {first.name} has {', '.join(phases) or 'no finished run'}")
     known = [name for name, value in run[phase].items() if isinstance(value, (int, float))]
     for name in metrics:

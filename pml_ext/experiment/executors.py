@@ -319,3 +319,14 @@ def done(jobs: Iterable[Job], executor: Executor, hear: Hear) -> Iterator[tuple[
                     died = f"its worker died {_ATTEMPTS} times, perhaps for lack of memory"
                     yield job, Answer(error=died) if answer.died else answer
         signals.check("with checkpoints; go on with the same command")
+
+
+def errors_of(jobs: Iterable[Job], executor: Executor, hear: Hear) -> dict[Any, str]:
+    """Do jobs; return the errors of those that failed, which ``hear`` is told too."""
+    errors = {}
+    for job, answer in done(jobs, executor, hear):
+        if answer.error:
+            errors[job] = answer.error
+            hear(job, f"{job.name} failed: {answer.error}")
+        hear(job, 1.0)
+    return errors

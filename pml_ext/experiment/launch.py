@@ -21,6 +21,7 @@ from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
 from ..files import DamagedError, alone_in, left_over, read_json, read_toml, write_json, writing
+from ..trackers import phases_of
 from . import signals
 from .recipe import Recipe, flat, load_recipes, plugins_in
 from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
@@ -303,8 +304,7 @@ def summarize(results: Sequence[Metrics]) -> Metrics:
         mine = [result for result in results if result["recipe"] == name]
         summary[name] = {
             phase: {metric: spread([result[phase][metric] for result in mine]) for metric in metrics}
-            for phase, metrics in mine[0].items()
-            if isinstance(metrics, dict) and "recall_at_1" in metrics
+            for phase, metrics in phases_of(mine[0]).items()
         }
     return summary
 

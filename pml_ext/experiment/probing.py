@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import Environment
+from markupsafe import Markup
 
 from ..devices import choose_device
 from ..errors import ConfigError
@@ -19,6 +19,7 @@ from ..files import write_json, write_text
 from .launch import spread, train
 from .recipe import build_dataset, build_network, load_recipes, preprocessing_of
 from .records import write_csv
+from .report import ReportFigure, ReportTable, render
 from .run import Listener
 from .statistics import paired_difference
 
@@ -131,10 +132,22 @@ def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
             [*about, row, *(found[metric][value] for metric, value in keys)] for row, found in each.metrics.items()
         ]
     write_csv(out / "probe.csv", lines)
-    pictures = {each.trunk: f"{each.folders[-1]}/{_GALLERY}" for each in probes}
-    page = Environment(autoescape=True).from_string(_PAGE)
     rows = [cells for each in probes for cells in table_rows(each)]
-    write_text(out / "probe.html", page.render(data=data_set, heads=HEADS, rows=rows, pictures=pictures, probes=probes))
+    caption = "Test classes, cosine similarity, percent; heads: mean and standard deviation over seeds."
+    pictures = [_picture(out, each) for each in probes]
+    table = ReportTable("Trunks", HEADS, rows, caption)
+    page = render("comparison", title=f"Frozen trunks on {data_set}", tables=[table], figures=pictures)
+    write_text(out / "probe.html", page)
+
+
+def _picture(out: Path, probe: Probe) -> ReportFigure:
+    """Return a trunk's queries and their nearest images, with the head if there is one, and links to its reports."""
+    place = out / probe.folders[-1] / _GALLERY
+    if not place.exists():
+        return ReportFigure(probe.trunk, problem=f"no {place}")
+    links = Markup(" ").join(Markup('<a href="{0}/report.html">{0}</a>').format(folder) for folder in probe.folders)
+    head = ", with the head" * bool(probe.gain)
+    return ReportFigure(probe.trunk, place.read_bytes(), f"Queries and their nearest test images{head}: " + links)
 
 
 COLUMNS = ["trunk", "parameters", "features", "images/s"]
@@ -162,22 +175,3 @@ def _percent(value: Mapping[str, float | None]) -> str:
 
 def _sure(std: float | None) -> str:
     return "" if std is None else f" ± {100 * std:.1f}"
-
-
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Frozen trunks on {{ data }}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>body{font:16px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}
-.wide{overflow-x:auto}table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:right;white-space:nowrap}
-td:first-child,th:first-child,td:nth-child(5),th:nth-child(5){text-align:left}tr{border-top:1px solid #8886}
-img{max-width:100%}</style>
-<h1>Frozen trunks on {{ data }}</h1>
-<p>Test classes, cosine similarity, percent; heads: mean and standard deviation over seeds.</p>
-<div class="wide"><table><tr>{% for head in heads %}<th>{{ head }}</th>{% endfor %}</tr>
-{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
-{% endfor %}</table></div>
-{% for each in probes %}<h2>{{ each.trunk }}</h2>
-<p>Queries and their nearest test images{{ ", with the head" if each.gain }}:
-{% for folder in each.folders %}<a href="{{ folder }}/report.html">{{ folder }}</a> {% endfor %}</p>
-<img src="{{ pictures[each.trunk] }}" alt="Queries and their nearest test images, {{ each.trunk }}">
-{% endfor %}</html>
-"""

@@ -409,7 +409,8 @@ class Run(View):
             labels = clusters_of(self, table)
         self.pseudo_labels = self._history.pseudo_labels = labels
         images = with_clusters(self.training_images, table, labels)
-        drawn = sampler_of_clusters(stage.table, table, images, stage.iterations, self.seed, epoch)
+        assert stage.table.sampler is not None
+        drawn = sampler_of_clusters(stage.table.sampler, table, images, stage.iterations, self.seed, epoch)
         stage.sampler, stage.batch_size = drawn
 
     def call_parts(self, method: str) -> None:
@@ -490,7 +491,7 @@ class Run(View):
                 part.load_state_dict(state["parts"][name])
                 if epochs is not None and epochs != part.T_max:
                     networks = name in ("trunk_optimizer schedule", "embedder_optimizer schedule")
-                    stretch(part, epochs, self.stages.of(max(1, state["epoch"])).lr_factor if networks else 1.0)
+                    stretch(part, epochs, self.stages.of(max(1, state["epoch"])).table.lr_factor if networks else 1.0)
             for stage, sampler in zip(self.stages, state["samplers"], strict=True):
                 checkpoint.set_state_of_sampler(stage.sampler, sampler)
             checkpoint.set_random_state(state["ranks"][self.rank] if "ranks" in state else state["random"])

@@ -16,8 +16,8 @@ from filelock import FileLock, Timeout
 from .. import __version__
 from ..errors import ConfigError
 from ..files import writing
-from .comparing import Group, add_run, groups_below, name_apart, settings_of
-from .executors import BusyError, Executor, Hear, Job, done
+from .comparing import Group, add_run, group_of, groups_below, name_apart, settings_of
+from .executors import BusyError, Executor, Hear, Job, errors_of
 from .launch import Plan, execute
 from .recipe import load_recipes, plugins_in, tables_of_papers
 from .run import METRICS, Silence
@@ -150,33 +150,25 @@ def rows_of(
     places: list[Path] = []
     for plan in plans:
         fold, settings = settings_of(plan.recipe.as_dict())
-        own, there = (_row(rows, settings, plan.trials) for rows in (groups, found))
+        own, there = (group_of(rows, settings, plan.trials) for rows in (groups, found))
         if own is None:
             paper = plan.recipe.paper.model_dump() if plan.recipe.paper is not None else None
             groups.append(own := Group(plan.name, settings, paper=paper, trials=plan.trials))
         run = there.runs.get(plan.seed, {}).get(fold) if there is not None else None
-        if there is not None and run is not None and run["versions"].get("pml-ext") == __version__:
+        if run is not None and run["versions"].get("pml-ext") == __version__:
             own.runs.setdefault(plan.seed, {})[fold] = run
-            own.folders[plan.seed] = there.folders[plan.seed]
         else:
             places.append(plan.folder)
             if not (plan.folder / METRICS).exists():
                 jobs[RunJob(plan, device, data)] = own
-    for job, answer in done(jobs, executor, hear):
-        if answer.error:
-            jobs[job].errors[job.name] = answer.error
-            hear(job, f"{job.name} failed: {answer.error}")
-        hear(job, 1.0)
+    for job, error in errors_of(jobs, executor, hear).items():
+        jobs[job].errors[job.name] = error
     for place in places:
         if (place / METRICS).exists():
             add_run(groups, place)
     for other in found:
-        if _row(groups, other.settings, other.trials) is None:
+        if group_of(groups, other.settings, other.trials) is None:
             other.name = other.name.partition(" ")[0]
             groups.append(other)
     name_apart(groups)
     return groups
-
-
-def _row(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
-    return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)

@@ -22,7 +22,7 @@ from ..registry import BuildContext
 from .engine import over_processes
 from .recipe import Recipe, build_loss, loss_context, own_optimizer
 from .recipe.building import build_optimizer
-from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, frozen_patterns
+from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable, frozen_patterns
 from .view import View
 
 Labels = NDArray[np.int64]
@@ -32,20 +32,18 @@ Labels = NDArray[np.int64]
 class Stage:
     """A part of the training with its own loss, miner and sampler."""
 
+    table: StageTable
     first: int  # epoch, from 1
     last: int
     loss: nn.Module
     miner: nn.Module | None
     sampler: Any
-    table: SamplerTable
     batch_size: int  # over all processes
     iterations: int  # per epoch
     optimizer: torch.optim.Optimizer | None  # of the loss's own parameters
     scheduler: Any  # of that optimizer's learning rate
     trained: nn.Module  # the loss over all processes
     mining: nn.Module | None  # the miner over all processes
-    freeze: list[str]  # patterns of parts of the trunk
-    lr_factor: float
 
     def parts(self) -> list[Any]:
         """Return all modules of the loss and the miner, and the sampler: any of them may take part in the run."""
@@ -75,12 +73,12 @@ class Stages(list[Stage]):
     ) -> list[nn.Module]:
         """Freeze what a stage wants frozen, and set its learning rates in its first epoch; return the frozen parts."""
         if epoch == stage.first:
-            before = self[self.index(stage) - 1].lr_factor if stage is not self[0] else 1.0
+            before = self[self.index(stage) - 1].table.lr_factor if stage is not self[0] else 1.0
             for group in (group for optimizer in optimizers.values() for group in optimizer.param_groups):
-                group["lr"] *= stage.lr_factor / before
+                group["lr"] *= stage.table.lr_factor / before
         if recipe.model.lora is not None:  # peft has frozen the trunk
             return []
-        return freeze(trunk, frozen_patterns(recipe.model.freeze) + stage.freeze)
+        return freeze(trunk, frozen_patterns(recipe.model.freeze) + frozen_patterns(stage.table.freeze))
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
@@ -109,8 +107,8 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
         trained = over_processes(trained, find_unused_parameters=True, broadcast_buffers=False)
         mining = DistributedMiner(miner) if miner is not None and joined else miner
         last, size = first + table.epochs - 1, table.sampler.batch_size
-        optimized = optimizer, scheduler, trained, mining, frozen_patterns(table.freeze), table.lr_factor
-        stages.append(Stage(first, last, loss, miner, sampler, table.sampler, size, iterations, *optimized))
+        drawn = sampler, size, iterations
+        stages.append(Stage(table, first, last, loss, miner, *drawn, optimizer, scheduler, trained, mining))
         first = last + 1
     return stages
 

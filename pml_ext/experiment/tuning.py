@@ -17,7 +17,7 @@ from ..devices import choose_device
 from ..errors import ConfigError, TrainingError, needs_extra, one_line
 from ..files import alone_in, write_text
 from .comparing import Group, settings_of
-from .executors import BusyError, Executor, Hear, done
+from .executors import BusyError, Executor, Hear, errors_of
 from .launch import QUICK
 from .recipe import flat, load_recipes, plugins_in, ranges_of
 from .recipe.schema import TuneTable
@@ -276,13 +276,7 @@ def tuned(
     studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, hear: Hear
 ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
     """Do the trials, and return each recipe with its best values as overrides, and rows of those without any."""
-    errors: dict[str, str] = {}
-    for job, answer in done(jobs, executor, hear):
-        assert isinstance(job, TrialJob)
-        if answer.error:
-            errors[job.study.recipe] = answer.error
-            hear(job, f"{job.name} failed: {answer.error}")
-        hear(job, 1.0)
+    errors = {job.study.recipe: error for job, error in errors_of(jobs, executor, hear).items()}
     best = {study.recipe: study.best() for study in studies}
     chosen = [(name, [f"{key}={_toml(value)}" for key, value in values.items()]) for name, values in best.items()]
     texts = {name: errors.get(name, "no trial ended with a value") for name, values in best.items() if not values}

@@ -190,25 +190,15 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 f"CrossBatchMemory was made with embedding_size={self.embedding_size}, but the embeddings "
                 f"have {embeddings.shape[1]} columns"
             )
-        entering = len(embeddings)
         if enqueue_mask is not None:
             if indices_tuple is not None:
                 raise ValueError(
                     "indices_tuple and enqueue_mask exclude each other: a tuple's rows are anchors that "
                     "enter the memory, a mask says which rows do not"
                 )
-            if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != (entering,):
-                raise ValueError(f"enqueue_mask must be a tensor of bool of shape ({entering},); got {enqueue_mask!r}")
-            entering = int(enqueue_mask.sum()) if entering > self.memory_size else entering
-        if self.active and self.training and torch.is_grad_enabled():
-            self._check_fits(entering)
-
-    def _check_fits(self, entering: int) -> None:
-        if entering > self.memory_size:
-            raise ValueError(
-                f"{entering} embeddings do not fit into a memory of memory_size={self.memory_size}; make "
-                "it at least as large as the batch (several batches are usual)"
-            )
+            rows = len(embeddings)
+            if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != (rows,):
+                raise ValueError(f"enqueue_mask must be a tensor of bool of shape ({rows},); got {enqueue_mask!r}")
 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
@@ -217,7 +207,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         count = len(embeddings)
         if batch_size not in (None, count):
             raise ValueError(f"batch_size must be the {count} of the embeddings, or be left out; got {batch_size!r}")
-        self._check_fits(count)
+        if count > self.memory_size:
+            raise ValueError(
+                f"{count} embeddings do not fit into a memory of memory_size={self.memory_size}; make it at least as "
+                "large as the batch (several batches are usual)"
+            )
         embeddings = to_full_precision(embeddings)
         self.embedding_memory = self.embedding_memory.to(embeddings.device, embeddings.dtype)
         self.label_memory = self.label_memory.to(embeddings.device)

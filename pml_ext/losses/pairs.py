@@ -78,7 +78,7 @@ class Pairs:
         if self.whole_classes:
             return self.matrix, partners - self.first
         used, rows = torch.unique(partners, return_inverse=True)
-        if len(used) == 0:
+        if len(used) == 0:  # a padded matrix of pairs looks at the first row
             used = partners.new_zeros(1)
         if self.compare is not None:
             return self.compare(self.columns[used], self.columns), rows

@@ -179,7 +179,8 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
         raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} of data.images.crop")
-    values = [list(each)[:: -1 if images.bgr else 1] for each in (pretrained or ())[:2]]
+    bgr = images.bgr or (pretrained is not None and pretrained.bgr and images.mean is None and channels == 3)
+    values = [list(each)[:: -1 if bgr else 1] for each in (pretrained or ())[:2]]
     if images.mean is not None and images.std is not None:
         values = [each * (channels // len(each)) for each in (images.mean, images.std)]
     preprocessing = Preprocessing(
@@ -188,7 +189,8 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         crop=splits.crop,
         normalize=Normalization(mean=values[0], std=values[1]) if values else None,
         interpolation=images.interpolation or (pretrained and pretrained.interpolation) or "bilinear",
-        **images.model_dump(include={"resize", "squash", "bgr", "value_range"}),
+        bgr=bgr,
+        **images.model_dump(include={"resize", "squash", "value_range"}),
     )
     area = images.random_crop_scale
     scale = (area[0], area[1]) if area else None

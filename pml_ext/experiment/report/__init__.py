@@ -179,35 +179,6 @@ def _as_bytes(image: Tensor) -> Tensor:
     return ((image - low) / (high - low).clamp(min=1e-6) * 255).to(torch.uint8)
 
 
-def headline(view: View, metrics: Mapping[str, Any]) -> str:
-    """Return a report's first sentence: how often the nearest image is right, and what raw pixels would do."""
-    after, raw = (metrics.get(phase, {}).get("recall_at_1") for phase in ("after", "raw"))
-    trained, tested = ({*view.images(split).labels.tolist()} for split in ("train", view.queries))
-    of = "images of its classes that it has not seen" if trained & tested else "classes that it has never seen"
-    text = f"On {of}, the nearest image is right for {100 * after:.0f}\u00a0% of queries"
-    if raw is None:
-        return f"{text}."
-    if after <= raw:
-        remedy = "train longer, or start from pretrained weights"
-        return f"{text}, no better than raw pixels ({100 * raw:.0f}\u00a0%): {remedy}."
-    return f"{text}; by raw pixels it is for {100 * raw:.0f}\u00a0%."
-
-
-def next_commands(view: View) -> list[tuple[str, str]]:
-    """Return commands to type after a run, and the effect of each."""
-    run, data = shlex.quote(str(view.folder)), view.recipe.data.name
-    photos = shlex.quote(data.partition(":")[2]) if data.startswith("folder:") else "FOLDER"
-    again = f"pml-ext train RECIPE --out {run} --resume --set schedule.epochs={2 * view.recipe.schedule.epochs}"
-    commands = [
-        (f"pml-ext index {run} {photos}", "makes a folder of images searchable"),
-        (f"pml-ext query {run} IMAGE", "finds the nearest of them"),
-        (f"pml-ext cluster {run} {photos} --clusters auto", "sorts them into groups"),
-        (f"pml-ext browse {run}", "shows all of that as a page"),
-    ]
-    longer = view.recipe.schedule.name in ("constant", "cosine")
-    return [*commands, (again, "the options as before, trains on")] if longer else commands
-
-
 class ReportTable(NamedTuple):
     """A table of the report."""
 
@@ -230,28 +201,23 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         else:
             write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
     drawing = time.perf_counter() - begun
-    table, warnings = view.recipe.evaluation, list(metrics["warnings"])
-    chosen = f", chosen by {table.select} on {table.validated_on}" if table.select else ""
-    if table.select_on == "test":
-        chosen = f", chosen by {table.select} on the test images"
-        itself = f"the epoch was chosen by {table.select} on the test images themselves"
-        itself += ' ([evaluation] select_on = "test")'
-        warnings = [f"{itself}, so that the numbers after training are too good for unseen images", *warnings]
+    trained, tested = ({*view.images(split).labels.tolist()} for split in ("train", view.queries))
     sizes = [[name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items()]
     images = ReportTable("Images", ["split", "images", "classes"], sizes)
+    kind, _, path = view.recipe.data.name.partition(":")
     text = render(
         "report",
         title=metrics["recipe"],
-        subtitle=f"{view.recipe.description}. Seed {metrics['seed']}, {metrics['device']}, "
-        f"epoch {metrics['best_epoch']} of {view.recipe.schedule.epochs}{chosen}.",
-        headline=headline(view, metrics),
-        commands=next_commands(view),
+        recipe=view.recipe,
+        metrics=metrics,
+        seen=bool(trained & tested),
+        run=shlex.quote(str(view.folder)),
+        photos=shlex.quote(path) if kind == "folder" else "FOLDER",
         phases=dict(metrics["seconds"], figures=drawing),
         tables=[metrics_table(view, metrics), *class_tables(view), images],
         figures=drawn,
         appendix=[*paper_tables(view.recipe, metrics)],
-        warnings=warnings,
-        recipe=tomli_w.dumps(view.recipe.as_dict()),
+        settings=tomli_w.dumps(view.recipe.as_dict()),
     )
     write_text(view.folder / "report.html", text)
 
