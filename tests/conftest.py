@@ -71,7 +71,8 @@ def pml_ext_command(
     """``pml-ext ARGUMENTS`` in this process, which saves the start of one: its exit code and what it wrote."""
     from pml_ext.cli import main
 
-    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(*given: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        arguments = [*map(str, given)]
         capfd.readouterr()
         with monkeypatch.context() as patch, warnings.catch_warnings():
             warnings.resetwarnings()
@@ -83,7 +84,7 @@ def pml_ext_command(
                 code = 0
             except SystemExit as left:
                 code = int(left.code or 0)
-        return subprocess.CompletedProcess(list(arguments), code, *capfd.readouterr())
+        return subprocess.CompletedProcess(arguments, code, *capfd.readouterr())
 
     return run
 
@@ -94,6 +95,20 @@ def without_report() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:  # of its own, which a test's undo() leaves alone
         patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two runs that were trained on the digits, which tests leave as they are."""
+    from pml_ext.experiment import train
+
+    place = tmp_path_factory.mktemp("runs")
+    quick = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        for name, seed in (("one", 0), ("other", 1)):
+            train("triplets/digits", out=place / name, seed=seed, overrides=quick, device="cpu")
+    return place / "one", place / "other"
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from pytorch_metric_learning import reducers
 
 import pml_ext
 from pml_ext import CrossBatchMemory, PDDMDistance, RegularizedLoss
-from pml_ext.plugin import class_members, pair_masks
+from pml_ext.plugin import pair_masks
 from pml_ext_angular import functional as angular
-from pml_ext_cbml import functional as cbml
 from pml_ext_density import functional as density
 from pml_ext_pddm import functional as pddm
 from pml_ext_triplets import functional as triplets
@@ -118,12 +117,12 @@ def test_wrappers_settle_within_a_few_batches(make):
 
 
 def functions(number):
-    """``{name: (function, arguments)}``; masks are bound, the number of pairs is not."""
+    """``{name: (function, arguments)}`` of what the losses above do not take; masks are bound, the pairs are not."""
     embeddings, labels = batch(number)
     unit = torch.nn.functional.normalize(embeddings)
     similarity, ones = unit @ unit.T, torch.ones(len(unit))
     positives, negatives = pair_masks(similarity, labels)
-    pairs, classes = torch.where(positives), class_members(labels)
+    pairs = torch.where(positives)
     head = PDDMDistance(8, dropout=0.0).requires_grad_(False).head()
 
     def pair_sums(kind, distances, anchors, partners, places, most):
@@ -134,28 +133,18 @@ def functions(number):
     def log_sums_of_rows(similarity, anchors, partners):
         return angular.log_sums_of_rows(similarity, lambda p: (similarity, p), negatives, anchors, partners, 4.0)
 
-    def log_sums_of_products(similarity, anchors, partners):
-        return angular.log_sums_of_products(similarity, negatives, classes, anchors, partners, 4.0)
-
     def hinge_sums(similarity, *pairs):
         return angular.hinge_sums(pairs, similarity, lambda p: (similarity, p), (ones, ones), negatives, alpha=45.0)
 
     def scores(x, y):
         return pddm.scores(head, pddm.side(head, x), pddm.side(head, y))
 
-    def densities(x, labels):
-        return density.slot_densities(x, density.slots(labels, x.dtype)).sum()
-
     laid_out = 1 - similarity, *triplets.lay_out(positives)[:4]
     return {
-        "metric_variance": (cbml.metric_variance, (similarity, positives, negatives)),
         "log_sums_of_rows": (log_sums_of_rows, (similarity, *pairs)),
-        "log_sums_of_products": (log_sums_of_products, (similarity, *pairs)),
         "hinge_sums": (hinge_sums, (similarity, *pairs)),
-        "local_positives": (triplets.local_positives, (1 - similarity, positives)),
         **{f"pair_sums of {kind}": (functools.partial(pair_sums, kind), laid_out) for kind in KINDS},
         "scores": (scores, [embeddings[ends] for ends in pairs]),
-        "densities": (densities, (embeddings, labels)),
         "nearest_distances": (density.nearest_distances, (embeddings,)),
     }
 

@@ -49,12 +49,6 @@ def test_everything_imported_is_declared():
     assert {top: file for top, file in found.items() if not by[top] & (CORE | EXTRAS)} == {}
 
 
-def test_the_range_of_pml_ends_before_its_third_version():
-    (pml,) = (Requirement(text) for text in PROJECT["dependencies"] if "metric-learning" in text)
-    assert pml.specifier.contains("2.9.0")
-    assert not pml.specifier.contains("3.0.0")
-
-
 BARE = """
 import json, pkgutil, sys
 

@@ -3,7 +3,6 @@
 import contextlib
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -55,12 +54,6 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
         r"\(torch computes in torch.float32 there\); wanted 'float32'",
     ):
         devices.check_precision(cpu, "float16")
-
-
-def test_numbers_of_all_kinds():
-    values = [1, 2.5, None, np.float64(3.0), torch.tensor(4), torch.tensor([[5.5]], requires_grad=True)]
-    assert devices.read_numbers(values) == [1, 2.5, None, 3.0, 4, 5.5]
-    assert devices.read_numbers([]) == []
 
 
 @pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 2)])

@@ -1,15 +1,11 @@
 """CrossBatchMemory: against the plain loss, against a loop that keeps every embedding, and its state."""
 
-import copy
-import io
-import pickle
-
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 
-from pml_ext import BatchAllTripletLoss, CrossBatchMemory, MetricVarianceRegularizer, RegularizedLoss, registry
+from pml_ext import CrossBatchMemory, MetricVarianceRegularizer, RegularizedLoss, registry
 
 NEEDED = {"labels", "indices_tuple", "references"}
 
@@ -132,27 +128,6 @@ def test_inactive_is_the_plain_loss():
     assert memory.filled == 0
     large, many = batch(size=40)
     assert memory(large, many).isfinite()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_saved_and_loaded_it_gives_the_next_loss_to_the_last_digit(dtype):
-    def make():
-        return CrossBatchMemory(losses.MultiSimilarityLoss(), 6, 30)
-
-    memory = make()
-    for number in range(4):
-        memory(*batch(number, dtype=dtype))
-    file = io.BytesIO()
-    torch.save(memory.state_dict(), file)
-    file.seek(0)
-    loaded = make()
-    loaded.load_state_dict(torch.load(file, weights_only=True))
-    assert (loaded.queue_idx, loaded.filled) == (memory.queue_idx, memory.filled) == (18, 30)
-    assert loaded.embedding_memory.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    twins = [copy.deepcopy(memory), pickle.loads(pickle.dumps(memory)), loaded]
-    x, labels = batch(9, dtype=dtype)
-    expected = memory(x, labels)
-    assert all(torch.equal(twin(x, labels), expected) for twin in twins)
 
 
 def test_states_that_do_not_fit():
@@ -284,18 +259,6 @@ def test_wrong_calls():
         with pytest.raises(ValueError, match=r"bool of shape \(4,\)"):
             memory(x[:4], labels[:4], enqueue_mask=mask)
     assert memory(x, labels, enqueue_mask=torch.arange(12) < 8).isfinite()
-
-
-@pytest.mark.parametrize("tile_size", [None, 3])
-@pytest.mark.parametrize("kind", ["hinge", "ratio", "soft"])
-def test_a_batch_without_positive_pairs(kind, tile_size):
-    loss = BatchAllTripletLoss(kind=kind, tile_size=tile_size)
-    memory = CrossBatchMemory(loss, 6, 20)
-    x = torch.randn(5, 6, requires_grad=True)
-    for value in (memory(x, torch.arange(5)), loss(x, torch.arange(5), None, x + 1, torch.arange(5) + 9)):
-        assert value == 0
-        value.backward()
-        assert torch.equal(x.grad, torch.zeros(5, 6))
 
 
 def test_a_run_says_from_which_epoch_on_it_is_used():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, miners
 
-from pml_ext import HardPairMiner, LocalPositiveMiner, PDDMDistance, SemiHardTripletMiner, TiledTripletMarginLoss
+from pml_ext import HardPairMiner, LocalPositiveMiner, SemiHardTripletMiner, TiledTripletMarginLoss
 from pml_ext.testing.calling import CountedOperations
 
 LABELS = torch.tensor([3, 3, 3, 0, 0, 1, 2, 2, 2, 2, 7, 0, 3, 2])
@@ -61,24 +61,6 @@ def test_the_nearest_of_them_by_a_loop():
                 expected.append((a, p, min(inside, key=inside.get)))
     assert triplets(SemiHardTripletMiner(0.3)(x, LABELS)) == expected
     assert len(expected) > 5
-
-
-@pytest.mark.parametrize("name", MINERS)
-@pytest.mark.parametrize("tile_size", [None, 2])
-def test_batches_without_pairs(name, tile_size):
-    miner = MINERS[name](tile_size=tile_size)
-    for labels in (torch.arange(6), torch.zeros(6, dtype=torch.long), torch.zeros(0, dtype=torch.long)):
-        mined = miner(points(len(labels)), labels)
-        assert len({len(index) for index in mined[:2]}) == 1
-        assert all(index.dtype == torch.long for index in mined)
-
-
-def test_a_learned_metric():
-    torch.manual_seed(0)
-    distance = PDDMDistance(5, dropout=0.0)
-    one, other = (SemiHardTripletMiner(distance=distance, tile_size=size) for size in (None, 4))
-    x = points().float()
-    assert triplets(one(x, LABELS)) == triplets(other(x, LABELS)) != []
 
 
 @pytest.mark.parametrize("make", [lambda: HardPairMiner(epsilon=-0.2), SemiHardTripletMiner])

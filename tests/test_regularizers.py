@@ -5,22 +5,7 @@ import torch
 from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.regularizers import LpRegularizer, ZeroMeanRegularizer
 
-from pml_ext import LabeledRegularizer, RegularizedLoss, registry
-
-
-class ClassSpread(LabeledRegularizer):
-    """Sum over classes of the mean squared distance to the class mean, with a learned scale."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = torch.nn.Parameter(torch.ones(()))
-
-    def compute_loss(self, embeddings, labels):
-        values = torch.stack(
-            [(embeddings[labels == c] - embeddings[labels == c].mean(0)).square().sum() for c in labels.unique()]
-        )
-        info = {"losses": self.scale * values.sum(), "indices": None, "reduction_type": "already_reduced"}
-        return {"loss": info}
+from pml_ext import LabeledRegularizer, MetricVarianceRegularizer, RegularizedLoss, registry
 
 
 class Spy(LabeledRegularizer):
@@ -49,12 +34,12 @@ def batch():
     ids=lambda loss: type(loss).__name__,
 )
 @pytest.mark.parametrize(
-    "regularizer", [ClassSpread(), LpRegularizer(), ZeroMeanRegularizer()], ids=lambda r: type(r).__name__
+    "regularizer", [MetricVarianceRegularizer(), LpRegularizer(), ZeroMeanRegularizer()], ids=lambda r: type(r).__name__
 )
 @pytest.mark.parametrize("weight", [0.5, 0])
 def test_is_the_weighted_sum(batch, loss, regularizer, weight):
     x, labels = batch
-    expected = regularizer(x, labels) if isinstance(regularizer, ClassSpread) else regularizer(x)
+    expected = regularizer(x, labels) if isinstance(regularizer, MetricVarianceRegularizer) else regularizer(x)
     expected = loss(x, labels) + weight * expected
     found = RegularizedLoss(loss, regularizer, weight=weight)(x, labels)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
@@ -62,11 +47,13 @@ def test_is_the_weighted_sum(batch, loss, regularizer, weight):
 
 
 def test_sub_losses_are_already_reduced(batch):
-    wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=2.0, reducer=reducers.DoNothingReducer())
+    wrapped = RegularizedLoss(
+        losses.ContrastiveLoss(), MetricVarianceRegularizer(), weight=2.0, reducer=reducers.DoNothingReducer()
+    )
     parts = wrapped(*batch)
     assert list(parts) == wrapped.sub_loss_names() == ["loss", "regularizer"]
     assert {part["reduction_type"] for part in parts.values()} == {"already_reduced"}
-    torch.testing.assert_close(parts["regularizer"]["losses"], 2 * ClassSpread()(*batch))
+    torch.testing.assert_close(parts["regularizer"]["losses"], 2 * MetricVarianceRegularizer()(*batch))
 
 
 def test_tuples_and_references_are_passed_on(batch):
@@ -99,14 +86,14 @@ def test_capabilities_follow_the_loss():
 
     assert of(losses.ContrastiveLoss(), LpRegularizer()) == {"labels", "indices_tuple", "references"}
     assert of(losses.VICRegLoss(), LpRegularizer()) == {"references"}
-    assert of(losses.VICRegLoss(), ClassSpread()) == {"references", "labels"}
+    assert of(losses.VICRegLoss(), MetricVarianceRegularizer()) == {"references", "labels"}
     assert registry.capabilities(RegularizedLoss) == {"labels", "indices_tuple", "references"}
-    assert ClassSpread.capabilities == {"labels"}
+    assert MetricVarianceRegularizer.capabilities == {"labels"}
 
 
 def test_values_are_recorded(batch):
     x, labels = batch
-    wrapped = RegularizedLoss(losses.ContrastiveLoss(), ClassSpread(), weight=0.5, collect_stats=True)
+    wrapped = RegularizedLoss(losses.ContrastiveLoss(), MetricVarianceRegularizer(), weight=0.5, collect_stats=True)
     value = wrapped(x, labels)
     assert wrapped._record_these_stats[-2:] == ["loss_value", "regularizer_value"]
     torch.testing.assert_close(wrapped.loss_value, losses.ContrastiveLoss()(x, labels).detach())
@@ -120,7 +107,9 @@ def test_bad_input(batch):
         TypeError, match=r"loss of RegularizedLoss must be an object such as MultiSimilarityLoss\(\); got <class"
     ):
         RegularizedLoss(losses.ContrastiveLoss, LpRegularizer())
-    with pytest.raises(TypeError, match=r"Type: RegularizedLoss\(your_loss, ClassSpread\(\.\.\.\), weight=1\.0\)"):
-        losses.ContrastiveLoss(embedding_regularizer=ClassSpread())(x, labels)
+    with pytest.raises(
+        TypeError, match=r"Type: RegularizedLoss\(your_loss, MetricVarianceRegularizer\(\.\.\.\), weight=1\.0\)"
+    ):
+        losses.ContrastiveLoss(embedding_regularizer=MetricVarianceRegularizer())(x, labels)
     with pytest.raises(ValueError, match="two dimensions"):
-        ClassSpread()(x[0], labels)
+        MetricVarianceRegularizer()(x[0], labels)

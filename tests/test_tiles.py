@@ -3,7 +3,6 @@
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners, reducers
-from torch import nn
 
 from pml_ext import (
     AngularLoss,
@@ -24,7 +23,7 @@ from pml_ext import (
     TiledTripletMarginLoss,
 )
 from pml_ext.benchmark import peak_bytes
-from pml_ext.losses import PairLoss, per_anchor, reduced
+from pml_ext.losses import PairLoss, reduced
 from pml_ext.pairwise import rows_per_tile
 
 SIZE = 5
@@ -194,28 +193,6 @@ def test_a_learned_metric_draws_its_dropout_once():
         torch.manual_seed(1)
         value = loss(X, LABELS)
         results.append([value, torch.rand(1), *torch.autograd.grad(value, [X, *distance.parameters()])])
-    agree(*results)
-
-
-class Scaled(PairLoss):
-    """A loss with a parameter of its own."""
-
-    tiles = "rows"
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
-
-    def equation(self, pairs):
-        return per_anchor((pairs.matrix * self.scale).exp().sum(1))
-
-
-def test_parameters_of_a_loss_and_second_derivatives():
-    results = []
-    for size in (None, 6):
-        loss = Scaled(tile_size=size)
-        gradients = torch.autograd.grad(loss(X, LABELS), [X, loss.scale], create_graph=True)
-        results.append([*gradients, *torch.autograd.grad(gradients[0].square().sum(), [X, loss.scale])])
     agree(*results)
 
 

@@ -18,7 +18,6 @@ from pml_ext import (
     DensityRegularizer,
     DistributedLoss,
     DistributedMiner,
-    LabeledRegularizer,
     MultipleLosses,
     RegularizedLoss,
     registry,
@@ -28,18 +27,9 @@ EVEN, UNEVEN = (8, 8), (11, 5)
 SIZE, CLASSES = 6, 4
 
 
-class LearnedTargets(LabeledRegularizer):
-    """Pulls every class's mean length towards a learned target."""
-
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.target = nn.Parameter(torch.full((CLASSES,), 0.5, dtype=torch.float64))
-
-    def compute_loss(self, embeddings, labels):
-        present = labels.unique()
-        norms = torch.stack([embeddings[labels == label].norm(dim=1).mean() for label in present])
-        value = (norms - self.target[present]).square().sum() + (self.target[present] - 1).square().sum()
-        return {"loss": {"losses": value, "indices": None, "reduction_type": "already_reduced"}}
+def learned_targets():
+    """A regularizer with a parameter for each class."""
+    return DensityRegularizer(CLASSES, 0.3, [0.2, 0.5, 0.1, 0.4])
 
 
 class WithDropout(nn.Module):
@@ -77,21 +67,19 @@ def cases():
     found = {name: (loss, None) for name, loss in registered().items()}
     found |= {
         "contrastive": (losses.ContrastiveLoss(), None),
-        "multi-similarity": (losses.MultiSimilarityLoss(), None),
         "proxy-anchor": (losses.ProxyAnchorLoss(CLASSES, SIZE), None),
         "multi-similarity, miner": (losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()),
         "triplets, miner": (losses.TripletMarginLoss(), miners.BatchHardMiner()),
         "random triplets": (losses.TripletMarginLoss(triplets_per_anchor=3), None),
-        "learned targets": (RegularizedLoss(losses.ContrastiveLoss(), LearnedTargets(), weight=0.3), None),
         "density": (
-            RegularizedLoss(losses.ContrastiveLoss(), DensityRegularizer(CLASSES, 0.3, [0.2, 0.5, 0.1, 0.4]), 0.3),
+            RegularizedLoss(losses.ContrastiveLoss(), learned_targets(), 0.3),
             None,
         ),
         "dropout": (WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)), None),
         "memory": (CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40), None),
         "memory, regularized, two losses": (
             CrossBatchMemory(
-                RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), LearnedTargets()),
+                RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), learned_targets()),
                 SIZE,
                 24,
                 miner=miners.MultiSimilarityMiner(),
@@ -102,11 +90,8 @@ def cases():
             f"in tiles, {type(loss).__name__}": (loss, None)
             for loss in (
                 pml_ext.CBMLLoss(tile_size=3),
-                pml_ext.NPairAngularLoss(tile_size=3, reducer=reducers.MeanReducer()),
-                pml_ext.BatchAllTripletLoss(kind="soft", tile_size=1),
-                pml_ext.TiledContrastiveLoss(tile_size=16),
                 CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
-                RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), LearnedTargets(), weight=0.3),
+                RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), learned_targets(), weight=0.3),
                 pml_ext.TiledMultiSimilarityLoss(
                     tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=reducers.ThresholdReducer(low=0.5)
                 ),
@@ -116,13 +101,11 @@ def cases():
             f"related, {type(loss).__name__}": (loss, None)
             for loss in (
                 pml_ext.CBMLLoss(tile_size=3, relation=pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)),
-                pml_ext.BatchAllTripletLoss(relation=pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])),
                 pml_ext.WithRelation(losses.ContrastiveLoss(), pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])),
                 CrossBatchMemory(pml_ext.TiledSupConLoss(tile_size=5, relation=pml_ext.NegativesOnly(0)), SIZE, 40),
             )
         },
         "in tiles, mined": (pml_ext.TiledTripletMarginLoss(tile_size=2), miners.BatchHardMiner()),
-        "two losses of PML": (losses.MultipleLosses([losses.ContrastiveLoss(), losses.CircleLoss()]), None),
     }
     return {name: (loss.double(), miner) for name, (loss, miner) in found.items()}
 

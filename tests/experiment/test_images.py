@@ -12,7 +12,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError, UnknownNameError
 from pml_ext.experiment import train
-from pml_ext.experiment.recipe import load_recipes, pipelines, read_tables
+from pml_ext.experiment.recipe import build_dataset, load_recipes, pipelines, preprocessing_of, read_tables
 from pml_ext.experiment.recipe.images import settings_for
 from pml_ext.experiment.recipe.schema import ImagesTable
 from pml_ext.experiment.view import View
@@ -81,6 +81,19 @@ def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
     torch.testing.assert_close(run.embed(view.splits["test"].paths), torch.nn.functional.normalize(embedded))
     exported = json.loads((run.export(tmp_path / "out") / "preprocess.json").read_text())
     assert [exported[key] for key in keys[1:]] == [[24, 24], True, True, 255]
+
+
+def test_weights_of_bn_inception_get_blue_green_red_also_without_the_pipeline(tmp_path, photos):
+    text = RECIPE.replace('"convnet", blocks = 2, width = 4', '"bn-inception", weights = "mine.pth"')
+    found = []
+    for given in (text, text.replace(', "pipelines/bn-inception"', "")):
+        recipe = next(iter(load_recipes(recipe_file(tmp_path, photos, given)).values()))
+        splits = build_dataset(recipe.data, None)
+        _, transform = preprocessing_of(recipe, splits)[0].transforms()
+        found.append(transform(splits.train.image(0)))
+    torch.testing.assert_close(found[1], found[0], atol=1e-3, rtol=0)  # of values from -128 to 151
+    own = load_recipes(recipe_file(tmp_path, photos, given), ["data.images.mean=[0.5]", "data.images.std=[0.5]"])
+    assert not preprocessing_of(next(iter(own.values())), splits)[0].bgr
 
 
 def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos):

@@ -1,6 +1,5 @@
 """A selection of :mod:`files`: files of a run, an index and an export, damaged in one way each, by turns."""
 
-import shutil
 import sys
 from pathlib import Path
 
@@ -62,17 +61,3 @@ def test_each_damage_to_each_file_of_a_finished_run_is_noticed(made):
             folder = made.damaged("finished", name, damage, made.place / "damaged")
             same = (folder / name).read_bytes() == (made.place / "one" / "finished" / name).read_bytes()
             assert changed_files(folder) == ([] if same else [name]), damage
-
-
-def test_what_lies_beside_a_run_is_left_alone(made, tmp_path):
-    """Nothing is told of files that others put into the folder, nor of checkpoints that are deleted."""
-    folder = shutil.copytree(made.place / "one" / "finished", tmp_path / "run")
-    (folder / "notes.txt").write_text("mine")
-    (folder / "index").mkdir()
-    (folder / "index" / "index.json").write_text("{}")
-    (folder / "checkpoints" / "last.pt").unlink()
-    assert files.trained(folder, resume=True) == []
-    (folder / "report.html").unlink()
-    files.trained(folder, resume=True)
-    assert "notes" not in (folder / SUMS).read_text()
-    assert files.trained(folder, resume=True) == []

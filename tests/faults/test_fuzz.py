@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
 import fuzz
 
-from pml_ext.errors import ConfigError, printable, shortened
+from pml_ext.errors import ConfigError
 from pml_ext.experiment import load_recipes, validate
 from pml_ext.experiment.recipe import read_tables
 
@@ -63,13 +63,3 @@ def test_what_came_through_raw(override, wanted):
         load_recipes("cbml/digits", [override])
     assert len(str(caught.value)) <= 600
     assert str(caught.value).isprintable()
-
-
-def test_control_characters_are_escaped_and_long_texts_cut_in_the_middle():
-    assert printable("a\x1b[2Jb\ud800\n") == "a\\x1b[2Jb\\ud800\\n"
-    text = shortened("begin " + "x" * 10**6 + " end")
-    assert len(text) <= 600
-    assert text.startswith("begin x")
-    assert text.endswith("x end")
-    assert shortened("two\nlines") == "two lines"
-    assert shortened("short") == "short"

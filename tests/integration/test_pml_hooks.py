@@ -15,14 +15,11 @@ from pml_ext import (
     DistributedMiner,
     MultipleLosses,
     PDDMDistance,
-    RegularizedLoss,
     RetrievalAccuracyCalculator,
-    registry,
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "pml-losses.md"
 SIZE, CLASSES, BATCH = 6, 5, 20
-CONTEXT = {"embedding_size": SIZE, "num_classes": CLASSES}
 
 
 def images(seed=0):
@@ -58,35 +55,13 @@ def trainer_of(hooks, loss, miner=None, end_of_epoch_hook=None):
     )
 
 
-def cases():
-    """``{name: component}``: everything registered that trains, and "wrappers", ours in each other."""
-    kinds = ("loss", "miner", "regularizer", "distance")
-    components = [c for kind in kinds for c in registry.components(kind) if not c.name.startswith("pml/")]
-    return {f"{c.kind} {c.name}": c for c in components if c.cls is not RegularizedLoss} | {"wrappers": None}
-
-
-def built(component):
-    """A loss, and a miner or None, with the component in it."""
+def test_wrappers_in_each_other_are_recorded(tmp_path):
+    """The conformance kit has single components, in the same trainer."""
     torch.manual_seed(0)
-    contrastive = losses.ContrastiveLoss(collect_stats=True)
-    if component is None:
-        parts = MultipleLosses({"one": contrastive, "two": losses.MultiSimilarityLoss()}, weights={"one": 1, "two": 2})
-        return DistributedLoss(CrossBatchMemory(parts, SIZE, 40)), DistributedMiner(miners.MultiSimilarityMiner())
-    inside = {"miner": miners.BatchHardMiner()} if component.name == "anchor-swap" else {}
-    part = registry.build(component.qualified_name, component.kind, CONTEXT, collect_stats=True, **inside)
-    if component.kind == "miner":
-        return contrastive, part
-    if component.kind == "regularizer":
-        return RegularizedLoss(contrastive, part, weight=0.01, collect_stats=True), None
-    if component.kind == "distance":
-        return losses.TripletMarginLoss(distance=part), miners.BatchHardMiner(distance=part)
-    return part, None
-
-
-@pytest.mark.parametrize("name", list(cases()))
-def test_everything_is_recorded(name, tmp_path):
+    parts = {"one": losses.ContrastiveLoss(collect_stats=True), "two": losses.MultiSimilarityLoss()}
+    loss = CrossBatchMemory(MultipleLosses(parts, weights={"one": 1, "two": 2}), SIZE, 40)
     hooks = hooks_in(tmp_path)
-    trainer_of(hooks, *built(cases()[name])).train()
+    trainer_of(hooks, DistributedLoss(loss), DistributedMiner(miners.MultiSimilarityMiner())).train()
     hooks.record_keeper.save_records()
     assert len(hooks.get_loss_history(["total_loss"])["total_loss"]) == 3
 

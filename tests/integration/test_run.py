@@ -342,11 +342,9 @@ def test_after_a_resume_inside_an_epoch_the_pace_is_that_of_the_iterations_since
 
 
 def test_batches_that_the_data_cannot_give(tmp_path):
-    with pytest.raises(ConfigError, match=r"found batch_size = 75; 10 classes x m = 8 gives at most 80 images"):
-        quick(tmp_path / "a", "sampler.batch_size=75")
     with pytest.raises(ConfigError, match=r"1 batches of 5000 need more than the \d+ training images"):
-        quick(tmp_path / "b", "sampler={name='shuffle', batch_size=5000}", "sampler.iterations=1")
-    assert not (tmp_path / "a").exists()
+        quick(tmp_path / "out", "sampler={name='shuffle', batch_size=5000}", "sampler.iterations=1")
+    assert not (tmp_path / "out").exists()
 
 
 def test_metrics_are_there_before_the_report_which_a_resumed_run_draws(tmp_path, monkeypatch):
@@ -434,7 +432,7 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, pml_ext_command):
     assert list(summary) == [f"{recipe}@80"]
     assert (out / "80" / "metrics.json").exists()
     assert not (out / "75").exists()
-    assert "after training" in done.stdout
+    assert "trained network" in done.stdout
     assert f"warning: {recipe}@75, seed 0, in {out / '75'} failed: sampler: found batch_size = 75" in done.stderr
     assert done.stderr.splitlines()[-1].startswith(f"pml-ext: 1 of 2 runs failed: {recipe}@75, seed 0")
     assert "Traceback" not in done.stderr

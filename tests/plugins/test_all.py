@@ -1,45 +1,19 @@
 """What every class of ours keeps: bad values in sight, boolean labels, torch.func and forward mode."""
 
 import copy
+import itertools
 import math
 
 import pytest
 import torch
 from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.reducers import MeanReducer
 from torch import nn
 from torch.autograd import forward_ad
 
-from pml_ext import (
-    AnchorSwapMiner,
-    AngularLoss,
-    AngularTripletLoss,
-    BatchAllTripletLoss,
-    CBMLLoss,
-    ClusteringLoss,
-    DensityRegularizer,
-    EntropyRegularizer,
-    GlobalOrthogonalRegularizer,
-    HardPairMiner,
-    HardQuadrupletMiner,
-    LocalPositiveMiner,
-    MahalanobisDistance,
-    MetricVarianceRegularizer,
-    MultipleLosses,
-    NPairAngularLoss,
-    NPairLoss,
-    PDDMDistance,
-    PDDMLoss,
-    RegularizedLoss,
-    SemiHardTripletMiner,
-    SoftmaxLoss,
-    TiledContrastiveLoss,
-    TiledMultiSimilarityLoss,
-    TiledNTXentLoss,
-    TiledSupConLoss,
-    TiledTripletMarginLoss,
-    registry,
-)
+import pml_ext
+from pml_ext import registry
 
 SIZE = 8
 
@@ -66,86 +40,63 @@ class Unlabeled(nn.Module):
         return self.regularizer(x)
 
 
-def pddm(**settings):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return PDDMLoss(PDDMDistance(SIZE), **settings)
-
-
-# One of each, and each setting that takes another path through the code.
-COMPONENTS = {
-    **{
-        f"{c.__name__}{'' if normalized else ', raw'}": c(normalize_embeddings=normalized)
-        for c in (AngularLoss, AngularTripletLoss, NPairLoss, NPairAngularLoss)
-        for normalized in (True, False)
-    },
-    "AngularLoss, gathered rows": AngularLoss(alpha=70),
-    **{
-        f"CBMLLoss, {settings}": CBMLLoss(**settings)
-        for settings in (
-            {},
-            {"skip_unmined": True},
-            {"mining": False},
-            {"averaging": "sqrt", "delta": "ratio"},
-            {"averaging": "const", "mvc_weight": 0},
+IN_TILES = {"tile_size": 7}
+# Each setting that takes another path through the code than the defaults do.
+SETTINGS = {
+    "angular": [{"normalize_embeddings": False}, {"alpha": 70}],
+    "angular-triplet": [{"normalize_embeddings": False}],
+    "n-pair": [{"normalize_embeddings": False}],
+    "n-pair-angular": [{"normalize_embeddings": False}, IN_TILES],
+    "cbml": [
+        *({"skip_unmined": True}, {"mining": False}, {"averaging": "sqrt", "delta": "ratio"}, IN_TILES),
+        *({"averaging": "const", "mvc_weight": 0}, {"statistics": (0.7, 0.2, 0.1, 0.3)}),
+    ],
+    "batch-all-triplets": [
+        dict(zip(("kind", "triplets", "positives"), each, strict=True))
+        for each in itertools.product(
+            ("hinge", "squared-hinge", "ratio", "soft"), ("violating", "all"), ("all", "local")
         )
-    },
-    "CBMLLoss, quadratic": CBMLLoss(statistics=(0.7, 0.2, 0.1, 0.3)),
-    "SoftmaxLoss": SoftmaxLoss(400, SIZE),
-    "ClusteringLoss": ClusteringLoss(),
+    ],
+    "loss pddm": [
+        *({"per_class": True}, {"num_quadruplets": 99, "embedding_weight": 0.0}, {"detach_embeddings": True}),
+        *({"normalize_scores": False, "embedding_weight": 0.0}, {"pointwise": "logistic"}),
+        {"pointwise": "fisher", "embedding_weight": 0.0},
+    ],
+    "semi-hard-triplet": [{"negatives": "all", **IN_TILES}],
+    "local-positive": [{"percentile": 30}],
+    "hard-quadruplet": [{"per_class": True}, {"distance": {"name": "pddm"}}],
     **{
-        f"BatchAllTripletLoss, {kind}, {triplets}, {positives}": BatchAllTripletLoss(0.2, kind, triplets, positives)
-        for kind in ("hinge", "squared-hinge", "ratio", "soft")
-        for triplets in ("violating", "all")
-        for positives in ("all", "local")
+        f"tiled-{name}": [IN_TILES]
+        for name in ("contrastive", "multi-similarity", "nt-xent", "sup-con", "triplet-margin")
     },
-    **{
-        f"PDDMLoss, {settings}": pddm(**settings)
-        for settings in (
-            {},
-            {"per_class": True},
-            {"num_quadruplets": 99, "embedding_weight": 0.0},
-            {"normalize_scores": False, "embedding_weight": 0.0},
-            {"detach_embeddings": True},
-            {"pointwise": "logistic"},
-            {"pointwise": "fisher", "embedding_weight": 0.0},
-        )
-    },
-    "EntropyRegularizer": Unlabeled(EntropyRegularizer()),
-    "DensityRegularizer": DensityRegularizer(400),
-    "GlobalOrthogonalRegularizer": GlobalOrthogonalRegularizer(),
-    "MetricVarianceRegularizer": MetricVarianceRegularizer(),
-    "HardPairMiner": Mined(CBMLLoss(mining=False), HardPairMiner()),
-    "SemiHardTripletMiner": Mined(BatchAllTripletLoss(), SemiHardTripletMiner()),
-    "SemiHardTripletMiner, all": Mined(BatchAllTripletLoss(), SemiHardTripletMiner(negatives="all", tile_size=7)),
-    "LocalPositiveMiner": Mined(BatchAllTripletLoss(), LocalPositiveMiner(percentile=30)),
-    "HardQuadrupletMiner": Mined(AngularTripletLoss(), HardQuadrupletMiner()),
-    "HardQuadrupletMiner, per class": Mined(pddm(normalize_scores=False), HardQuadrupletMiner(per_class=True)),
-    "AnchorSwapMiner": Mined(AngularTripletLoss(), AnchorSwapMiner(HardQuadrupletMiner(num_quadruplets=99))),
-    "MahalanobisDistance": TripletMarginLoss(distance=MahalanobisDistance(SIZE), reducer=MeanReducer()),
-    "PDDMDistance": Mined(AngularTripletLoss(), HardQuadrupletMiner(PDDMDistance(SIZE))),
-    **{
-        f"{c.__name__}, {size}": c(tile_size=size)
-        for size in (None, 7)
-        for c in (
-            TiledContrastiveLoss,
-            TiledMultiSimilarityLoss,
-            TiledNTXentLoss,
-            TiledSupConLoss,
-            TiledTripletMarginLoss,
-        )
-    },
-    "CBMLLoss, in tiles": CBMLLoss(tile_size=7),
-    "NPairAngularLoss, in tiles": NPairAngularLoss(tile_size=7),
-    "RegularizedLoss": RegularizedLoss(CBMLLoss(), EntropyRegularizer(), weight=0.1),
-    "MultipleLosses": MultipleLosses([CBMLLoss(), BatchAllTripletLoss(positives="local")], weights=[0.5, 0]),
 }
 
 
-def test_every_registered_class_is_here():
-    """A new one cannot be left out of the tests below."""
-    ours = {c.cls.__name__ for c in registry.components() if not c.name.startswith("pml/") and c.kind != "sampler"}
-    assert ours <= {name.partition(",")[0] for name in COMPONENTS}
+def made():
+    """``(name, module)`` of everything registered but samplers, called with embeddings and labels."""
+    context = {"embedding_size": SIZE, "num_classes": 400}
+    for component in registry.components():
+        kind, name = component.kind, component.name
+        if name.startswith("pml/") or kind == "sampler" or name == "regularized":
+            continue
+        inside = {"miner": {"name": "hard-quadruplet", "num_quadruplets": 99}} if name == "anchor-swap" else {}
+        for settings in ({}, *SETTINGS.get(name, SETTINGS.get(f"{kind} {name}", ()))):
+            part = registry.build(component.qualified_name, kind, context, **inside, **settings)
+            if kind == "miner":
+                part = Mined(pml_ext.BatchAllTripletLoss(), part)
+            elif kind == "distance":
+                part = TripletMarginLoss(distance=part, reducer=MeanReducer())
+            elif kind == "regularizer" and not isinstance(part, pml_ext.LabeledRegularizer):
+                part = Unlabeled(part)
+            yield f"{kind} {name} {settings or ''}", part
+    yield "regularized", pml_ext.RegularizedLoss(pml_ext.CBMLLoss(), pml_ext.EntropyRegularizer(), weight=0.1)
+    parts = [pml_ext.CBMLLoss(), pml_ext.BatchAllTripletLoss(positives="local")]
+    yield "two losses", pml_ext.MultipleLosses(parts, weights=[0.5, 0])
+
+
+with torch.random.fork_rng():
+    torch.manual_seed(0)
+    COMPONENTS = dict(made())
 
 
 def batch(sizes, lone=False):
@@ -183,6 +134,22 @@ def test_what_is_not_finite_is_never_hidden(name):
         assert not gradient.isfinite().all(), (sizes, lone, place, value)
 
 
+TAKES_MORE = [n for n, each in COMPONENTS.items() if "indices_tuple" in getattr(each, "capabilities", ())]
+
+
+@pytest.mark.parametrize("name", TAKES_MORE)
+def test_bad_rows_without_partners_show_too(name):
+    """Beside a tuple that leaves the row out, beside references, and among references, of a class of its own."""
+    component, (x, labels), (others, lone) = COMPONENTS[name].eval(), batch((6, 4)), batch((6, 4), lone=True)
+    references, spoilt = x.flip(0), x.clone()
+    spoilt[23, 1] = others[5, 2] = math.nan
+    calls = [(spoilt, labels, tuple(index[:2] for index in BatchHardMiner()(x, labels)))]
+    if "references" in component.capabilities:
+        calls += [(spoilt, labels, None, references, labels.flip(0)), (x, labels, None, others, lone)]
+    for call in calls:
+        assert not component(*call).isfinite()
+
+
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_boolean_labels_are_two_classes(name):
     x, labels = batch((2, 6))
@@ -203,6 +170,8 @@ def test_boolean_labels_are_two_classes(name):
 
 @pytest.mark.parametrize("name", COMPONENTS)
 def test_torch_func_and_forward_mode_agree_with_backward(name):
+    if name.startswith("distance pddm"):
+        pytest.skip("torch has no forward mode over the gradient of a mask's assignment; losses and miners avoid it")
     component, (x, labels) = copy.deepcopy(COMPONENTS[name]).eval().double(), batch((4, 3))
     x = x.double().requires_grad_()
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -226,10 +195,10 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
 @pytest.mark.parametrize(
     "loss",
     [
-        AngularLoss(alpha=70),
-        AngularTripletLoss(),
-        NPairAngularLoss(alpha=70),
-        TripletMarginLoss(distance=PDDMDistance(SIZE, 8, 0.0, True, 3000)),
+        pml_ext.AngularLoss(alpha=70),
+        pml_ext.AngularTripletLoss(),
+        pml_ext.NPairAngularLoss(alpha=70),
+        TripletMarginLoss(distance=pml_ext.PDDMDistance(SIZE, 8, 0.0, True, 3000)),
     ],
 )
 def test_parts_change_nothing_and_torch_func_keeps_those_that_backward_computes_again(loss, monkeypatch):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from pytorch_metric_learning.distances import CosineSimilarity, LpDistance, SNRDistance
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 
 from pml_ext import (
@@ -53,7 +53,6 @@ VALUES = [
     (lambda: CBMLLoss(mvc_gamma=1.5), "mvc_gamma .* at least 0 and at most 1, not 1.5"),
     (lambda: CBMLLoss(delta="rate"), "delta of CBMLLoss must be a finite number at least 0 or 'ratio', not 'rate'"),
     (lambda: CBMLLoss(distance=LpDistance()), "CBMLLoss needs a similarity.*got distance=LpDistance"),
-    (lambda: CBMLLoss(distance=SNRDistance()), "CBMLLoss needs a similarity.*got distance=SNRDistance"),
     (lambda: CBMLLoss(statistics=(0.7, 0.1)), "has four numbers"),
     (lambda: CBMLLoss(statistics=(0.7, 0.1, 0.2, 0.1), beta_neg=0.1), "leave those out"),
     (lambda: CBMLLoss.from_statistics(PairStatistics(0.2, 0.9, 0.1, 0.9, 90, 1)), "gives beta_pos"),
@@ -61,11 +60,9 @@ VALUES = [
     (lambda: CBMLLoss.from_statistics(KNOWN, delta="ratio"), "has delta in the exponents"),
     (lambda: PairStatistics(0.2, 0.1, 0.7, 0.1), "mean_pos of PairStatistics must be above mean_neg"),
     (lambda: PairStatistics(0.7, 0.0, 0.2, 0.1), "std_pos of PairStatistics must be above 0"),
-    (lambda: PairStatistics(math.nan, 0.1, 0.2, 0.1), "mean_pos of PairStatistics must be a finite number"),
     (lambda: PairStatistics.of(X, torch.arange(12)), "wants a positive and a negative pair"),
     (lambda: HardPairMiner(math.inf), "epsilon of HardPairMiner must be a finite number, not inf"),
     (lambda: HardPairMiner()(X, Y[:3]), r"labels must be a tensor of integers of shape \(12,\)"),
-    (lambda: HardPairMiner()(X[:, 0], Y), "two dimensions"),
     (lambda: MetricVarianceRegularizer(gamma=2), "gamma of MetricVarianceRegularizer must be .* at most 1, not 2"),
     (lambda: MetricVarianceRegularizer(reduction="max"), "reduction .* must be 'mean' or 'sum', not 'max'"),
     (lambda: MetricVarianceRegularizer(distance=LpDistance()), "MetricVarianceRegularizer needs a similarity"),
@@ -110,10 +107,7 @@ VALUES = [
 TYPES = [
     (lambda: AngularLoss(normalize_embeddings="yes"), "normalize_embeddings .* must be True or False, not 'yes'"),
     (lambda: CBMLLoss(alpha_pos="a"), "alpha_pos of CBMLLoss must be a finite number, not 'a'"),
-    (lambda: CBMLLoss(alpha=1), "alpha"),
     (lambda: CBMLLoss(distance="cosine"), "distance of CBMLLoss must be a distance of pytorch-metric-learning"),
-    (lambda: HardPairMiner()(X, [0, 0, 1, 1]), "tensor of integers"),
-    (lambda: PDDMDistance(6)([1, 2]), "floating point"),
     (lambda: PDDMLoss(LpDistance()), r"must be a PDDMDistance, for example PDDMDistance\("),
     (lambda: pddm(squared="yes"), "squared of PDDMLoss must be True or False, not 'yes'"),
     (lambda: pddm(embedding_loss="triplet"), "embedding_loss"),

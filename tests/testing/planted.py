@@ -29,7 +29,6 @@ from pml_ext.plugin import (
     FullPrecisionForward,
     FullPrecisionMining,
     GramCosineSimilarity,
-    LabeledRegularizer,
     PairLoss,
     masked_mean,
     masked_min,
@@ -79,24 +78,6 @@ def plant(name: str, base: type, words: str, check: str, text: str = ""):
 def eye(matrix):
     """Return the mask of each image's pair with itself."""
     return torch.eye(*matrix.shape, dtype=torch.bool, device=matrix.device)
-
-
-class Identity(torch.autograd.Function):
-    @staticmethod
-    def forward(x):
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return tangent.clone()
 
 
 # Right losses: one equation on `PairLoss` and by hand, with settings, with two terms, and with a center per class.
@@ -248,27 +229,6 @@ class Ramp(Deviance):
         return super().values(*matrices) * (self.steps / 1000).clamp(max=1)
 
 
-class MomentumCenters(Centers):
-    """Centers that follow the means of the classes."""
-
-    capabilities = Centers.capabilities | {"state"}
-
-    def __init__(self, embedding_size: int, num_classes: int, momentum: float = 0.9, **kwargs):
-        super().__init__(embedding_size, num_classes, **kwargs)
-        del self.centers
-        self.momentum = momentum
-        self.register_buffer("centers", torch.randn(num_classes, embedding_size))
-
-    def compute_loss(self, embeddings, labels, *more):
-        terms = super().compute_loss(embeddings, labels, *more)
-        if self.training and torch.is_grad_enabled() and len(labels):
-            here = nn.functional.one_hot(labels.long(), self.num_classes).to(self.centers.dtype)
-            means = here.T @ embeddings.detach().to(self.centers.dtype) / here.sum(0).clamp(min=1)[:, None]
-            rate = (1 - self.momentum) * here.any(0)[:, None]
-            self.centers = self.centers + rate * (means - self.centers)
-        return terms
-
-
 # Losses: the equation and its settings. Nothing but a reference knows the paper.
 
 REFERENCE = "check_reference"
@@ -277,9 +237,6 @@ plant("MeanOfSome", ByHand, "anchors without a positive are left out of the mean
     values=lambda self, matrix, positives, negatives: (
         ByHand.values(self, matrix, positives, negatives) * positives.any(1) / positives.any(1).double().mean()
     )
-)
-plant("MeanOfPairs", Deviance, "the mean of all negative pairs, not of each anchor's", REFERENCE)(
-    push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum() / far.sum().clamp(min=1)
 )
 plant("AlphaForBeta", Deviance, "alpha stands where beta belongs", "check_settings", "beta changes neither")(
     push=lambda self, gap, far: masked_mean(softplus(self.alpha * gap), far)
@@ -292,9 +249,6 @@ class MarginOrDefault(Deviance):
         super().__init__(margin=margin or 0.5, **kwargs)
 
 
-plant("WholeNorm", ByHand, "divides by the norm of the whole batch", REFERENCE)(
-    similarity=lambda self, x, y: (x @ y.T / (x.norm() * y.norm()).clamp(min=1e-12), y is not x)
-)
 plant("ZeroForMasked", Deviance, "masked entries are 0, which is more than the hardest negative", REFERENCE)(
     push=lambda self, gap, far: softplus(self.beta * (gap * far).amax(1)) * far.any(1)
 )
@@ -365,19 +319,6 @@ class MovingMargin(Deviance):
     def values(self, matrix, *masks):
         self._mean = 0.9 * self._mean + 0.1 * matrix.mean().item()
         return super().values(matrix - self._mean, *masks)
-
-
-@planted("similarities are kept while the same tensor object comes in", CALLS)
-class KeptByObject(ByHand):
-    _of = _matrix = None
-
-    def similarity(self, embeddings, ref_emb):
-        if ref_emb is embeddings and self._of is embeddings:
-            return self._matrix, False
-        self._of = embeddings
-        matrix, references = super().similarity(embeddings, ref_emb)
-        self._matrix = matrix.detach()
-        return matrix, references
 
 
 @planted("is switched off for good by an empty batch", CALLS)
@@ -494,10 +435,11 @@ class CannotBePickled(ByHand):
 # Losses: labels, a miner's tuple, references.
 
 NAMES = "check_names_of_classes"
-plant("NamesInFloat32", ByNames, "compares names in float32", NAMES)(names=lambda self, labels: labels.float())
-plant("NamesInInt16", ByNames, "compares names in int16", NAMES)(names=lambda self, labels: labels.short())
 plant("NamesInBytes", ByNames, "compares names in uint8", NAMES)(names=lambda self, labels: labels.to(torch.uint8))
 plant("NamesInInt32", ByNames, "compares names in int32", NAMES)(names=lambda self, labels: labels.int())
+plant("LabelsUnseen", ByNames, "does not look at the labels", "check_labels_are_used", "labels are ignored")(
+    names=lambda self, labels: torch.zeros_like(labels)
+)
 plant("NamesByRemainder", ByNames, "names 1,009 apart are one", "check_sizes")(names=lambda self, labels: labels % 1009)
 
 
@@ -525,9 +467,6 @@ class Tuples(ByHand):
 
 
 PAIRS, TRIPLETS = "check_indices_tuple_of_pairs", "check_indices_tuple_of_triplets"
-plant("MinedPositivesIgnored", Tuples, "all positive pairs, whatever is mined", PAIRS, "the positive pairs that")(
-    mined=lambda self, t, same: (*torch.where(same.fill_diagonal_(False)), *t[2:]) if len(t) == 4 else t
-)
 plant("MinedNegativesIgnored", Tuples, "all negative pairs, whatever is mined", PAIRS, "the negative pairs that")(
     mined=lambda self, t, same: (*t[:2], *torch.where(~same)) if len(t) == 4 else t
 )
@@ -567,13 +506,6 @@ class FirstLabelAlone(Deviance):
         return super().forward(embeddings, labels, *others, **named)
 
 
-plant("LabelsOfBatch", ByHand, "takes the batch's labels for as many references", "check_references", "references")(
-    masks=lambda self, matrix, mine, mined, theirs, references: ByHand.masks(
-        self, matrix, mine, mined, mine if theirs is not None and len(theirs) == len(mine) else theirs, references
-    )
-)
-
-
 # Losses: modes, threads, devices, numbers.
 
 MODES, DTYPES, DEGENERATE = "check_modes", "check_dtypes", "check_degenerate_batches"
@@ -591,16 +523,11 @@ plant("CheapWithoutGradient", Deviance, "looks at half of the columns where no g
 )
 
 
-@planted("is right in the thread that made it", MODES, "another thread changes")
-class OfOneThread(Deviance):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self._thread = threading.get_ident()
-
-    def push(self, gap, negatives):
-        return super().push(gap if threading.get_ident() == self._thread else gap / 2, negatives)
-
-
+plant("OfOneThread", Deviance, "is right in the main thread alone", MODES, "another thread changes")(
+    push=lambda self, gap, far: Deviance.push(
+        self, gap if threading.current_thread() is threading.main_thread() else gap / 2, far
+    )
+)
 plant("ForgetsDevice", ByHand, "makes a tensor on the CPU", "check_devices", r"at planted.py:\d+ mixes a tensor")(
     values=lambda self, s, *masks: ByHand.values(self, s, *masks) + torch.zeros(len(s))
 )
@@ -612,17 +539,12 @@ plant("CallsItem", ByHand, "looks at the largest similarity", WAITS, r"a value r
 )
 
 
-@planted("looks at the largest gradient", WAITS, r"a value read at planted.py:\d+")
-class WaitsInBackward(ByHand):
-    class Clipped(Identity):
-        @staticmethod
-        def backward(ctx, grad):
-            return grad if grad.abs().max().item() < 10 else grad / 2
-
-    def values(self, s, *masks):
-        return super().values(self.Clipped.apply(s), *masks)
-
-
+plant("WaitsInBackward", ByHand, "looks at the largest gradient", WAITS, r"a value read at planted.py:\d+")(
+    values=lambda self, s, *masks: (
+        s.register_hook(lambda grad: grad if grad.abs().max().item() < 10 else grad / 2),
+        ByHand.values(self, s, *masks),
+    )[1]
+)
 plant("Overflows", ByHand, "an exponential that float32 does not hold", DTYPES, "torch.float32 embeddings give")(
     values=lambda self, s, *masks: ByHand.values(self, s, *masks) + 0 * (200 * s).exp().sum(1)
 )
@@ -644,14 +566,8 @@ plant("RootOfEqual", ByHand, "the root of a distance of 0", DEGENERATE, "duplica
         y is not x,
     )
 )
-plant("LogOfNone", ByHand, "the logarithm of no negatives", DEGENERATE, "a batch without negatives gives -inf")(
-    push=lambda self, gap, far: (gap.exp() * far).sum(1).log()
-)
 plant("MeanOfNone", ByHand, "the mean of no positives", DEGENERATE, "a batch without positives gives nan")(
     pull=lambda self, gap, near: (softplus(-self.alpha * gap) * near).sum(1) / near.sum(1)
-)
-plant("MinimumOfNone", ByHand, "the least of no positives", DEGENERATE, r"RuntimeError: min.* \(at planted.py:\d+\)")(
-    pull=lambda self, gap, near: ByHand.pull(self, gap, near) + 0 * gap[near].min()
 )
 
 
@@ -673,9 +589,6 @@ class NanDropsOut(ByHand):
 MANY = "check_many_references"
 plant("CountsInFloat16", Deviance, "counts pairs in float16", MANY)(
     push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum(1) / far.half().sum(1).clamp(min=1).to(gap.dtype)
-)
-plant("First128", Deviance, "looks at the first 128 references only", MANY)(
-    values=lambda self, *matrices: Deviance.values(self, *(each[:, :128] for each in matrices))
 )
 plant("First64", ByHand, "looks at the first 64 coordinates only", "check_dimensions")(
     similarity=lambda self, x, y: ByHand.similarity(self, z := x[:, :64], z if y is x else y[:, :64])
@@ -699,14 +612,6 @@ class NoRegularizerWeight(ByHand):
         super().__init__(**kwargs)
 
 
-@planted("numbers the labels that it is given from 0, in place", INPUTS, "changes labels in place")
-class ShiftsLabels(ByHand):
-    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        if labels is not None and len(labels) and ref_emb is embeddings:
-            labels -= labels.min()
-        return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-
-
 @planted("sorts the miner's tuple in place", INPUTS, r"changes indices_tuple\[0\] in place")
 class SortsTuple(ByHand):
     def compute_loss(self, embeddings, labels, indices_tuple, *references):
@@ -717,32 +622,15 @@ class SortsTuple(ByHand):
         return super().compute_loss(embeddings, labels, indices_tuple, *references)
 
 
-@planted(
-    "switches on the gradient of the embeddings that it is given", INPUTS, "switches on the gradient of embeddings"
-)
-class SwitchesGradientOn(ByHand):
-    def compute_loss(self, embeddings, *more):
-        if embeddings.is_leaf and not embeddings.is_inference():
-            embeddings.requires_grad_()
-        return super().compute_loss(embeddings, *more)
-
-
-class Before(Deviance):
-    """The loss, before which something is done to the process."""
-
-    def values(self, *matrices):
-        self.meddle()
-        return super().values(*matrices)
-
-
-plant("SeedsTorch", Before, "seeds torch's generator", GLOBALS, "it seeds the global generator of torch")(
-    meddle=lambda self: torch.manual_seed(0)
-)
 plant(
-    "OverflowsUnseen", Before, "switches off NumPy's warnings", GLOBALS, r"it changes numpy.geterr\(\) for the whole"
-)(meddle=lambda self: np.seterr(over="ignore"))
-plant("Silences", Before, "silences all warnings of the process", GLOBALS, "it changes warnings.filters")(
-    meddle=lambda self: warnings.simplefilter("ignore")
+    "SwitchesGradientOn", ByHand, "switches on the gradient of its input", INPUTS, "switches on the gradient of embed"
+)(
+    compute_loss=lambda self, x, *more: ByHand.compute_loss(
+        self, x.requires_grad_() if x.is_leaf and not x.is_inference() else x, *more
+    )
+)
+plant("Silences", Deviance, "silences all warnings of the process", GLOBALS, "it changes warnings.filters")(
+    values=lambda self, *matrices: (warnings.simplefilter("ignore"), Deviance.values(self, *matrices))[1]
 )
 plant("RandomByNumpy", ByHand, "draws by NumPy's generator", "check_determinism", "draw by torch's generators")(
     values=lambda self, *matrices: ByHand.values(self, *matrices) * (1 + np.random.rand())
@@ -753,13 +641,9 @@ plant("RandomByNumpy", ByHand, "draws by NumPy's generator", "check_determinism"
 FORMS, INDICES = "check_call_forms", "check_indices_belong_to_values"
 
 
-plant(
-    "OneTermReduced",
-    TwoTerms,
-    "one of two terms is reduced",
-    "check_reducers",
-    "sub-loss 'push' is reduced",
-)(packed=lambda self, values, labels: values | {"push": reduced(values["push"]["losses"].mean())["loss"]})
+plant("OneTermReduced", TwoTerms, "one of two terms is reduced", "check_reducers", "sub-loss 'push' is reduced")(
+    packed=lambda self, values, labels: values | {"push": reduced(values["push"]["losses"].mean())["loss"]}
+)
 
 
 @planted("a value per class, with the indices of the first images", INDICES)
@@ -783,10 +667,11 @@ plant("Exits", ByHand, "exits", FORMS, r"SystemExit: no such mode \(at planted.p
 
 @planted("a tangent that is doubled", "check_torch_func", "torch.func.jvp gives another derivative")
 class WrongTangent(ByHand):
-    class Doubled(Identity):
-        @staticmethod
-        def jvp(ctx, tangent):
-            return 2 * tangent
+    class Doubled(torch.autograd.Function):
+        forward = staticmethod(lambda x: x.clone())
+        setup_context = staticmethod(lambda ctx, inputs, output: None)
+        backward = staticmethod(lambda ctx, grad: grad)
+        jvp = staticmethod(lambda ctx, tangent: 2 * tangent)
 
     def values(self, s, *masks):
         return super().values(self.Doubled.apply(s), *masks)
@@ -876,23 +761,7 @@ class Hardest(NearNegatives):
         return anchors, partners, hardest[anchors]
 
 
-def only(mask_of):
-    """Return a miner's choice of pairs, narrowed by a mask of the similarities and of the two masks of pairs."""
-
-    def chosen(self, similarity, positives, negatives):
-        mask = mask_of(similarity, positives, negatives)
-        return tuple(each & mask for each in NearNegatives.chosen(self, similarity, positives, negatives))
-
-    return chosen
-
-
 MINED, AMONG = "check_mined_indices", "check_mined_references"
-plant("MinesFirst64", NearNegatives, "mines the first 64 anchors only", "check_sizes")(
-    chosen=only(lambda similarity, *masks: (torch.arange(len(similarity)) < 64)[:, None])
-)
-plant("FirstOfClass", NearNegatives, "the first image of each class is the only anchor", ORDER)(
-    chosen=only(lambda similarity, near, far: ~near.tril(-1).any(1, keepdim=True))
-)
 plant("ListsTwice", NearNegatives, "lists a pair once by each of two rules", MINED, "listed twice")(
     listed=lambda self, *masks: tuple(torch.cat([i, i[: len(i) // 2]]) for i in NearNegatives.listed(self, *masks))
 )
@@ -912,16 +781,6 @@ plant("MinerLeavesOutRow", NearNegatives, "leaves out the reference in the same 
 )
 
 
-@planted("a moving mean of similarities is the threshold", CALLS, "another result than of a new object")
-class MovingThreshold(NearNegatives):
-    _mean = 0.0
-
-    def chosen(self, similarity, positives, negatives):
-        if similarity.numel():
-            self._mean = 0.5 * self._mean + 0.5 * similarity.mean().item()
-        return positives, negatives & (similarity > self._mean - self.epsilon)
-
-
 plant("PolarityIgnored", NearNegatives, "takes every distance for a similarity", ARGUMENTS)(
     similarity=lambda self, x, y: (self.distance(x, y), y is not x)
 )
@@ -933,14 +792,8 @@ plant("MinesOnCPU", NearNegatives, "indices stay on the CPU", "check_devices", "
 )
 
 
-class Plain(Hardest):
-    """The same, of an author who declares no capabilities."""
-
-    capabilities = frozenset()
-
-
-plant("PartnersFirst", Plain, "gives partners before anchors", "check_mined_references", "is outside of 0 to 23")(
-    listed=lambda self, *masks: (lambda a, p, n: (p, a, n))(*Hardest.listed(self, *masks))
+plant("PartnersFirst", Hardest, "gives partners before anchors", "check_mined_references", "is outside of 0 to 23")(
+    capabilities=frozenset(), listed=lambda self, *masks: (lambda a, p, n: (p, a, n))(*Hardest.listed(self, *masks))
 )
 
 
@@ -993,17 +846,11 @@ plant("NamesKeptInBytes", FewClasses, "keeps the names of classes in bytes", LON
 plant("SortsLabels", FewClasses, "sorts the labels that it is given, in place", LONG_RUN, "it changes the labels")(
     read=lambda self, labels: (labels.sort(), torch.as_tensor(labels))[1]
 )
-plant("LastImageNever", FewClasses, "never draws the last image of a class", PASS)(
-    images=lambda self, rows: FewClasses.images(self, rows[: max(1, len(rows) - 1)])
-)
 plant("CountsFromOne", FewClasses, "counts from 1", PASS, "an index is outside of 0 to 23")(
     images=lambda self, rows: FewClasses.images(self, rows + 1)
 )
 plant("ShufflesByPython", FewClasses, "shuffles by Python's generator", LONG_RUN)(
     images=lambda self, rows: random.sample(4 * rows.tolist() if len(rows) < 4 else rows.tolist(), 4)
-)
-plant("OneMore", FewClasses, "says one batch more than it gives", PASS, r"a pass gives 2 items, but len\(\) says 3")(
-    __len__=lambda self: self.length // self.batch_size + 1
 )
 plant("SameEveryEpoch", FewClasses, "draws the same in every epoch", LONG_RUN, "two passes in a row are equal")(
     __iter__=lambda self: (self.generator.manual_seed(self.seed), FewClasses.__iter__(self))[1]
@@ -1027,22 +874,10 @@ plant("StateNotPutBack", FewClasses, "does not put its state back", STATE, "draw
 )
 
 
-@planted("the state that was saved goes on changing", STATE)
-class LiveState(FewClasses):
-    def __init__(self, *arguments, **named):
-        super().__init__(*arguments, **named)
-        self.state = {"drawn": 0}
-
-    def __iter__(self):
-        self.state["drawn"] += 1
-        self.generator.manual_seed(1000 * self.seed + self.state["drawn"])
-        return super().__iter__()
-
-    def state_dict(self):
-        return self.state
-
-    def load_state_dict(self, state):
-        self.state = state
+plant("LiveState", FewClasses, "the state that was saved goes on changing", STATE)(
+    state_dict=lambda self: {"generator": self.generator},
+    load_state_dict=lambda self, state: self.generator.set_state(state["generator"].get_state()),
+)
 
 
 @planted("draws from the global generator, which it seeds", GLOBALS, "it seeds the global generator of torch")
@@ -1059,16 +894,10 @@ class OnePass(FewClasses):
         return self._pass
 
 
-@planted("is its own iterator, so that a second one goes on where the first is", PASS)
-class OwnIterator(FewClasses):
-    def __iter__(self):
-        self._batches = super().__iter__()
-        return self
-
-    def __next__(self):
-        return next(self._batches)
-
-
+plant("OwnIterator", FewClasses, "is its own iterator, so that a second one goes on where the first is", PASS)(
+    __iter__=lambda self: (setattr(self, "_batches", FewClasses.__iter__(self)), self)[1],
+    __next__=lambda self: next(self._batches),
+)
 plant("DrawsTwice", FewClasses, "draws an image twice in a batch", PASS, "an image comes twice in a batch")(
     images=lambda self, rows: rows[torch.randint(len(rows), (4,), generator=self.generator)].tolist()
 )
@@ -1095,22 +924,6 @@ plant("StopsHalfway", FewClasses, "stops halfway", PASS, r"ZeroDivisionError: .*
 # Regularizers.
 
 
-class Spread(LabeledRegularizer):
-    """The squared distance of each image from the mean of its class in the batch."""
-
-    def compute_loss(self, embeddings, labels):
-        if len(embeddings) == 0:
-            return self.zero_losses()
-        return per_anchor((embeddings - self.means(embeddings, labels)).square().sum(1))
-
-    def means(self, embeddings, labels):
-        same = self.same(labels).to(embeddings.dtype)
-        return same @ embeddings / same.sum(1, keepdim=True)
-
-    def same(self, labels):
-        return labels[:, None] == labels
-
-
 class Norms(BaseRegularizer):
     """The squared deviation of each embedding's squared length from 1."""
 
@@ -1121,20 +934,8 @@ class Norms(BaseRegularizer):
         return (squares - 1).square()
 
 
-plant("LabelsUnseen", Spread, "does not look at the labels", "check_labels_are_used", "labels are ignored")(
-    same=lambda self, labels: torch.ones(len(labels), len(labels), dtype=torch.bool, device=labels.device)
-)
 plant("NormsOwnMean", Norms, "reducer= changes nothing", ARGUMENTS, "reducer= changes nothing")(
     compute_loss=lambda self, x: reduced(Norms.compute_loss(self, x)["loss"]["losses"].sum() / max(1, len(x)))
-)
-plant("SpreadFirst64", Spread, "looks at the first 64 coordinates only", "check_dimensions", "coordinate 65 of 600")(
-    compute_loss=lambda self, x, labels: Spread.compute_loss(self, x[:, :64], labels)
-)
-plant("DeviationOfOne", Norms, "the standard deviation of one image", DEGENERATE, "a batch of one image gives nan")(
-    compute_loss=lambda self, x: per_anchor((1 - x.double().std(0)).clamp(min=0).mean().expand(len(x)))
-)
-plant("ProductInAutocast", Norms, "a product that autocast computes in half precision", DTYPES)(
-    compute_loss=lambda self, x: per_anchor((x @ x.T).square().sum(1))
 )
 
 # Distances.
@@ -1178,16 +979,6 @@ plant("ScaledByBatch", Soft, "divides by the largest of the batch", DISTANCE, "d
 )
 
 
-@planted("pairs are not weighted", DISTANCE, "pairwise_distance differs from the diagonal")
-class PairsUnweighted(Soft):
-    def __init__(self, embedding_size: int, **kwargs):
-        super().__init__(**kwargs)
-        self.weights = nn.Parameter(torch.ones(embedding_size))
-
-    def compute_mat(self, query_emb, ref_emb):
-        return super().compute_mat(query_emb * self.weights, ref_emb * self.weights)
-
-
 @planted("a similarity that says it is a distance", DISTANCE, "pass is_inverted=True")
 class WrongWay(CosineSimilarity):
     def __init__(self, **kwargs):
@@ -1218,7 +1009,6 @@ plant(
 plant(
     "ReturnsValues", reducers.BaseReducer, "returns values", "check_reducer", r"element values give tensor.*\n.*, not"
 )(forward=lambda self, loss_dict, embeddings, labels: loss_dict["loss"]["losses"])
-plant("ReducesNan", RootMeanSquare, "puts 0 for NaN", NAN)(mean=lambda self, squares: squares.nan_to_num(0).mean())
 
 
 @planted("bounds the values that it is given, in place", INPUTS, "changes losses in place")
@@ -1228,8 +1018,8 @@ class BoundsInPlace(RootMeanSquare):
         return super().element_reduction(losses, *more)
 
 
-RIGHT = (Deviance, ByNames, Centers, Ramp, MomentumCenters, NearNegatives, Hardest, FewClasses)
-RIGHT += (Spread, Norms, Soft, RootMeanSquare)
+RIGHT = (Deviance, ByNames, Centers, Ramp, NearNegatives, Hardest, FewClasses)
+RIGHT += (Norms, Soft, RootMeanSquare)
 
 
 def failing(component: Any, **given: Any) -> dict[str, str]:
@@ -1255,3 +1045,16 @@ if __name__ == "__main__":
     import planted as importable  # under a name that a copy of an object keeps
 
     importable.main(*sys.argv[1:])
+
+
+@planted("half of a learned scale has no gradient", "check_gradients", "the gradient of scale differs")
+class ScaleCut(Soft):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def compute_mat(self, query_emb, ref_emb):
+        return (self.scale + self.scale.detach()) / 2 * super().compute_mat(query_emb, ref_emb)
+
+    def pairwise_distance(self, query_emb, ref_emb):
+        return (self.scale + self.scale.detach()) / 2 * super().pairwise_distance(query_emb, ref_emb)

@@ -114,11 +114,6 @@ def test_a_loss_beside_a_regularizer_of_pml_passes_the_checks_of_its_terms(loss)
     assert [(r.status, r.text) for r in check_component(loss, checks=names, on_fail=None)] == [("passed", "")] * 2
 
 
-def test_a_mean_taken_inside_is_found_beside_a_regularizer_too():
-    loss = planted.MeanInside(embedding_regularizer=regularizers.LpRegularizer())
-    assert "reduced already" in planted.failing(loss, checks=["check_reducers"])["check_reducers"]
-
-
 def test_targets():
     for what in ("cbml", "pml_ext_cbml"):
         assert [name for name, _ in components_of(what)] == ["cbml", "hard-pair", "metric-variance", "softmax"]

@@ -12,8 +12,6 @@ from pytorch_metric_learning import losses, regularizers
 import pml_ext
 from pml_ext import registry
 from pml_ext.testing import check_component, checks_of
-from pml_ext.testing.calling import equal, outcome
-from pml_ext.testing.subject import Batch, batch_of, subject_of
 
 WANTED = {"loss": 0.6}  # of the bugs in losses, whose equation nothing but a reference knows
 OTHERS = 0.8
@@ -32,7 +30,7 @@ def test_a_bug_is_found_and_named(bug):
 def test_the_fast_kit_finds_enough():
     """Each bug is found by the check that its row names, so that all fast checks find at least these shares."""
     bugs = planted.PLANTED.values()
-    assert len(bugs) > 80
+    assert len(bugs) >= 90
     for kind in {bug.kind for bug in bugs}:
         fast = {check.__name__ for check in checks_of(kind, fast=True)}
         checks = [bug.check for bug in bugs if bug.kind == kind]
@@ -82,25 +80,6 @@ def test_memories_and_regularized_losses_pass(component):
 def test_a_share_of_pmls_others_passes(kind, names):
     found = {name: planted.failing(registry.get(name, kind).cls, fast=True) for name in names}
     assert found == {name: {} for name in names}
-
-
-def test_what_is_equal():
-    nan = torch.tensor([1.0, torch.nan])
-    assert equal(nan, nan.clone())
-    assert not equal(nan, nan.flip(0))
-    assert not equal(torch.zeros(0, 2), torch.zeros(2, 0))
-    assert not equal((torch.zeros(2),), (torch.zeros(2), torch.zeros(2)))
-
-
-def test_an_outcome_has_the_gradient_of_references():
-    subject = subject_of(planted.Deviance)
-    batch, other = batch_of(subject), batch_of(subject, (3, 2), seed=1)
-    value, mine, theirs = outcome(subject.make(), batch, ref_emb=other.embeddings, ref_labels=other.labels)
-    assert value.ndim == 0
-    assert (mine.shape, theirs.shape) == (batch.embeddings.shape, other.embeddings.shape)
-    pairs = outcome(planted.NearNegatives(), Batch(batch.embeddings, batch.labels))[0]
-    assert pairs.shape[1] == 3
-    assert pairs[:, 2].unique().tolist() == [0, 1]
 
 
 class OfThisProcess(planted.Deviance):

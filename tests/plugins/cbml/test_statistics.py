@@ -47,9 +47,6 @@ def test_the_quadratic_exponent_of_statistics():
     assert CBMLLoss.from_statistics(known, exponent="quadratic").delta == "ratio"  # as linear exponents have it inside
     four = (known.mean_pos, known.std_pos, known.mean_neg, known.std_neg)
     assert loss.statistics == four
-    value = loops.cbml(x, loops.pairs_from_labels(labels), statistics=four, mining=False)
-    torch.testing.assert_close(loss(x, labels), value, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(torch.autograd.grad(loss(x, labels), x), torch.autograd.grad(value, x))
     assert CBMLLoss.from_statistics(known)(x, labels).isfinite()
 
 

@@ -56,31 +56,6 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
     assert metrics["warnings"] == []
 
 
-def test_a_resumed_run_has_the_same_table(finished, tmp_path, monkeypatch):
-    from pml_ext.experiment import checkpoint
-    from pml_ext.experiment.run import Run
-
-    def stop(self, *arguments):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Run, "_finish", stop)
-    out = tmp_path / "out"
-    saved = checkpoint.save_last
-
-    def stop_after_two(path, state):
-        saved(path, state)
-        if state["epoch"] == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "save_last", stop_after_two)
-    with pytest.raises(KeyboardInterrupt):
-        train("density/digits", out=out, overrides=QUICK, device="cpu")
-    monkeypatch.undo()
-    metrics = train("density/digits", out=out, overrides=QUICK, device="cpu", resume=True)[0]
-    assert metrics["after"] == finished[1]["after"]
-    assert rows(out) == rows(finished[0])
-
-
 @pytest.mark.usefixtures("without_report")
 def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
     overrides = (

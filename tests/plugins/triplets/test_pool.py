@@ -140,6 +140,8 @@ def test_what_was_collected_is_saved_too():
         one.refresh_pool(torch.randn(30, 4))
     with pytest.raises(ValueError, match="5 embeddings for 12 indices"):
         one.collect(torch.arange(12), torch.randn(5, 4))
+    with pytest.raises(ValueError, match='leave out per="anchor"'):
+        HardNegativePoolSampler(labels, 12, 120, pool="nearest", per="anchor")
 
 
 def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
@@ -167,7 +169,7 @@ def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
         out=tmp_path / "out",
         device="cpu",
         overrides=(
-            "schedule.epochs=5",
+            "schedule.epochs=3",
             "schedule.milestones=[2]",
             "model.trunk.width=8",
             "loss.triplets=all",
@@ -176,5 +178,5 @@ def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
             "evaluation.baselines=false",
         ),
     )
-    assert len(seen) == 15
-    assert pools == [True, True]  # before epochs 3 and 5
+    assert len(seen) == 9
+    assert pools == [True]  # before epoch 3

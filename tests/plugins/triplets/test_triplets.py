@@ -13,6 +13,8 @@ from pml_ext.pairwise import euclidean_distances, normalize
 from pml_ext.testing import SkipCheck, check_component
 from pml_ext_triplets import functional
 
+from ..cbml import loops
+
 KINDS = tuple(functional.KINDS)
 
 
@@ -37,21 +39,15 @@ def distance(x, y):
 def listed(x, labels, kind="hinge", margin=0.2, triplets="violating", percentile=None, references=None, tuples=None):
     """The mean over S, one triplet after the other."""
     points = torch.stack([p / p.norm().clamp(min=1e-12) for p in x])
-    others, other_labels = (
-        (points, labels)
-        if references is None
-        else (torch.stack([p / p.norm().clamp(min=1e-12) for p in references[0]]), references[1])
-    )
+    others, other_labels = (x, labels) if references is None else references
+    others = torch.stack([p / p.norm().clamp(min=1e-12) for p in others])
     d = [[distance(p, q) for q in others] for p in points]
     between = [[distance(p, q) for q in others] for p in others]
-    rows, columns = range(len(points)), range(len(others))
-    positives = {
-        (a, p) for a in rows for p in columns if labels[a] == other_labels[p] and (references is not None or a != p)
-    }
-    negatives = {(a, n) for a in rows for n in columns if labels[a] != other_labels[n]}
-    if tuples is not None:
-        positives = {(a, p) for a, p in zip(*(t.tolist() for t in tuples[:2]), strict=True) if a != p}
-        negatives = set(zip(*(t.tolist() for t in tuples[2:]), strict=True))
+    if tuples is None:
+        positives, negatives = loops.pairs_from_labels(labels, None if references is None else other_labels)
+    else:
+        positives, negatives = loops.pairs_of(tuples)
+        positives = [(a, p) for a, p in positives if a != p]
     if percentile is not None:
         limit = {
             a: np.percentile([d[a][p].item() for b, p in positives if b == a], percentile)
