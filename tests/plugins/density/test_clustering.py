@@ -59,7 +59,7 @@ def reference(embeddings, labels, component, margin=1.0, refinements=5):
     x = [row / row.norm().clamp(min=1e-12) for row in embeddings]
     y = labels.tolist()
     pairs = [[(a - b).norm() if i != j else 0 * a.sum() for j, b in enumerate(x)] for i, a in enumerate(x)]
-    distance = [[float(value) for value in row] for row in pairs]
+    distance = [[value.item() for value in row] for row in pairs]
     if not y:
         return embeddings.sum()
     medoids = slow_locations(distance, y, margin, refinements)
