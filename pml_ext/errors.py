@@ -85,7 +85,8 @@ def counted(number: int, noun: str) -> str:
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return a sentence about a name that is not there, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
     known, name = list(dict.fromkeys(known)), shortened(name, 100)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    lowered = {other.lower(): other for other in reversed(known)}
+    near = [lowered[each] for each in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
     listed = f"nearest: {', '.join(near)}" if near else f"known: {first_of(known, 12)}"
     return f"no {what} {name!r}; {listed}"

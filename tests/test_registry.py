@@ -30,6 +30,8 @@ def _isolated():
 def test_unknown_names_say_the_nearest():
     with pytest.raises(UnknownNameError, match="no loss 'cbmll'; nearest: cbml"):
         registry.get("cbmll", kind="loss")
+    with pytest.raises(UnknownNameError, match="no loss 'CBMLLoss'; nearest: cbml"):
+        registry.get("CBMLLoss", kind="loss")
     with pytest.raises(UnknownNameError, match="pml/multi-similarity"):
         registry.get("multi-similarity")
     with pytest.raises(UnknownNameError, match="kinds are loss, miner"):
