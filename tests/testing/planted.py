@@ -60,6 +60,7 @@ def planted(words: str, check: str, text: str = ""):
     """Class decorator: enter the class into the table of planted bugs."""
 
     def enter(cls):
+        assert cls.__name__ not in PLANTED, cls
         PLANTED[cls.__name__] = Planted(cls, registry.kind_of(cls), words, check, text)
         return cls
 
@@ -970,7 +971,7 @@ plant("RootOfZero", Soft, "no gradient where embeddings are equal", DISTANCE, "t
 plant("NotSymmetric", Soft, "is not symmetric", DISTANCE, "is not symmetric")(
     compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y.abs())
 )
-plant("ReferencesDetached", Soft, "references have no gradient", DISTANCE, "the references get no gradient")(
+plant("DistanceReferencesDetached", Soft, "references have no gradient", DISTANCE, "the references get no gradient")(
     compute_mat=lambda self, x, y: Soft.compute_mat(self, x, y.detach())
 )
 plant("ScaledByBatch", Soft, "divides by the largest of the batch", DISTANCE, "depends on others of the batch")(
@@ -984,6 +985,19 @@ class WrongWay(CosineSimilarity):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.is_inverted = False
+
+
+@planted("half of a learned scale has no gradient", "check_gradients", "the gradient of scale differs")
+class ScaleCut(Soft):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def compute_mat(self, query_emb, ref_emb):
+        return (self.scale + self.scale.detach()) / 2 * super().compute_mat(query_emb, ref_emb)
+
+    def pairwise_distance(self, query_emb, ref_emb):
+        return (self.scale + self.scale.detach()) / 2 * super().pairwise_distance(query_emb, ref_emb)
 
 
 # Reducers.
@@ -1045,16 +1059,3 @@ if __name__ == "__main__":
     import planted as importable  # under a name that a copy of an object keeps
 
     importable.main(*sys.argv[1:])
-
-
-@planted("half of a learned scale has no gradient", "check_gradients", "the gradient of scale differs")
-class ScaleCut(Soft):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def compute_mat(self, query_emb, ref_emb):
-        return (self.scale + self.scale.detach()) / 2 * super().compute_mat(query_emb, ref_emb)
-
-    def pairwise_distance(self, query_emb, ref_emb):
-        return (self.scale + self.scale.detach()) / 2 * super().pairwise_distance(query_emb, ref_emb)
