@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -109,8 +110,8 @@ def compare(
                 for name, values in chosen
                 for plan in plans_of(name, out, seeds, folds, data, [*more, *values], tune)
             ]
-            bar.begin("runs", len(plans))
-            groups = [*rows_of(plans, folders, executor, bar.hear, device, data), *failed]
+            begin = functools.partial(bar.begin, "runs")
+            groups = [*rows_of(plans, folders, executor, bar.hear, device, data, begin), *failed]
     else:
         groups = groups_below(folders)
     result = compare(groups, metric or _METRICS, phase, baseline)

@@ -138,16 +138,18 @@ def rows_of(
     hear: Hear,
     device: str = "auto",
     data: Path | None = None,
+    begin: Callable[[int], None] = lambda runs: None,
 ) -> list[Group]:
     """Do the runs that are missing, and return the rows of all of them and of the folders' runs.
 
     A run counts as there if its folder has it, or one of ``folders`` has a run of the same recipe, settings, seed and
-    version. A run that fails stands in its row with its error.
+    version; recipes of the same settings share their runs. A run that fails stands in its row with its error.
+    ``begin`` is called with the number of missing runs before the first.
     """
     found = groups_below(folders) if folders else []
     groups: list[Group] = []
     jobs: dict[Job, Group] = {}  # of the runs that are missing
-    places: list[Path] = []
+    planned: dict[tuple[int, int, int], Path] = {}  # folders of the runs, by row, seed and fold
     for plan in plans:
         fold, settings = settings_of(plan.recipe.as_dict())
         own, there = (group_of(rows, settings, plan.trials) for rows in (groups, found))
@@ -157,13 +159,14 @@ def rows_of(
         run = there.runs.get(plan.seed, {}).get(fold) if there is not None else None
         if run is not None and run["versions"].get("pml-ext") == __version__:
             own.runs.setdefault(plan.seed, {})[fold] = run
-        else:
-            places.append(plan.folder)
+        elif (key := (id(own), plan.seed, fold)) not in planned:
+            planned[key] = plan.folder
             if not (plan.folder / METRICS).exists():
                 jobs[RunJob(plan, device, data)] = own
+    begin(len(jobs))
     for job, error in errors_of(jobs, executor, hear).items():
         jobs[job].errors[job.name] = error
-    for place in places:
+    for place in planned.values():
         if (place / METRICS).exists():
             add_run(groups, place)
     for other in found:

@@ -66,6 +66,11 @@ def test_only_missing_runs_are_done_and_folders_count(recipe, tmp_path, counted)
     assert json.loads((other / "comparison.json").read_text()) == json.loads(result.stdout)
     compare(recipe, out, "--out", other, "--set", "sampler.iterations=2")
     assert counted == ["seed-0", "seed-1", "seed-0"]  # other settings are another run
+    same = tmp_path / "same.toml"
+    same.write_text('extends = "one.toml"\n')
+    result = compare(recipe, same, "--out", tmp_path / "third", "--set", "sampler.iterations=1")
+    assert counted[3:] == ["seed-0"]  # two recipes of the same settings are one row
+    assert "seed 0 is done: 1 of 1 runs" in result.stderr
 
 
 @pytest.mark.usefixtures("without_report")
