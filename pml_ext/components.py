@@ -1,15 +1,14 @@
-"""Components: classes under names, with their kinds, capabilities and settings; PML's own classes are ``pml/...``."""
+"""Components: named classes, with their kinds, capabilities and settings; PML's own classes are ``pml/...``."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import re
-from collections.abc import Callable
 
 from .lazy import relative_imports
 from .outline import imported_class, module_source, outline
+from .settings import settings_of as settings_of
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
 CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "relation", "state", "tiles"})
@@ -32,7 +31,7 @@ class Paper:
 class Component:
     """A class under a name. Its kind follows from the PML base class that it extends.
 
-    A plugin that gives its classes as text is listed without importing torch.
+    A class given as text is listed without importing torch.
     """
 
     source: type | str  # the class, or "package.module:Class", which is imported when it is used
@@ -49,20 +48,16 @@ class Component:
     @property
     def class_name(self) -> str:
         """The class's name, without importing it."""
-        return self._path.rpartition(":")[2]
+        return self.path.rpartition(":")[2]
 
     @property
-    def package(self) -> str:
-        """The top package that the class is in."""
-        return self._path.partition(":")[0].partition(".")[0]
-
-    @property
-    def _path(self) -> str:
+    def path(self) -> str:
+        """The class's place, ``"package.module:Class"``."""
         return self.source if isinstance(self.source, str) else f"{self.source.__module__}:{self.source.__name__}"
 
     @property
     def kind(self) -> str:
-        """One of :data:`KINDS`; of a class that is not imported, by the end of its name, ``"loss"`` of ``MyLoss``."""
+        """One of :data:`KINDS`; of a class given as text by the end of its name, ``"loss"`` of ``MyLoss``."""
         if isinstance(self.source, type):
             return kind_of(self.source)
         ending = next((kind for kind in KINDS if self.class_name.endswith(kind.capitalize())), "")
@@ -75,7 +70,7 @@ class Component:
 
     @property
     def qualified_name(self) -> str:
-        """``plugin:name``, which reaches the component whatever other plugins claim."""
+        """``plugin:name``, which reaches the component even if other plugins claim its name."""
         return f"{self.plugin}:{self.name}"
 
     @property
@@ -84,18 +79,13 @@ class Component:
         return inspect.cleandoc(self.outline.__doc__ or "").partition("\n")[0]
 
     @property
-    def capabilities(self) -> frozenset[str]:
-        """The class's :func:`capabilities`."""
-        return capabilities(self.cls)
-
-    @property
     def settings(self) -> dict[str, inspect.Parameter]:
-        """The class's :func:`settings_of`."""
+        """The class's :func:`pml_ext.settings.settings_of`."""
         return settings_of(self.cls)
 
 
 def kind_of(cls: type) -> str:
-    """Return the kind of a class, by the PML (or torch) base class that it extends; raise TypeError for no such one."""
+    """Return the kind of a class, by its base class of PML or torch; raise TypeError if it has none of these."""
     from . import pml
 
     for kind, bases in pml.BASES.items():
@@ -123,15 +113,13 @@ _OF_PML: dict[str, frozenset[str]] = {
 
 
 def capabilities(component: object) -> frozenset[str]:
-    """Return the capabilities of a class or an instance.
+    """Return the capabilities of a class or an instance: its attribute ``capabilities``, or for PML's from a table.
 
-    These are ``"labels"`` (uses them), ``"indices_tuple"`` (takes a miner's), ``"references"`` (takes ``ref_emb`` and
-    ``ref_labels``), ``"relation"`` (takes one in place of equal labels), ``"state"`` (keeps state between calls),
-    ``"tiles"`` (works in tiles of bounded memory). They come from its attribute ``capabilities``, or for PML's classes
-    from a table; the default is labels and indices_tuple.
+    ``"labels"``: uses labels; ``"indices_tuple"``: takes a miner's pairs; ``"references"``: takes ``ref_emb`` and
+    ``ref_labels``; ``"relation"``: takes one in place of equal labels; ``"state"``: keeps state between calls;
+    ``"tiles"``: works in tiles of bounded memory. The default is labels and indices_tuple.
     """
-    declared = getattr(component, "capabilities", None)
-    if declared is not None:
+    if (declared := getattr(component, "capabilities", None)) is not None:
         return frozenset(declared)
     bases = (component if isinstance(component, type) else type(component)).__mro__
     nearest = next((base for base in bases if base.__module__.startswith("pytorch_metric_learning.")), object)
@@ -152,38 +140,9 @@ def pml_components() -> list[Component]:
 
 
 def kebab(class_name: str) -> str:
-    """Return the name that follows from a class name: ``"MultiSimilarityLoss"`` gives ``"multi-similarity"``."""
+    """Return the default name of a class: ``"multi-similarity"`` of ``"MultiSimilarityLoss"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
     for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):
         name = name.replace(words, words.replace("-", ""))
     return name
-
-
-def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
-    """Return the keyword arguments that a class or a function accepts, with string annotations resolved where possible.
-
-    A class that hands ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
-    """
-    functions = [target]
-    if isinstance(target, type):
-        bases = [base for base in target.__mro__ if "__init__" in vars(base)]
-        functions = [vars(base)["__init__"] for base in bases if not base.__module__.startswith("torch.")]
-    settings: dict[str, inspect.Parameter] = {}
-    for function in functions:
-        inner = function.func if isinstance(function, functools.partial) else function
-        names = getattr(inspect.unwrap(inner), "__globals__", {})
-        parameters = list(inspect.signature(function).parameters.values())[isinstance(target, type) :]
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        settings = {p.name: p.replace(annotation=_resolved(p.annotation, names)) for p in named} | settings
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    settings.pop("mat_based_loss", None)  # what PML's base classes require and its losses pass to them by themselves
-    return settings
-
-
-def _resolved(annotation: object, names: dict[str, object]) -> object:
-    try:
-        return eval(annotation, names) if isinstance(annotation, str) else annotation
-    except Exception:  # any expression, or a name that only type checkers import
-        return annotation

@@ -6,10 +6,11 @@ import inspect
 from typing import Any
 
 from . import registry
-from .components import capabilities, settings_of
+from .components import capabilities
 from .errors import UnknownNameError, unknown
 from .experiment.recipe import flat, load_recipes, names_in, origin_of, papers, printed, quoted, texts, variant_tables
 from .experiment.recipe.loading import tables_of_papers
+from .settings import settings_of
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:

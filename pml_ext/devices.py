@@ -20,18 +20,14 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 def accelerator() -> str | None:
     """Return the type of the accelerator of this machine, such as ``"cuda"``; None if there is none."""
-    if hasattr(torch, "accelerator"):
-        available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return available.type if available is not None else None
-    usable = (("cuda", torch.cuda), ("mps", torch.backends.mps), ("xpu", torch.xpu))  # torch before 2.6
-    return next((name for name, backend in usable if backend.is_available()), None)
+    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return available.type if available is not None else None
 
 
 def choose_device(name: str) -> str:
-    """Return the device that a user asks for, one of :data:`CHOICES`, as torch names it; ConfigError if there is none.
+    """Return torch's name of a device that a user chose from :data:`CHOICES`; ConfigError if there is none.
 
-    ``"auto"`` takes the accelerator if there is one, else the CPU. Under ``torchrun`` that is the accelerator of this
-    process: ``"cuda:1"``.
+    ``"auto"`` is the accelerator if there is one, else the CPU; under ``torchrun`` this process's own: ``"cuda:1"``.
     """
     available = accelerator()
     if name not in CHOICES and name != available:
@@ -42,7 +38,7 @@ def choose_device(name: str) -> str:
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
         return available
-    place, count = int(os.environ["LOCAL_RANK"]), getattr(torch, available).device_count()
+    place, count = int(os.environ["LOCAL_RANK"]), torch.accelerator.device_count()
     if place >= count:
         lacking = f"process {place} of this machine has no {available} device of its own ({count} seen)"
         raise ConfigError(f"{lacking}; type --nproc-per-node {count}, or --device cpu")
@@ -50,7 +46,7 @@ def choose_device(name: str) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of a device in reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
+    """Return the name of a device for reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
     name = getattr(getattr(torch, device.type), "get_device_name", None)
     return f"{device.type} ({name(device)})" if name is not None else str(device)
 

@@ -5,8 +5,8 @@
     [project.entry-points.pml_ext]
     mine = "my_package"
 
-Functions of ``my_package`` with these names, marked with :data:`pml_ext.plugin.hookimpl`, are called; one with another
-``pml_ext_...`` name is an error. All hooks are optional.
+A hook is a function of ``my_package`` with one of these names, marked with :data:`pml_ext.plugin.hookimpl`; a marked
+function of another name is an error. All hooks are optional.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
 def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of data sets by name; called when a data set is first looked up.
 
-    A recipe's ``[data]`` table calls ``factory(root, **options)``: ``root`` is the :class:`pathlib.Path` of ``--data``
-    or None, ``options`` are the table's keys that the factory's signature names. It returns a
-    :class:`pml_ext.plugin.DataSplits`, or raises :class:`pml_ext.errors.DataError`.
+    For a recipe's ``[data]`` table, ``factory(root, **options)`` returns a :class:`pml_ext.plugin.DataSplits` or raises
+    :class:`pml_ext.errors.DataError`. ``root`` is the :class:`pathlib.Path` of ``--data`` or None, ``options`` are the
+    keys of the table that the factory's signature names.
     """
 
 
@@ -68,7 +68,7 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of networks from images ``[B, C, H, W]`` to features ``[B, F]``, by name.
 
-    A recipe's ``[model.trunk]`` calls ``factory(in_channels, image_size, **options)``, as that of a data set.
+    ``factory(in_channels, image_size, **options)`` gets its options from the table ``[model.trunk]``.
     """
 
 
@@ -76,9 +76,9 @@ def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return metrics by name (``snake_case``), in the form of PML's ``calculate_NAME``.
 
-    ``function(**kwargs)`` returns a number, of what PML's calculator gives its methods: ``query_labels`` ``[Q]``,
+    ``function(**kwargs)`` returns a number. It gets the arguments of PML's methods: ``query_labels`` ``[Q]``,
     ``knn_labels`` and ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the size of the largest class),
-    ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``, and ``cluster_labels`` ``[Q]`` where named.
+    ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``; ``cluster_labels`` ``[Q]`` if it names them.
     """
 
 
@@ -86,9 +86,9 @@ def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty
 def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of :class:`pml_ext.plugin.Tracker` by name, for a recipe's ``[track]`` and ``--track``.
 
-    ``factory(folder, recipe, **options)`` is called in the process that writes a run, once or again where it is
-    resumed: with the run's folder, the settings of the recipe by dotted key, and the table's keys that its signature
-    names. One that names ``iteration`` and ``epoch`` gets the last ones of the checkpoint from which the run goes on.
+    The process that writes a run calls ``factory(folder, recipe, **options)``, again when the run is resumed.
+    ``recipe`` has the settings by dotted key, ``options`` the keys of the table that the factory's signature names,
+    and ``iteration`` and ``epoch`` of the checkpoint that the run resumes from, if named.
     """
 
 
@@ -96,6 +96,6 @@ def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of :class:`pml_ext.plugin.Store` by scheme, for ``--to SCHEME:ADDRESS`` and ``--store``.
 
-    ``factory(address, table, size)`` is called with what follows the colon, the name of a table for one state of a
-    network, and the length of its embeddings.
+    ``factory(address, table, size)`` gets the text after the colon, the name of a table for one state of a network,
+    and the length of its embeddings.
     """

@@ -1,4 +1,4 @@
-"""Modules whose names are imported when they are first used, so that a command pays for what it uses alone."""
+"""Modules whose names are imported on first use, so that a command imports nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_there(packages: Iterable[str], extra: str, what: str) -> None:
 
 
 def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module that imports a name of its ``if TYPE_CHECKING`` block when it is used."""
+    """Return a ``__getattr__`` for a module: it imports a name of the ``if TYPE_CHECKING`` block on first use."""
     check_there(needs, extra, what)
 
     def get(name: str) -> Any:
@@ -40,13 +40,13 @@ def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = 
 
 @functools.cache
 def relative_imports(source: str) -> dict[str, str]:
-    """Return the relative module that a source imports each name from: ``{"Run": ".run"}``."""
+    """Return the relative imports of a source by name: ``{"Run": ".run"}`` of ``from .run import Run``."""
     nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) and node.level)
     return {alias.name: f"{'.' * node.level}{node.module or ''}" for node in nodes for alias in node.names}
 
 
 def imported(package: str, module: str, name: str) -> Any:
-    """Return a name of a relative module; a module itself where there is one of that name."""
+    """Return a name of a relative module, or a submodule of that name."""
     if module != "." and hasattr(found := importlib.import_module(module, package), name):
         return getattr(found, name)
     return importlib.import_module(f"{module.rstrip('.')}.{name}", package)

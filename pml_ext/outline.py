@@ -1,4 +1,4 @@
-"""Outlines of classes, read from their source files: importing torch and PML to name a class takes ten seconds.
+"""Outlines of classes, read from their source files: importing torch and PML takes ten seconds.
 
 An outline is a class with the name, docstring, base classes, ``capabilities`` and constructor of another, and no code.
 """
@@ -6,6 +6,7 @@ An outline is a class with the name, docstring, base classes, ``capabilities`` a
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -15,19 +16,19 @@ from typing import Any
 
 _WITHOUT_OUTLINE = ("torch", *sys.stdlib_module_names)  # packages of base classes that add no setting
 
-# Names in values of ``capabilities``; a class that wraps losses has those that it can have at most.
+# Names in values of ``capabilities``; of a wrapper, the ones that it can have at most.
 _CAPABILITIES = {"frozenset": frozenset, "WrapperCapabilities": lambda at_most, _: frozenset(at_most)}
 
 
 def outline(source: type | str) -> type:
-    """Return the outline of ``"package.module:Class"``; a class itself where it is given, or cannot be outlined."""
+    """Return the outline of ``"package.module:Class"``; the class itself if it is given or cannot be outlined."""
     if isinstance(source, type):
         return source
     module, _, name = source.partition(":")
     try:
         return _outline(module, name)
     except (OSError, LookupError, SyntaxError, NameError, TypeError, ValueError, AttributeError):
-        return imported_class(source)  # defaults that only the running module knows, say
+        return imported_class(source)  # with computed defaults, say
 
 
 def imported_class(source: str) -> type:
@@ -37,7 +38,7 @@ def imported_class(source: str) -> type:
 
 
 def module_source(module: str) -> tuple[str, bool]:
-    """Return the source of a module that is not imported, and whether it is a package."""
+    """Return the source of a module without importing it, and whether it is a package."""
     top, *inner = module.split(".")
     if (spec := importlib.util.find_spec(top)) is None or spec.origin is None:
         raise LookupError(f"{module}: no such module")
@@ -82,31 +83,18 @@ def _of_definition(module: str, node: ast.ClassDef) -> type:
     known: dict[str, Any] = {}
     body = {"__module__": module, "__doc__": ast.get_docstring(node, clean=False)}
     for each in [*_parsed(module)[0].body, *node.body]:  # names in defaults
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name) and _is_literal(each.value):
-            known[each.targets[0].id] = ast.literal_eval(each.value)
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):  # no literal
+                known[each.targets[0].id] = ast.literal_eval(each.value)
     for each in node.body:
         if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            each = ast.FunctionDef("__init__", _without_annotations(each.args), [ast.Pass()], [], lineno=1)
-            exec(compile(ast.fix_missing_locations(ast.Module([each], [])), module, "exec"), known)
+            each.body, each.decorator_list = ast.parse("pass").body, []
+            exec(compile(ast.Module([each], []), module, "exec"), known)  # annotations are not evaluated: __future__
             body["__init__"] = known["__init__"]
         elif isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "capabilities":
             body["capabilities"] = eval(ast.unparse(each.value), _CAPABILITIES)
     bases = dict.fromkeys(_base(module, base) for base in node.bases)
     return type(node.name, tuple(base for base in bases if base is not object), body)
-
-
-def _is_literal(node: ast.expr) -> bool:
-    return all(
-        isinstance(each, ast.Constant | ast.Tuple | ast.UnaryOp | ast.expr_context | ast.unaryop)
-        for each in ast.walk(node)
-    )
-
-
-def _without_annotations(arguments: ast.arguments) -> ast.arguments:
-    for each in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]:
-        if each is not None:
-            each.annotation = None
-    return arguments
 
 
 def _base(module: str, node: ast.expr) -> type:

@@ -1,12 +1,12 @@
-"""Plugins: entry points of group ``pml_ext``, each imported and called in a guard of its own."""
+"""Plugins: entry points of group ``pml_ext``, imported and called so that a broken one harms no other."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib
 import inspect
+import itertools
 import os
 import re
 import sys
@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
-from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import pluggy
@@ -39,7 +39,7 @@ def _is_file(value: Any) -> bool:
     return hasattr(value, "is_file") and value.is_file()
 
 
-# What hooks register by name: the hook, the form of a name, whether a value serves, and what is wanted.
+# Tables that hooks return by name: the hook, the pattern of names, the test of a value, and the text of an error.
 TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
     "data set": ("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "trunk": ("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
@@ -52,14 +52,14 @@ TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
 
 @dataclasses.dataclass
 class PluginRecord:
-    """An entry point, the module that it names, the distribution that declares it, and what became of it."""
+    """An entry point, its module and distribution, and the result of loading it."""
 
     name: str
     distribution: str
     version: str
     module: str
-    status: str = "waiting"  # while somebody is importing it; then "ok", "broken", "blocked" or "not allowed"
-    error: str = ""  # why
+    status: str = "waiting"  # until it is imported; then "ok", "broken", "blocked" or "not allowed"
+    error: str = ""  # the reason for the last three
     hooks: list[str] = dataclasses.field(default_factory=list)
     components: int = 0
     clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
@@ -76,64 +76,61 @@ class PluginRecord:
 
 
 class Plugins:
-    """The offers of all plugins, with PML's own classes and the components registered by the running process.
+    """The names that all plugins claim, with PML's own classes and the components registered by the running process.
 
     Entry points are read once, those of this distribution first. A plugin that fails is recorded as broken, with a
-    :class:`PluginWarning`; a hook that is called later and fails costs what it offers. ``PML_EXT_PLUGINS`` is an allow
-    list of entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
+    :class:`PluginWarning`; a hook that fails when it is called later costs only its own names. ``PML_EXT_PLUGINS`` is
+    an allow list of entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
     """
 
     def __init__(self) -> None:
         self.records: list[PluginRecord] = []
         self.loaded: dict[str, PluginRecord] = {}
-        self.loading = False  # whether plugins are being imported right now
-        self.lacking_extra: dict[str, MissingExtraError] = {}  # by key of TABLES: the core's own failed without extras
+        self.lacking_extra: dict[str, MissingExtraError] = {}  # by key of TABLES: why the core's own hook failed
+        self._loading = False  # whether plugins are being imported right now
         # {kind of component, "class", "recipe" or key of TABLES: {name: {plugin: value}}}
         self._claims: dict[str, dict[str, dict[str, Any]]] = {what: {} for what in (*KINDS, "class", "recipe", *TABLES)}
-        self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook: function}}, of hooks not called yet
+        self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook not called yet: function}}
         self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
         self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Load the plugins, unless that was done; a PluginError names one of either list that is not installed."""
+        """Load the plugins, unless that was done; PluginError for an allowed or blocked one that is not installed."""
         with self._lock:
-            if self.loading or self._waiting == []:
+            if self._loading or self._waiting == []:
                 return
-            self.loading = True
+            self._loading = True
             try:
                 if self._waiting is None:
                     self._waiting = self._read_entry_points()
                     self._add(BUILTIN, importlib.import_module("pml_ext.builtin"))
                     for component in pml_components():
                         self._claim(component.kind, component.name, component.plugin, component)
-                for record, point in list(self._waiting):
-                    if _being_imported(point.module):  # its hooks are not there yet
-                        continue
+                for record, point in [each for each in self._waiting if not _being_imported(each[1].module)]:
                     self._waiting.remove((record, point))
-                    self._guarded(record, functools.partial(self._load_one, record, point))
+                    with self._guarded(record):
+                        self._load_one(record, point)
                     if record.seconds > SLOW and not record.shipped:
                         text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
                         warnings.warn(f"the plugin {record} {text}", PluginWarning, stacklevel=2)
             finally:
-                self.loading = False
+                self._loading = False
 
     def _read_entry_points(self) -> list[tuple[PluginRecord, metadata.EntryPoint]]:
         """Record each entry point and return those to load."""
-        points = {}  # an editable install and its folder on the path both show the same one
+        found = []
         for point in metadata.entry_points(group=GROUP):
             name, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "")
-            points[point.name, point.value, name] = PluginRecord(point.name, name, version, point.value), point
-        found = sorted(points.values(), key=lambda pair: (not pair[0].shipped, pair[0].name))
+            found.append((PluginRecord(point.name, name, version, point.value), point))
+        found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
         self.records = [record for record, _ in found]
         names = [record.name for record in self.records]
         for variable, status in (("PML_EXT_PLUGINS", "not allowed"), ("PML_EXT_BLOCK", "blocked")):
-            if variable not in os.environ:
-                continue
-            listed = {name.strip() for name in os.environ[variable].split(",") if name.strip()}
+            listed = {name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()}
             for name in sorted(listed - {*names}):
                 installed = ", ".join(names) or "none"
                 raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
-            for record in self.records:
+            for record in self.records if variable in os.environ else ():
                 if (record.name in listed) == (status == "blocked"):
                     record.status, record.error = status, f"by {variable}"
         return [(record, point) for record, point in found if record.status == "waiting"]
@@ -145,14 +142,14 @@ class Plugins:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
         started = time.perf_counter()
         try:
-            hooks, record.components = self._add(point.name, point.load())
+            record.hooks, record.components = self._add(point.name, point.load())
         finally:
             record.seconds = time.perf_counter() - started
-        record.status, record.hooks = "ok", [hook for hook in HOOKS if hook in hooks]
+        record.status = "ok"
         self.loaded[point.name] = record
 
     def _add(self, plugin: str, module: object) -> tuple[list[str], int]:
-        """Take a plugin's hooks, components and recipes, all or nothing; return its hooks and number of components."""
+        """Add a plugin's hooks, components and recipes, all or none; return its hooks and number of components."""
         hooks = _hooks_of(module)
         components: dict[tuple[str, str], Component] = {}
         for each in hooks.get("pml_ext_components", list)():
@@ -163,27 +160,28 @@ class Plugins:
                     f"pml_ext_components names the {component.kind} {component.name!r} twice "
                     f"({other.class_name} and {component.class_name}); names are unique per kind"
                 )
-        recipes = [file for folder in hooks.get("pml_ext_recipes", list)() for file in _recipe_files(plugin, folder)]
-        self._hooks[plugin] = dict(hooks)
-        for name, file in recipes:
+        recipes = [_recipe_files(plugin, folder) for folder in hooks.get("pml_ext_recipes", list)()]
+        self._hooks[plugin] = hooks
+        for name, file in itertools.chain.from_iterable(recipes):
             self._claim("recipe", name, plugin, file)
         for component in components.values():
             self.add(component)
-        return [*hooks], len(components)
+        return [hook for hook in HOOKS if hook in hooks], len(components)
 
     def add(self, component: Component) -> None:
-        """Add a component of a plugin, or replace that of the same name and kind, and its class's name."""
+        """Add a component of a plugin under its name and its class's name; one of the same name is replaced."""
         self._claim(component.kind, component.name, component.plugin, component)
         self._claim("class", component.class_name, component.plugin, component)
 
     def _claim(self, what: str, name: str, plugin: str, value: Any) -> None:
         self._claims[what].setdefault(name, {})[plugin] = value
 
-    def _guarded(self, record: PluginRecord, action: Callable[[], None], hook: str = "") -> None:
-        """Run one plugin's code; if it fails, record the plugin as broken. Its output goes to stderr."""
+    @contextlib.contextmanager
+    def _guarded(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
+        """Send the output of a plugin's code to stderr; if the code fails, record the plugin as broken."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                action()
+                yield
         except (KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:  # SystemExit, and what test frameworks raise to skip
@@ -194,7 +192,7 @@ class Plugins:
                 f"the plugin {record} is broken and {f'the answer of {hook}' if hook else 'it'} was left out: "
                 f"{one_line(error)} (pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out)",
                 PluginWarning,
-                stacklevel=2,
+                stacklevel=4,
             )
 
     def claims(self, what: str) -> dict[str, dict[str, Any]]:
@@ -204,12 +202,13 @@ class Plugins:
             hook = TABLES[what][0]
             with self._lock:
                 for plugin in [name for name, hooks in self._hooks.items() if hook in hooks]:
-                    call = functools.partial(self._call, plugin, what, self._hooks[plugin].pop(hook))
+                    function = self._hooks[plugin].pop(hook)
                     if plugin in self.loaded:
-                        self._guarded(self.loaded[plugin], call, hook)
+                        with self._guarded(self.loaded[plugin], hook):
+                            self._call(plugin, what, function)
                         continue
                     try:
-                        call()
+                        self._call(plugin, what, function)
                     except MissingExtraError as error:
                         self.lacking_extra[what] = error
         return self._claims[what]
@@ -226,18 +225,18 @@ class Plugins:
             self._claim(what, name, plugin, value)
 
     def ships(self, plugin: str) -> bool:
-        """Return whether a plugin is of this distribution."""
+        """Return whether a plugin belongs to this distribution."""
         return self.loaded[plugin].shipped if plugin in self.loaded else plugin != LOCAL
 
 
 def _being_imported(module: str) -> bool:
-    """Return whether a module, or the package that it is in, is being imported by somebody else right now."""
+    """Return whether a module, or its top package, is being imported right now."""
     specs = (getattr(sys.modules.get(name), "__spec__", None) for name in (module, module.partition(".")[0]))
     return any(getattr(spec, "_initializing", False) for spec in specs)
 
 
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
-    """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked one."""
+    """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked hook."""
     for name, value in vars(module).items():
         if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
             raise PluginError(
@@ -252,7 +251,7 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
 
 
 def checked(component: Any, plugin: str) -> Component:
-    """Return a component with its plugin's name; raise PluginError or, for a class of no kind, TypeError."""
+    """Return a component with its plugin's name; PluginError for a wrong one, TypeError for a class of no kind."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     if not _KEBAB.fullmatch(component.name):
@@ -261,12 +260,9 @@ def checked(component: Any, plugin: str) -> Component:
     return dataclasses.replace(component, plugin=plugin)
 
 
-def _recipe_files(prefix: str, folder: Any) -> Iterator[tuple[str, Traversable]]:
-    if not hasattr(folder, "iterdir") or not folder.is_dir():
+def _recipe_files(plugin: str, folder: Any) -> list[tuple[str, Path]]:
+    if not isinstance(folder, Path) or not folder.is_dir():
         wanted = 'importlib.resources.files(__name__) / "recipes"'
         raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if entry.is_dir():
-            yield from _recipe_files(f"{prefix}/{entry.name}", entry)
-        elif entry.name.endswith(".toml"):
-            yield f"{prefix}/{entry.name.removesuffix('.toml')}", entry
+    files = sorted(folder.rglob("*.toml"))
+    return [(f"{plugin}/{file.relative_to(folder).with_suffix('').as_posix()}", file) for file in files]

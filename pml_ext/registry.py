@@ -1,7 +1,7 @@
-"""Look-up of components, recipes, data sets and trunks by name, and instances of components.
+"""Look-up of components, recipes, data sets, trunks ... by name, and instances of components.
 
-A name that several plugins claim means that of a plugin of this distribution, so that nobody's plugin changes what our
-recipes mean; else it is an error. ``entry-point:name`` reaches each.
+A name that several plugins claim means that of a plugin of this distribution, so that no other plugin changes what our
+recipes mean; without such a plugin it is an error. ``entry-point:name`` reaches each.
 """
 
 from __future__ import annotations
@@ -19,39 +19,32 @@ from .components import Paper as Paper
 from .components import capabilities as capabilities
 from .components import kebab
 from .components import kind_of as kind_of
-from .components import settings_of as settings_of
 from .errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened
 from .errors import unknown as unknown
 from .plugins import LOCAL as LOCAL
 from .plugins import TABLES, PluginRecord, Plugins, checked
+from .settings import settings_of as settings_of
 
 _plugins = Plugins()
 
 
-def load() -> None:
-    """Load the plugins, unless that was done."""
-    _plugins.load()
-
-
 def plugins() -> list[PluginRecord]:
-    """Return the entry points found, with what became of them; all their hooks are called."""
-    claims = {what: _plugins.claims(what) for what in (*KINDS, *TABLES, "class")}
+    """Return the record of each entry point, clashes of names included; all hooks are called."""
     for record in _plugins.records:
         record.clashes = []
-    for what, names in claims.items():
-        for name, owners in names.items():
+    for what in (*KINDS, *TABLES, "class"):
+        for name, owners in _plugins.claims(what).items():
             meant = [*_meant(what, name)]
             means = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
             for plugin in owners.keys() & _plugins.loaded.keys() if len(owners) > 1 else ():
                 others = " and ".join(repr(other) for other in owners if other != plugin)
-                text = f"{what} {name!r}: also of {others}; the bare name {means}"
-                _plugins.loaded[plugin].clashes.append(text)
+                _plugins.loaded[plugin].clashes.append(f"{what} {name!r}: also of {others}; the bare name {means}")
     return list(_plugins.records)
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Read the entry points anew, and forget what is found and registered inside the block."""
+    """Read the entry points anew inside the block, and forget afterwards what it found and registered."""
     global _plugins
     before, _plugins = _plugins, Plugins()
     try:
@@ -61,7 +54,7 @@ def isolated() -> Iterator[None]:
 
 
 def _meant(what: str, name: str) -> dict[str, Any]:
-    """Return what a name, or ``entry-point:name``, means, by plugin; several where nothing decides."""
+    """Return the candidates for a name, or ``entry-point:name``, by plugin: several if the name is ambiguous."""
     claims = _plugins.claims(what)
     plugin, _, short = name.rpartition(":")
     if plugin in claims.get(short, {}):
@@ -71,9 +64,9 @@ def _meant(what: str, name: str) -> dict[str, Any]:
 
 
 def find(what: str, name: str) -> tuple[str, Any]:
-    """Return the plugin and the value that a name means; ``what`` as of :func:`factories`, a kind, or ``"class"``.
+    """Return the plugin and the value of a name; ``what`` is a kind, ``"class"``, or as in :func:`factories`.
 
-    UnknownNameError: nothing has the name. PluginError: two plugins claim it.
+    UnknownNameError: nothing has the name. PluginError: two plugins claim the name.
     """
     found = _meant(what, name)
     if not found:
@@ -91,25 +84,23 @@ def components(kind: str | None = None) -> list[Component]:
     """Return all components, or all of one kind of :data:`KINDS`, sorted by name."""
     if kind is not None and kind not in KINDS:
         raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
-    names = [owners for each in ([kind] if kind else KINDS) for owners in _plugins.claims(each).values()]
-    chosen: list[Component] = [component for owners in names for component in owners.values()]
-    return sorted(chosen, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
+    owners = [each for chosen in ([kind] if kind else KINDS) for each in _plugins.claims(chosen).values()]
+    found: list[Component] = [component for each in owners for component in each.values()]
+    return sorted(found, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
 
 
 def get(name: str, kind: str | None = None) -> Component:
     """Return the component of a name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
 
-    ``kind`` is one of :data:`KINDS`, needed where two kinds share the name; errors as of :func:`find`.
+    ``kind`` is one of :data:`KINDS`, needed where two kinds share the name; errors as in :func:`find`.
     """
-    if kind is None:
-        kinds = [each for each in KINDS if _meant(each, name)]
-        if not kinds:
-            raise UnknownNameError(unknown("component", name, (c.name for c in components())))
-        if len(kinds) > 1:
-            named = " and ".join(f"a {kind}" for kind in kinds)
-            raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
-        kind = kinds[0]
-    component: Component = find(kind, name)[1]
+    kinds = [kind] if kind else [each for each in KINDS if _meant(each, name)]
+    if not kinds:
+        raise UnknownNameError(unknown("component", name, (c.name for c in components())))
+    if len(kinds) > 1:
+        named = " and ".join(f"a {kind}" for kind in kinds)
+        raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
+    component: Component = find(kinds[0], name)[1]
     return component
 
 
@@ -133,7 +124,7 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     if cls is None:
         return lambda target: register(target, name=name, paper=paper)
     component = checked(Component(cls, name or kebab(cls.__name__), paper), LOCAL)
-    load()
+    _plugins.load()
     _plugins.add(component)
     if LOCAL not in (meant := _meant(component.kind, component.name)):
         warnings.warn(
@@ -145,14 +136,8 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     return cls
 
 
-def unregister_local() -> None:
-    """Forget the classes that :func:`register` added, and what was read of entry points."""
-    global _plugins
-    _plugins = Plugins()
-
-
 def class_names() -> dict[str, dict[str, Component]]:
-    """Return ``{class name: {plugin: component}}``, PML's left out: what ``from pml_ext import X`` offers."""
+    """Return the classes of ``from pml_ext import X``, ``{class name: {plugin: component}}``, PML's left out."""
     return _plugins.claims("class")
 
 
@@ -162,9 +147,9 @@ def recipes() -> dict[str, Traversable]:
 
 
 def factories(what: str) -> dict[str, Any]:
-    """Return what is there of ``"data set"``, ``"trunk"``, ``"metric"``, ``"tracker"``, ``"store"``, ``"paper"`` ...
+    """Return all values of ``"data set"``, ``"trunk"``, ``"metric"``, ``"tracker"``, ``"store"``, ``"paper"`` ...
 
-    A name that others have too, and that does not mean this one, is there as ``entry-point:name``.
+    One that its bare name does not reach, since plugins share the name, is listed as ``entry-point:name``.
     """
     names: dict[str, Any] = {}
     for name, owners in _plugins.claims(what).items():
@@ -174,21 +159,20 @@ def factories(what: str) -> dict[str, Any]:
 
 
 def factory(what: str, name: str) -> Callable[..., Any]:
-    """Return a ``"data set"``'s, ``"trunk"``'s, ``"tracker"``'s or ``"store"``'s factory; :mod:`pml_ext.hookspecs`."""
-    found: Callable[..., Any] = find(what, name)[1]
-    return found
+    """Return the factory of a ``"data set"``, ``"trunk"``, ``"tracker"`` or ``"store"``; see :func:`find`."""
+    return find(what, name)[1]  # type: ignore[no-any-return]
 
 
 def version_of(plugin: str) -> dict[str, str]:
     """Return the distribution and version of a plugin; nothing for the core, PML and classes of this process."""
-    load()
+    _plugins.load()
     record = _plugins.loaded.get(plugin)
     return {"distribution": record.distribution, "version": record.version} if record else {}
 
 
 def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
-    """Return, on one line, what to do about plugins that are not in use; ``wanted`` has their :func:`version_of`."""
-    load()
+    """Return one line of advice about wanted plugins that are not in use, given each one's :func:`version_of`."""
+    _plugins.load()
     found = {record.name: record for record in _plugins.records}
     texts = []
     for plugin, about in wanted.items():
@@ -219,11 +203,11 @@ class BuildContext(TypedDict, total=False):
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
-    """Return an instance of the component of a name and a kind: see :func:`get`.
+    """Return an instance of the component that :func:`get` finds.
 
     ``context`` is a :class:`BuildContext`, which fills settings that are left out; ``settings`` are arguments of the
-    class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first, as the kind that the
-    setting's name ends in. ConfigError for a setting that the class does not have.
+    class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is the last word
+    of the setting. ConfigError for a setting that the class does not have.
     """
     component, context = get(name, kind), context or {}
     check_settings(component.name, component.settings, settings)
@@ -247,10 +231,10 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
 def filled(
     target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return values of the settings of ``target`` that are not ``given``, and the names of required ones still missing.
+    """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
 
-    Values come from a :class:`BuildContext` (ConfigError for another key in it); a required setting whose annotation is
-    a component's class (``distance: My``) is an instance of that, made in the same way.
+    Values come from a :class:`BuildContext` (ConfigError for another key in it). A required setting whose annotation is
+    a component's class (``distance: My``) gets an instance, filled in the same way.
     """
     check_settings("a BuildContext", BuildContext.__annotations__, context)
     values: dict[str, Any] = {}
@@ -269,7 +253,7 @@ def filled(
 
 
 def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
-    """Return an instance of a component's class that needs nothing but the context; None of any other annotation."""
+    """Return an instance of a component's class if the context has all that it requires; None otherwise."""
     try:
         kind_of(annotation)
     except TypeError:

@@ -1,13 +1,13 @@
-"""Range checks of settings."""
+"""Settings of classes: range checks, and names with defaults."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from numbers import Integral
 from typing import Any
-
-import numpy as np
 
 
 def check_number(
@@ -36,7 +36,7 @@ def check_number(
 
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
     """Raise ValueError unless a setting of an object, or of a class by name, is a whole number from ``least`` on."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         who = owner if isinstance(owner, str) else type(owner).__name__
         raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
 
@@ -70,3 +70,32 @@ def number_settings(cls: type) -> list[str]:
     """Return the names of the settings whose annotation is ``float`` or ``int``."""
     parameters = inspect.signature(cls).parameters.values()
     return [p.name for p in parameters if p.annotation in ("float", "int", float, int)]
+
+
+def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
+    """Return the keyword arguments of a class or a function, with string annotations resolved where possible.
+
+    A class that passes ``**kwargs`` to its base classes accepts their arguments too, nearest class first.
+    """
+    functions = [target]
+    if isinstance(target, type):
+        bases = [base for base in target.__mro__ if "__init__" in vars(base)]
+        functions = [vars(base)["__init__"] for base in bases if not base.__module__.startswith("torch.")]
+    settings: dict[str, inspect.Parameter] = {}
+    for function in functions:
+        inner = function.func if isinstance(function, functools.partial) else function
+        names = getattr(inspect.unwrap(inner), "__globals__", {})
+        parameters = list(inspect.signature(function).parameters.values())[isinstance(target, type) :]
+        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+        settings = {p.name: p.replace(annotation=_resolved(p.annotation, names)) for p in named} | settings
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    settings.pop("mat_based_loss", None)  # PML's losses pass it to their base class themselves
+    return settings
+
+
+def _resolved(annotation: object, names: dict[str, object]) -> object:
+    try:
+        return eval(annotation, names) if isinstance(annotation, str) else annotation
+    except Exception:  # any expression, or a name that only type checkers import
+        return annotation

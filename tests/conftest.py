@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pml_ext.testing.fixtures import isolated_registry  # noqa: F401
+
 threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # of this process and of all that it starts
 torch.set_num_threads(threads)
 os.environ["OMP_NUM_THREADS"] = str(threads)

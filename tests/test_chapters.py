@@ -13,7 +13,6 @@ from pml_ext import registry
 from pml_ext.scaffold import new_plugin
 from pml_ext.testing import check_component, checks_of
 from pml_ext.testing.checks import CHECKS, COMPARED
-from pml_ext.testing.fixtures import isolated_registry  # noqa: F401
 
 DOCS = Path(__file__).parents[1] / "docs"
 CHAPTERS = sorted((DOCS / "plugins").glob("*.md"))
@@ -72,7 +71,7 @@ def test_the_loop_of_the_page_on_checks_is_that_of_the_scaffold(names):
     check_component(names["MyLoss"], reference=names["loop"], checks=["check_reference", "check_settings"])
 
 
-def test_the_fixture_isolates(isolated_registry):  # noqa: F811
+def test_the_fixture_isolates(isolated_registry):
     (block,) = [block for block in blocks(DOCS / "plugins" / "names.md") if "isolated_registry" in block]
     lines: dict[str, object] = {}
     exec(block, lines)

@@ -16,8 +16,6 @@ from pml_ext_pddm import functional as pddm
 from pml_ext_triplets import functional as triplets
 from pml_ext_triplets.functional import KINDS
 
-pytestmark = pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compile of this version fails inside PML")
-
 ONE_GRAPH = {
     "CBMLLoss": [{}, {"mining": False}, {"delta": "ratio", "averaging": "sqrt"}],
     "AngularLoss": [{}, {"alpha": 36.0}],

@@ -119,7 +119,7 @@ def test_two_distributions_with_one_entry_point_name(install_loss):
     install_loss("first", "One", "one", entry_point="shared", distribution="dist-a")
     install_loss("second", "Two", "two", entry_point="shared", distribution="dist-b")
     with pytest.warns(PluginWarning, match="already claims the entry-point name 'shared'"):
-        registry.load()
+        registry.plugins()
     assert sorted(record.status for record in registry.plugins() if record.name == "shared") == ["broken", "ok"]
     assert len({"one", "two"} & names()) == 1
 
@@ -158,7 +158,7 @@ def test_a_plugin_that_takes_long_to_import_is_named(install_loss, monkeypatch):
     install_loss("quick", "Quick", "quick")
     monkeypatch.setattr(plugins.time, "perf_counter", iter([0.0] * 10 + [0.0, 0.5, 0.0, 3.2]).__next__)
     with pytest.warns(PluginWarning, match=r"'slow' of slow 1.0 took 3.2 s to import .PML_EXT_BLOCK=slow") as told:
-        registry.load()
+        registry.plugins()
     assert len(told) == 1
     assert registry.get("slow").plugin == "slow"
 
@@ -176,7 +176,7 @@ def test_warnings_that_are_errors_leave_nothing_half_done(install_plugin):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(PluginWarning, match="ZeroDivisionError"):
-            registry.load()
+            registry.plugins()
         assert registry.get("cbml").plugin == "cbml"
     assert len({record.name for record in registry.plugins()}) == len(registry.plugins())
 

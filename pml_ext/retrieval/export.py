@@ -99,11 +99,8 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     import onnxruntime
 
     settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"]}
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6):
-        batch = torch.export.Dim("batch", min=1, max=2**16)
-        settings |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "external_data": False}
-    else:
-        settings |= {"dynamic_axes": {"images": {0: "batch"}, "embeddings": {0: "batch"}}}
+    batch = torch.export.Dim("batch", min=1, max=2**16)
+    settings |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "external_data": False}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:

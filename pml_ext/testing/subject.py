@@ -269,7 +269,7 @@ def components_of(what: str) -> list[tuple[str, Any]]:
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
-    served = [c for c in registry.components() if what in (c.plugin, c.package)]
+    served = [c for c in registry.components() if what in (c.plugin, c.path.partition(":")[0].partition(".")[0])]
     if found := served or registry.candidates(what):
         names = [c.name for c in found]
         return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in found]

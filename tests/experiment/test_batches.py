@@ -12,7 +12,6 @@ from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from pml_ext import registry
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment.batches import BatchReader, Watched, draw, embed_batches, epoch_batches
@@ -136,16 +135,13 @@ class Short(SequentialSampler):
         super().__init__(range(64))
 
 
-def test_more_iterations_than_a_pass_has_are_refused():
+def test_more_iterations_than_a_pass_has_are_refused(isolated_registry):
     images = build_dataset(DataTable(name="digits"), None).train
-    try:
-        registry.register(Short, name="short")
-        recipe = load_recipes("cbml/digits", ["sampler.name=short", "sampler.batch_size=16", "sampler.iterations=5"])
-        text = "sampler: iterations = 5, but a pass of short gives 4 batches of 16; make iterations smaller"
-        with pytest.raises(ConfigError, match=text):
-            build_stages(recipe["cbml/digits"], images, torch.device("cpu"), 0)
-    finally:
-        registry.unregister_local()
+    isolated_registry.register(Short, name="short")
+    recipe = load_recipes("cbml/digits", ["sampler.name=short", "sampler.batch_size=16", "sampler.iterations=5"])
+    text = "sampler: iterations = 5, but a pass of short gives 4 batches of 16; make iterations smaller"
+    with pytest.raises(ConfigError, match=text):
+        build_stages(recipe["cbml/digits"], images, torch.device("cpu"), 0)
 
 
 class Deadly(torch.utils.data.Dataset):

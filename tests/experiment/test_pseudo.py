@@ -58,7 +58,6 @@ class Looking(ContrastiveLoss):
 def looked(tmp_path_factory):
     """A run whose loss looks at everything; and the same run on images whose labels say nothing."""
     folder = tmp_path_factory.mktemp("pseudo")
-    pml_ext.register(Looking, name="looking")
     real = view.build_dataset
 
     def garbled(*arguments):
@@ -66,16 +65,14 @@ def looked(tmp_path_factory):
         splits.train.labels[:] = np.random.default_rng(0).permutation(splits.train.labels)
         return splits
 
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
-            train("cbml/digits", out=folder / "true", overrides=(*QUICK, "loss.name=looking"), device="cpu")
-            epochs = list(Looking.epochs)
-            patch.setattr(view, "build_dataset", garbled)
-            train("cbml/digits", out=folder / "garbled", overrides=(*QUICK, "loss.name=looking"), device="cpu")
-    finally:
-        registry.unregister_local()
-        Looking.epochs.clear()
+    with pytest.MonkeyPatch.context() as patch, registry.isolated():
+        pml_ext.register(Looking, name="looking")
+        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        train("cbml/digits", out=folder / "true", overrides=(*QUICK, "loss.name=looking"), device="cpu")
+        epochs = list(Looking.epochs)
+        patch.setattr(view, "build_dataset", garbled)
+        train("cbml/digits", out=folder / "garbled", overrides=(*QUICK, "loss.name=looking"), device="cpu")
+    Looking.epochs.clear()
     return folder, epochs
 
 

@@ -169,13 +169,11 @@ class Watcher(losses.ContrastiveLoss):
         return {"The watcher's own figure": figure}
 
 
+@pytest.mark.usefixtures("isolated_registry")
 def test_a_component_takes_part_in_its_run(tmp_path):
     pml_ext.register(Watcher, name="watcher")
     Watcher.seen.clear()
-    try:
-        metrics = quick(tmp_path / "out", "loss.name=watcher")
-    finally:
-        registry.unregister_local()
+    metrics = quick(tmp_path / "out", "loss.name=watcher")
     assert Watcher.seen == [("prepare", 0), ("start", 1), ("start", 2), ("start", 3)]
     report = (tmp_path / "out" / "report.html").read_text()
     assert "The watcher&#39;s own figure" in report or "The watcher's own figure" in report
@@ -197,6 +195,7 @@ class Exploding(losses.ContrastiveLoss):
         return super().forward(*arguments) * (math.nan if self.calls == 6 and self.what == "loss" else 1)
 
 
+@pytest.mark.usefixtures("isolated_registry")
 @pytest.mark.parametrize(
     ("what", "wanted"),
     [
@@ -207,11 +206,8 @@ class Exploding(losses.ContrastiveLoss):
 def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what, wanted):
     monkeypatch.setattr(Exploding, "what", what)
     pml_ext.register(Exploding, name="exploding")
-    try:
-        with pytest.raises(TrainingError, match=f"{wanted}; the checkpoint of epoch 1 is kept"):
-            quick(tmp_path / "out", "loss.name=exploding", "evaluation.baselines=false")
-    finally:
-        registry.unregister_local()
+    with pytest.raises(TrainingError, match=f"{wanted}; the checkpoint of epoch 1 is kept"):
+        quick(tmp_path / "out", "loss.name=exploding", "evaluation.baselines=false")
     state = checkpoint.load(tmp_path / "out" / "checkpoints" / "last.pt")
     assert state["epoch"] == 1
     assert all(value.isfinite().all() for value in state["parts"]["embedder"].values())

@@ -87,7 +87,7 @@ def test_a_query_is_known_by_any_of_its_names(indexed, folder, tmp_path, monkeyp
     assert (copy.paths[0], copy.query_class) == (itself, None)
 
 
-@pytest.mark.usefixtures("without_report")
+@pytest.mark.usefixtures("without_report", "isolated_registry")
 def test_by_a_learned_metric(tmp_path, folder):
     class Learned(pml_ext.BatchAllTripletLoss):
         def __init__(self, **kwargs):
@@ -95,28 +95,25 @@ def test_by_a_learned_metric(tmp_path, folder):
             self.metric = LpDistance(p=1, normalize_embeddings=False)
 
     pml_ext.register(Learned, name="learned-metric")
-    try:
-        quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=4", "model.trunk.width=16")
-        train("triplets/digits", out=tmp_path / "run", overrides=(*quick, "loss.name=learned-metric"), device="cpu")
-        run = load_run(tmp_path / "run", "cpu")
-        with pytest.warns(SkippedImage):
-            gallery = run.index(folder)
-        query = folder / gallery.embedded.paths[7]
-        exact = run.query(query, 5, metric="learned")[0]
-        points = gallery.embedded.embeddings
-        expected = (points - points[7]).abs().sum(1)
-        expected[7] = torch.inf
-        assert exact.paths == [gallery.embedded.paths[index] for index in expected.argsort()[:5]]
-        assert run.query(query, 5, metric="learned", shortlist=200)[0].paths == exact.paths
-        assert run.query(query, 5, metric="learned", shortlist=1)[0].paths[0] in run.query(query, 6)[0].paths
-        with pytest.raises(ConfigError, match="--shortlist 0"):
-            run.query(query, 5, metric="learned", shortlist=0)
-        run.index(folder, "IVF20,Flat")  # the shortlist of an index by faiss is its own
-        near = run.query(query, 6)[0].paths
-        assert set(run.query(query, 6, metric="learned", shortlist=7)[0].paths) == set(near)
-        assert run.query(query, 5, metric="learned")[0].paths == exact.paths
-    finally:
-        pml_ext.registry.unregister_local()
+    quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=4", "model.trunk.width=16")
+    train("triplets/digits", out=tmp_path / "run", overrides=(*quick, "loss.name=learned-metric"), device="cpu")
+    run = load_run(tmp_path / "run", "cpu")
+    with pytest.warns(SkippedImage):
+        gallery = run.index(folder)
+    query = folder / gallery.embedded.paths[7]
+    exact = run.query(query, 5, metric="learned")[0]
+    points = gallery.embedded.embeddings
+    expected = (points - points[7]).abs().sum(1)
+    expected[7] = torch.inf
+    assert exact.paths == [gallery.embedded.paths[index] for index in expected.argsort()[:5]]
+    assert run.query(query, 5, metric="learned", shortlist=200)[0].paths == exact.paths
+    assert run.query(query, 5, metric="learned", shortlist=1)[0].paths[0] in run.query(query, 6)[0].paths
+    with pytest.raises(ConfigError, match="--shortlist 0"):
+        run.query(query, 5, metric="learned", shortlist=0)
+    run.index(folder, "IVF20,Flat")  # the shortlist of an index by faiss is its own
+    near = run.query(query, 6)[0].paths
+    assert set(run.query(query, 6, metric="learned", shortlist=7)[0].paths) == set(near)
+    assert run.query(query, 5, metric="learned")[0].paths == exact.paths
 
 
 # Queries of a part

@@ -40,12 +40,11 @@ ONE_GRAPH = {
     *("cbml", "metric-variance", "density", "angular", "n-pair", "n-pair-angular", "batch-all-triplets"),
     *("tiled-contrastive", "tiled-multi-similarity", "tiled-nt-xent", "tiled-sup-con"),
 }
-OLD_COMPILER = torch.__version__ < "2.6"
 
 
 @parametrize_with_checks(ours(), expected_failed_checks=lambda component: EXPECTED.get(type(component).__name__, {}))
 def test_our_own(component, check):
-    if check.__name__ == "check_compile" and getattr(component, "name", "") in ONE_GRAPH and not OLD_COMPILER:
+    if check.__name__ == "check_compile" and getattr(component, "name", "") in ONE_GRAPH:
         (result,) = check_component(component, checks=["check_compile"])
         assert result.text == "one graph"
     else:

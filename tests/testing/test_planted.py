@@ -6,7 +6,6 @@ from unittest import mock
 
 import planted
 import pytest
-import torch
 from pytorch_metric_learning import losses, regularizers
 
 import pml_ext
@@ -19,8 +18,6 @@ OTHERS = 0.8
 
 @pytest.mark.parametrize("bug", planted.PLANTED.values(), ids=planted.PLANTED)
 def test_a_bug_is_found_and_named(bug):
-    if bug.check == "check_compile" and torch.__version__ < "2.6":
-        pytest.skip("torch.compile of this version fails inside PML")
     given = {"reference": planted.loop} if bug.check == planted.REFERENCE else {}
     found = planted.failing(bug.cls, checks=[bug.check], **given).get(bug.check, "")
     assert len(found) > 25

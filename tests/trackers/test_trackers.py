@@ -10,7 +10,6 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from pml_ext import registry
 from pml_ext.errors import ConfigError, MissingExtraError, StoppedError
 from pml_ext.experiment import train
 from pml_ext.experiment.records import Records
@@ -97,13 +96,11 @@ PLUGIN = """
 
 
 @pytest.fixture
-def seen(install_plugin):
+def seen(install_plugin, isolated_registry):
     """The trackers of a plugin, as they are made."""
     install_plugin("others", PLUGIN)
-    registry.unregister_local()
-    registry.plugins()
-    yield sys.modules["others"].seen
-    registry.unregister_local()
+    isolated_registry.plugins()
+    return sys.modules["others"].seen
 
 
 def test_a_plugins_tracker_has_the_values_of_record_keeper_and_tensorboard(tmp_path, seen):

@@ -266,7 +266,7 @@ def build_loss(
     if table.miner is not None:
         miner = _component(f"{key}.miner", "miner", table.miner, context)
         miner = _related(f"{key}.miner", miner, context)
-        if "indices_tuple" not in registry.get(table.name, "loss").capabilities:
+        if "indices_tuple" not in registry.capabilities(registry.get(table.name, "loss").cls):
             raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
         if any(True for _ in miner.parameters()):
             text = f"{table.miner.name} has parameters here (a learned distance), which nothing would train"

@@ -174,8 +174,6 @@ def check_compile(subject: Subject) -> str:
 
     A class that says ``fullgraph = True`` is one graph. The text of the result says what breaks the graph of others.
     """
-    if torch.__version__ < "2.6":
-        raise SkipCheck("torch.compile of this version fails inside PML")
     needs(subject, fixed=True)
     batch, breaks = batch_of(subject, dtype=torch.float32), ""
     labels = [batch.labels] * takes_labels(subject.make())
