@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .losses import NPairLoss as NPairLoss
 
 
-__all__ = ["AngularLoss", "AngularTripletLoss", "NPairAngularLoss", "NPairLoss"]
-
 WANG_2017 = Paper(
     title="Deep Metric Learning with Angular Loss",
     authors="Wang et al.",

@@ -32,13 +32,8 @@ def log_sums_of_rows(
 ) -> Tensor:
     r"""Return :math:`\log \sum_{n \in N_a} \exp k (x_a + x_p)^T x_n` of every pair (a, p), ``[P]``, from two rows each.
 
-    Args:
-        similarity: :math:`x_a^T x_n`, ``[B, R]``.
-        between: maps partners to :math:`x_p^T x_n` of distinct ones, ``[U, R]``, and each partner's row there, ``[P]``.
-        negatives: mask of :math:`N_a`, ``[B, R]``.
-        anchors: a, rows of ``similarity``, ``[P]``.
-        partners: p, columns of ``similarity``, ``[P]``.
-        slope: k.
+    Anchors and partners, ``[P]``, are rows and columns of ``similarity``, ``[B, R]``; ``between`` maps partners to the
+    products :math:`x_p^T x_n` of distinct ones, ``[U, R]``, and each partner's row there, ``[P]``; k is the slope.
     """
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from .statistics import PairStatistics as PairStatistics
 
 
-__all__ = ["CBMLLoss", "HardPairMiner", "MetricVarianceRegularizer", "PairStatistics", "SoftmaxLoss"]
-
 KAN_2022 = Paper(
     title="Contrastive Bayesian Analysis for Deep Metric Learning",
     authors="Kan et al.",

@@ -51,14 +51,7 @@ def metric_variance(
 ) -> Tensor:
     """Return Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor; 0 without positives or negatives.
 
-    Args:
-        similarity: s, ``[B, R]``.
-        positives: mask of the positive pairs, ``[B, R]``.
-        negatives: mask of the negative pairs, ``[B, R]``.
-        gamma: as in the class, like ``reduction`` and ``detach_target``.
-        reduction: ``"mean"`` or ``"sum"``.
-        detach_target: whether to stop the gradient through the target.
-        counts: numbers of positives and negatives per anchor, if the caller knows them.
+    Settings are those of the class; ``counts``: numbers of positives and negatives per anchor, if they are known.
     """
     num_positives, num_negatives = counts or [mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives)]
     mean_pos, mean_neg, squares = moments_of_pairs(similarity, positives, negatives, (num_positives, num_negatives))

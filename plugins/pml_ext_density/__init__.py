@@ -15,15 +15,6 @@ if TYPE_CHECKING:
     from .spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
 
 
-__all__ = [
-    "ClusteringLoss",
-    "DensityRegularizer",
-    "EntropyRegularizer",
-    "GlobalOrthogonalRegularizer",
-    "WholeClassSampler",
-    "class_densities",
-]
-
 LI_2019 = Paper(
     title="Deep Metric Learning with Density Adaptivity",
     authors="Li et al.",

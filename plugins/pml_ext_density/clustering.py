@@ -145,13 +145,9 @@ def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
 
     .. math:: \frac{2 I}{H(clusters) + H(classes)}, \quad I = H(clusters) + H(classes) - H(both)
 
-    which is 1 where both are one group. Counts of what stays follow from products with the indicators of groups, so
+    which is 1 where both are one group; ``moved``, ``[C, B]``, is 1 for a point that moves, else 0; clusters before the
+    move and classes, ``[B]``, count from 0. Counts of what stays follow from products with the indicators of groups, so
     that no table of clusters x classes is formed.
-
-    Args:
-        moved: 1 for a point that goes to the new cluster, else 0, ``[C, B]``.
-        clusters: before the move, ``[B]``, from 0.
-        classes: ``[B]``, from 0.
     """
     size, width = moved.shape[1], int(classes.max()) + 1
     _, both = torch.unique(clusters * width + classes, return_inverse=True)

@@ -7,12 +7,12 @@ Where no shape may depend on the labels, so that nothing waits for a device, the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows, transformed
+from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows
 
 
 class Slots(NamedTuple):
@@ -45,7 +45,8 @@ def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
 def _variances(x: Tensor, of: Tensor, sizes: Tensor) -> Tensor:
     """Return the mean squared distance to the mean of every group of rows."""
     centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, of, x) / sizes[:, None]
-    return torch.zeros_like(sizes).index_add(0, of, (x - centroids[of]).square().sum(1)) / sizes
+    distances = (x - centroids.index_select(0, of)).square().sum(1)
+    return torch.zeros_like(sizes).index_add(0, of, distances) / sizes
 
 
 def density_terms(
@@ -58,99 +59,15 @@ def density_terms(
         \frac{1}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2
         = \frac{2}{C^2} \Big[ \sum_i \alpha_i^2 \sum_j b_j^2 - \Big(\sum_i \alpha_i b_i\Big)^2 \Big]
 
-    with :math:`b_c = (D^{(0)}_c)^\eta`; by Lagrange's identity no pair of classes is formed.
-
-    Args:
-        densities: :math:`D_c`, ``[K]``.
-        targets: :math:`\alpha_c`, ``[K]``.
-        base: :math:`D^{(0)}_c`, 0 or more, ``[K]``; a class where it is 0 takes no part in the third term.
-        present: 1 for a class that is there, else 0, ``[K]``, floating point.
-        eta: :math:`\eta`.
+    of densities :math:`D_c`, targets :math:`\alpha_c` and :math:`b_c = (D^{(0)}_c)^\eta`, all ``[K]``; by Lagrange's
+    identity no pair of classes is formed. A class whose base density is 0 takes no part in the third term.
+    ``present``, ``[K]``: 1 for a class that is there, else 0, floating point.
     """
     count = present.sum().clamp(min=1)
     fit, spread = (densities - targets).square() @ present / count, targets @ present / count
     counted = present * (base > 0)
     a, b = targets * counted, base**eta * counted
     return fit, spread, 2 * ((a @ a) * (b @ b) - (a @ b).square()) / count.square()
-
-
-class Adaptivity(NamedTuple):
-    """Eq. (8), its three terms without signs and weights, and the densities; only the value has a gradient."""
-
-    value: Tensor
-    fit: Tensor
-    spread: Tensor
-    correlation: Tensor
-    densities: Tensor  # of every slot, [S]
-
-
-def density_adaptivity(
-    embeddings: Tensor, targets: Tensor, base: Tensor, batch: Slots, eta: float = 0.5, correlation_weight: float = 1.0
-) -> Adaptivity:
-    """Return Eq. (8) of a batch: :func:`density_terms` of :func:`slot_densities`, with the gradient in the same pass.
-
-    Batches are small, so that the number of operations is the cost; the value can be differentiated again. Under
-    torch.func and in forward mode it is written out.
-    """
-    if transformed(embeddings, targets, base):
-        densities = slot_densities(embeddings, batch)
-        fit, spread, correlation = density_terms(densities, targets, base, (batch.counts > 0).to(densities.dtype), eta)
-        value = fit - spread + correlation_weight * correlation
-        return Adaptivity(value, fit.detach(), spread.detach(), correlation.detach(), densities.detach())
-    result = _DensityAdaptivity.apply(embeddings, targets, base, batch.of, batch.counts, eta, correlation_weight)  # type: ignore[no-untyped-call]
-    return Adaptivity(*result)
-
-
-class _DensityAdaptivity(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        embeddings: Tensor,
-        targets: Tensor,
-        base: Tensor,
-        of: Tensor,
-        counts: Tensor,
-        eta: float,
-        weight: float,
-    ) -> tuple[Tensor, ...]:
-        norm = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True)
-        inverse = torch.where(norm == 0, 0, norm.clamp(min=1e-12).reciprocal())
-        sizes = counts.clamp(min=1)
-        x = embeddings * inverse
-        centroids = x.new_zeros(len(sizes), x.shape[1]).index_add_(0, of, x).div_(sizes[:, None])
-        centered = x - centroids[of]
-        distances = torch.linalg.vector_norm(centered, dim=1).square()
-        densities = torch.zeros_like(sizes).index_add_(0, of, distances).div_(sizes)
-        terms = density_terms(densities, targets, base, (counts > 0).to(x.dtype), eta)
-        ctx.save_for_backward(embeddings, targets, base, of, counts, x, centered, inverse, distances, densities)
-        ctx.settings = eta, weight
-        ctx.mark_non_differentiable(*terms, densities)
-        return terms[0] - terms[1] + weight * terms[2], *terms, densities
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        embeddings, targets, base, of, counts, x, centered, inverse, distances, densities = ctx.saved_tensors
-        eta, weight = ctx.settings
-        present, sizes = (counts > 0).to(x.dtype), counts.clamp(min=1)
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: from the inputs again
-            terms = density_terms(slot_densities(embeddings, Slots(of, counts, of)), targets, base, present, eta)
-            value = terms[0] - terms[1] + weight * terms[2]
-            wanted = torch.autograd.grad(value, (embeddings, targets), grad, create_graph=True)
-            return (*wanted, None, None, None, None, None)
-        count = present.sum().clamp(min=1)
-        share = present * (grad / count)
-        to_densities = 2 * share * (densities - targets)
-        to_targets = -to_densities - share
-        if weight:
-            counted = present * (base > 0)
-            a, b = targets * counted, base**eta * counted
-            to_targets += (a * (b @ b) - b * (a @ b)) * (4 * weight * grad / count.square())
-        squares = (inverse[:, 0] > 0).to(x.dtype)  # |x|^2
-        centroids = torch.zeros_like(sizes).index_add_(0, of, squares).div_(sizes).sub_(densities)  # |mu|^2
-        along = (squares + distances - centroids[of]) / 2  # x (x - mu)
-        scale = (2 * to_densities / sizes)[of][:, None] * inverse
-        to_embeddings = torch.addcmul(centered * scale, x, along[:, None] * scale, value=-1)
-        return to_embeddings, to_targets, None, None, None, None, None
 
 
 def class_densities(features: Tensor, labels: Tensor) -> Tensor:
@@ -160,14 +77,8 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
         D_{avg}(S_c) = \frac{1}{|S_c|} \sum_{i \in S_c} \|x_i - \mu_c\|^2, \qquad
         \mu_c = \frac{1}{|S_c|} \sum_{i \in S_c} x_i
 
-    with L2-normalized :math:`x_i`; :math:`\mu_c` is not normalized again.
-
-    Args:
-        features: ``[N, D]``, normalized here.
-        labels: ``[N]``, integers.
-
-    Returns:
-        ``[C]``, in increasing order of the labels; between 0 and 1, and 0 for a class of one image.
+    of features ``[N, D]``, which are normalized here (their mean is not), and labels ``[N]``: ``[C]``, in increasing
+    order of the labels, between 0 and 1, and 0 for a class of one image.
     """
     x = normalize(features)
     _, of, counts = torch.unique(labels, return_inverse=True, return_counts=True)
@@ -175,31 +86,24 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
 
 
 def streamed_class_densities(
-    batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], entry_of: Callable[[Tensor], Tensor], num_classes: int
+    batches: Iterable[tuple[Tensor, Tensor]], entry_of: Callable[[Tensor], Tensor], num_classes: int
 ) -> Tensor:
-    """Return the densities of Eq. (5) of features that do not fit into memory, in two passes: means, then distances.
+    """Return Eq. (5) of features that do not fit into memory, as mean squares less squared means, in float64.
 
-    Args:
-        batches: gives the features ``[B, D]`` and labels ``[B]`` anew, batch by batch, each time it is called.
-        entry_of: entries ``[B]``, from 0, of labels ``[B]``.
-        num_classes: how many entries there are.
-
-    Returns:
-        ``[num_classes]``, float64; 0 for a class without features.
+    ``batches``: features ``[B, D]`` and labels ``[B]``; ``entry_of`` maps labels to entries, from 0, of the result,
+    ``[num_classes]``, which is 0 for a class without features.
     """
-    sums, counts = torch.zeros(num_classes, 0), torch.zeros(num_classes, dtype=torch.float64)
-    for features, labels in batches():
+    sums = squares = counts = torch.zeros(num_classes, 0)
+    for features, labels in batches:
         x, entries = normalize(features.double()), entry_of(labels)
         if not sums.numel():
-            sums, counts = x.new_zeros(num_classes, x.shape[1]), x.new_zeros(num_classes)
+            sums = x.new_zeros(num_classes, x.shape[1])
+            squares, counts = x.new_zeros(num_classes), x.new_zeros(num_classes)
         sums.index_add_(0, entries, x)
+        squares.index_add_(0, entries, x.square().sum(1))
         counts.index_add_(0, entries, torch.ones_like(x[:, 0]))
-    centroids = sums / counts.clamp(min=1)[:, None]
-    distances = torch.zeros_like(counts)
-    for features, labels in batches():
-        x, entries = normalize(features.double()), entry_of(labels)
-        distances.index_add_(0, entries, (x - centroids[entries]).square().sum(1))
-    return distances / counts.clamp(min=1)
+    sizes = counts.clamp(min=1)
+    return (squares / sizes - (sums / sizes[:, None]).square().sum(1)).clamp(min=0)
 
 
 def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:

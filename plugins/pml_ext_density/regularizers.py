@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pml_ext.plugin import ClassLabels, LabeledRegularizer, RunView, check_count, check_number, reduced
 
-from .functional import Adaptivity, Slots, class_densities, density_adaptivity, slots, streamed_class_densities
+from .functional import Slots, class_densities, density_terms, slot_densities, slots, streamed_class_densities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -126,17 +126,17 @@ class DensityRegularizer(LabeledRegularizer):
             values.index_select(0, batch.classes).to(embeddings.dtype)
             for values in (self.target_density, self.base_density)
         )
-        result = density_adaptivity(embeddings, targets, base, batch, self.eta, self.correlation_weight)
-        self._record(entries, batch, result)
-        return reduced(result.value)
+        densities, present = slot_densities(embeddings, batch), (batch.counts > 0).to(embeddings.dtype)
+        fit, spread, correlation = density_terms(densities, targets, base, present, self.eta)
+        if self.collect_stats:
+            self.density_loss, self.target_loss = fit.detach(), -spread.detach()
+            self.correlation_loss = correlation.detach()
+            self._add_to_epoch(entries, batch, densities.detach())
+        return reduced(fit - spread + self.correlation_weight * correlation)
 
-    @torch.no_grad()
-    def _record(self, entries: Tensor, batch: Slots, result: Adaptivity) -> None:
-        if not self.collect_stats:
-            return
-        self.density_loss, self.target_loss, self.correlation_loss = result.fit, -result.spread, result.correlation
+    def _add_to_epoch(self, entries: Tensor, batch: Slots, densities: Tensor) -> None:
         share = 1 / batch.counts[batch.of]  # of an embedding in its class, so that a class counts once a batch
-        self.density_sums[0].index_add_(0, entries, (result.densities[batch.of] * share).to(self.density_sums.dtype))
+        self.density_sums[0].index_add_(0, entries, (densities[batch.of] * share).to(self.density_sums.dtype))
         self.density_sums[1].index_add_(0, entries, share.to(self.density_sums.dtype))
 
     # Taking part in a run
@@ -145,7 +145,7 @@ class DensityRegularizer(LabeledRegularizer):
         """Compute the base densities from the trunk's features of the training images, unless they were given."""
         if self._has_base or not self.correlation_weight:
             return
-        base = streamed_class_densities(lambda: run.batches("train", layer="trunk"), self.classes, self.num_classes)
+        base = streamed_class_densities(run.batches("train", layer="trunk"), self.classes, self.num_classes)
         self.base_density.copy_(base)
 
     def start_epoch(self, run: RunView) -> None:

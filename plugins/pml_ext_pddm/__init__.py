@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .miners import HardQuadrupletMiner as HardQuadrupletMiner
 
 
-__all__ = ["HardQuadrupletMiner", "MahalanobisDistance", "PDDMDistance", "PDDMLoss"]
-
 HUANG_2016 = Paper(
     title="Local Similarity-Aware Deep Feature Embedding",
     authors="Huang et al.",

@@ -95,33 +95,24 @@ POINTWISE = {"logistic": logistic, "fisher": fisher}
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
     """Return the scores of row with row: normalized ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
-    ends = side(head, x), side(head, y)
+    one, other = side(head, x), side(head, y)
     if _recorded():
-        return scores(head, *ends)
-
-    def part(numbers: Tensor) -> Tensor:
-        return scores(head, ends[0].at(numbers), ends[1].at(numbers))
-
-    return _in_tiles(part, len(x), tile, x)
+        return scores(head, one, other)
+    return _in_tiles(lambda n: scores(head, one.at(n), other.at(n)), len(x), tile, x)
 
 
 def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
-    """Return the scores of all pairs of two sets, or of the unordered pairs of one, each once.
+    """Return the scores of all pairs of two normalized sets, ``[B, R]``; of a set with itself (None), each pair once.
 
     *Cost:* ``2 H (D + 2 H)`` operations per pair; beyond the matrix, memory for ``tile`` pairs, with gradients too: the
     backward pass computes tiles again.
-
-    Args:
-        head: the weights.
-        x: normalized, ``[B, D]``.
-        y: normalized, ``[R, D]``; None for ``x`` itself, whose matrix is symmetric.
-        tile: how many pairs at a time.
     """
-    if _recorded():
-        return _scores_at_once(head, x, x if y is None else y)
     one = side(head, x)
+    other = one if y is None else side(head, y)
+    if _recorded():
+        return _scores_at_once(head, one, other)
     if y is not None:
-        other, width = side(head, y), max(1, len(y))
+        width = max(1, len(y))
         flat = _in_tiles(lambda n: scores(head, one.at(n // width), other.at(n % width)), len(x) * len(y), tile, x)
         return flat.view(len(x), len(y))
     firsts = torch.arange(len(x), 0, -1, device=x.device).cumsum(0) - torch.arange(len(x), 0, -1, device=x.device)
@@ -147,55 +138,50 @@ def scores_of_pairs(
 
 
 def _recorded() -> bool:
-    """Return whether torch.jit.trace, torch.export or an ONNX exporter writes down what is computed.
+    """Return whether torch.jit.trace, torch.export or an ONNX exporter records the operations.
 
-    Numbers of pairs, which tiles are counted by, would be written down as the example's numbers.
+    Numbers of pairs, which tiles are counted by, would be recorded as the example's numbers.
     """
     exporting = getattr(torch.compiler, "is_exporting", None)
     return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
 
 
-def _scores_at_once(head: Head, x: Tensor, y: Tensor) -> Tensor:
+def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
     """Return the scores of all pairs by shapes alone, so that the record serves batches of any size."""
-    rows, columns = x.shape[0], y.shape[0]
+    rows, columns = x.points.shape[0], y.points.shape[0]
 
     def spread(z: Tensor, dim: int) -> Tensor:
         return z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1)
 
-    ends = [
-        Side(spread(points, dim), None if positions is None else spread(positions, dim))
-        for (points, positions), dim in ((side(head, x), 1), (side(head, y), 0))
-    ]
+    ends = [Side(*(each if each is None else spread(each, dim) for each in end)) for end, dim in ((x, 1), (y, 0))]
     return scores(head, *ends).view(rows, columns)
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
     """Return the joined results of ``part`` for the numbers from 0 to ``count``, ``tile`` numbers at a time."""
-    pieces = [torch.arange(start, min(start + tile, count), device=like.device) for start in range(0, count, tile)]
-    if not pieces:
-        return like.new_zeros(0)
-    if len(pieces) == 1:
-        return part(pieces[0])
+    numbers = torch.arange(count, device=like.device)
+    if count <= tile:
+        return part(numbers)
+    pieces = torch.split(numbers, tile)
     if torch.is_grad_enabled() and not transformed(like):  # torch.func cannot compute tiles again
         return torch.cat([checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in pieces])
-    return torch.cat([part(numbers) for numbers in pieces])
+    return torch.cat([part(n) for n in pieces])
 
 
 def hard_quadruplets(
     scores: Tensor, positives: Tensor, negatives: Tensor, count: int = 1, classes: Tensor | None = None
 ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
-    """Return the equation of :class:`HardQuadrupletMiner`.
+    """Return the quadruplets of :class:`HardQuadrupletMiner`, as triplets (i, j, k), (j, i, l), and their number.
+
+    An end without negatives has no triplet, a pair without any is no quadruplet. Ties: the first pair in row-major
+    order, the first index.
 
     Args:
         scores: larger means more similar, ``[B, B]``, symmetric.
         positives: mask, ``[B, B]``; a pair is in it if either order is.
         negatives: mask, ``[B, B]``, of each row.
-        count: how many distinct unordered pairs.
-        classes: ``[B]``; given, the number of pairs is per class rather than per batch.
-
-    Returns:
-        Triplets (i, j, k), (j, i, l) of each quadruplet, and how many quadruplets there are. An end without negatives
-        has no triplet, a pair without any is no quadruplet. Ties: the first pair in row-major order, the first index.
+        count: number of distinct unordered pairs: of the batch, or of each class where ``classes``, ``[B]``, are given.
+        classes: ``[B]``, or None.
     """
     has_negative = negatives.any(1)
     i, j = torch.where((positives | positives.T).triu(1) & (has_negative[:, None] | has_negative))

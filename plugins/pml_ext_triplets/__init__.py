@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from .samplers import HardNegativePoolSampler as HardNegativePoolSampler
 
 
-__all__ = ["AnchorSwapMiner", "BatchAllTripletLoss", "HardNegativePoolSampler", "LocalPositiveMiner"]
-
 SHAH = Paper(
     title="Clustering and Querying Images from Unknown Classes Using Metric Learning",
     authors="Shah",

@@ -21,26 +21,25 @@ Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 
 
 class HardNegativePoolSampler(Sampler[int]):
-    r"""Anchor, positive, negative, and so on: triplets drawn at the input, negatives in part from a pool of hard ones.
+    r"""Triplets drawn at the input (anchor, positive, negative, anchor, ...), with negatives from a pool of hard ones.
 
-    An anchor and a positive are drawn at random, and any image of another class as the negative; a share
-    ``hard_fraction`` of the triplets has an anchor and a negative of the pool instead. In a run the pool is made anew
-    every ``refresh`` epochs; before the first time all negatives are random. With ``pool="batches"``, as Sec. 5.1 has
-    it, the pool is a list of pairs (a, n), and by strategy these are:
+    Anchor and positive are drawn at random, and any image of another class as the negative; a share ``hard_fraction``
+    of the triplets has an anchor and a negative of the pool instead. In a run the pool is renewed every ``refresh``
+    epochs; before the first time all negatives are random. With ``pool="batches"`` (Sec. 5.1) the pool is a list of
+    pairs (a, n), by strategy:
 
-    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` pairs of a triplet's anchor and an
-      image of another class with the least distance within the batch;
-    - ``"semihard"``: likewise, of the pairs nearer than the triplet's positive, :math:`d_{an} < d_{ap}`, drawn at
-      random;
+    - ``"hard"``: of each training batch since the last refresh, the ``pool_size`` nearest pairs of a triplet's anchor
+      and an image of another class;
+    - ``"semihard"``: likewise, drawn at random from the pairs nearer than the triplet's positive,
+      :math:`d_{an} < d_{ap}`;
     - ``"misclassified"``: k-means finds one cluster per class, and each cluster gets its majority class; an image in a
       cluster of another class becomes a hard negative of ``pool_size`` random anchors of that class.
 
-    ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of ``pool_size`` pairs of each batch.
+    ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of each batch.
 
-    With ``pool="nearest"`` an anchor's negatives are chosen among all training images, as the network embeds them when
-    the pool is made: those nearest to it (``"hard"``); those nearer than a positive drawn at random (``"semihard"``);
-    all of another class in the anchor's own cluster (``"misclassified"``). Up to ``pool_size`` per anchor; an anchor is
-    drawn first, then its negative.
+    With ``pool="nearest"`` an anchor is drawn first, and then one of up to ``pool_size`` negatives among all training
+    images, as the network embeds them at a refresh: those nearest to it (``"hard"``); those nearer than a random
+    positive (``"semihard"``); those in the anchor's own k-means cluster (``"misclassified"``).
 
     Use it with PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner` as the miner. In a
     loop of your own call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
@@ -57,9 +56,8 @@ class HardNegativePoolSampler(Sampler[int]):
         hard_fraction: the share of negatives from the pool, from 0 to 1.
         pool_size: pairs per batch, or hard negatives per anchor.
         seed: of the draw; the sampler has a generator of its own.
-        pool: where they are looked for: ``"batches"`` or ``"nearest"``.
-        per: whether ``pool_size`` counts pairs per ``"batch"``, as in the paper, or per ``"anchor"``, for
-            ``pool="batches"``.
+        pool: ``"batches"``, as in the paper, or ``"nearest"``.
+        per: ``"batch"``, as in the paper, or ``"anchor"``.
 
     Raises:
         ValueError: a setting outside its range, one class alone, or no class with two images.
@@ -121,7 +119,7 @@ class HardNegativePoolSampler(Sampler[int]):
         """Return an anchor and a negative from a pool of pairs, or None if this triplet is drawn at random."""
         if self.pool != "batches" or self._pool is None or self._generator.random() >= self.hard_fraction:
             return None
-        if len(self._pool) == 0:
+        if not len(self._pool):
             return None
         anchor, negative = self._pool[self._generator.integers(len(self._pool))].tolist()
         return anchor, negative
@@ -145,12 +143,12 @@ class HardNegativePoolSampler(Sampler[int]):
     # Taking part in a run
 
     def start_epoch(self, run: RunView) -> None:
-        """Make the pool anew when its time has come."""
+        """Renew the pool every ``refresh`` epochs."""
         if run.epoch > 1 and (run.epoch - 1) % self.refresh == 0 and self.hard_fraction > 0:
             self.refresh_pool(None if self._collects else run.embeddings("train"))
 
     def after_step(self, run: RunView, indices: Tensor, embeddings: Tensor) -> None:
-        """Collect hard negatives of a batch that the run has trained on; see :meth:`collect`."""
+        """Collect hard pairs of a batch that the run has trained on."""
         self.collect(indices, embeddings)
 
     @property
@@ -159,10 +157,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return self.pool == "batches" and self.strategy != "misclassified" and self.hard_fraction > 0
 
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:
-        """Collect hard negatives of a training batch for the next refresh, where the settings want that.
-
-        ``indices`` ``[B]`` are of the images of whole triplets, as the sampler gave them; embeddings are ``[B, D]``.
-        """
+        """Collect hard pairs of a training batch: indices ``[B]`` of whole triplets as drawn, embeddings ``[B, D]``."""
         if len(indices) != len(embeddings) or len(indices) % 3:
             raise ValueError(f"{len(embeddings)} embeddings for {len(indices)} indices; wanted one each, of triplets")
         if not self._collects:
@@ -181,11 +176,7 @@ class HardNegativePoolSampler(Sampler[int]):
         self._collected.append(np.stack([known[3 * rows], known[columns]], axis=1))
 
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
-        """Make the pool anew, from the collected pairs or from the embeddings of all images.
-
-        ``embeddings`` are ``[N, D]``, in the order of the labels; not with ``pool="batches"`` and the strategies
-        ``"hard"`` and ``"semihard"``.
-        """
+        """Renew the pool: from what was collected, or else from the embeddings ``[N, D]`` of all images."""
         if self.hard_fraction == 0:  # no negative is ever taken from it
             return
         if self._collects:
@@ -206,14 +197,8 @@ class HardNegativePoolSampler(Sampler[int]):
             if self.pool == "batches":
                 self._pool = self._misclassified(groups.cpu().numpy())
                 return
-        classes = torch.as_tensor(self._class_of, device=x.device)
-        drawn = []
-        for start in range(0, len(x), _TILE):
-            rows = torch.arange(start, min(start + _TILE, len(x)), device=x.device)
-            similarity = x[rows] @ x.T
-            negative = classes[rows, None] != classes
-            drawn.append(self._nearest(rows, similarity, negative, groups))
-        self._pool = np.concatenate(drawn)
+        tiles = torch.arange(len(x), device=x.device).split(_TILE)
+        self._pool = np.concatenate([self._nearest(x, rows, groups) for rows in tiles])
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
         """Return the images whose cluster belongs to another class, with anchors of that class."""
@@ -228,9 +213,13 @@ class HardNegativePoolSampler(Sampler[int]):
                 pairs.append(np.stack([anchors, np.full_like(anchors, image)], axis=1))
         return np.concatenate(pairs)
 
-    def _nearest(self, rows: Tensor, similarity: Tensor, negative: Tensor, groups: Tensor | None) -> Pairs:
+    def _nearest(self, x: Tensor, rows: Tensor, groups: Tensor | None) -> Pairs:
         """Return some anchors, each with up to ``pool_size`` hard negatives among all images."""
-        inside = negative if groups is None else negative & (groups[rows, None] == groups)
+        classes = torch.as_tensor(self._class_of, device=x.device)
+        inside = classes[rows, None] != classes
+        if groups is not None:
+            inside &= groups[rows, None] == groups
+        similarity = x[rows] @ x.T
         score = torch.where(inside, similarity, -torch.inf)
         if self.strategy == "semihard":
             drawn = [
