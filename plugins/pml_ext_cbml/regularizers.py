@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-import torch
 from torch import Tensor
 
 from pml_ext.plugin import (
@@ -16,6 +15,7 @@ from pml_ext.plugin import (
     check_choice,
     check_number,
     check_tile_size,
+    per_anchor,
     reduced,
     require_similarity,
 )
@@ -74,21 +74,12 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         """Return one value per anchor, Eq. (29)."""
         if len(embeddings) == 0:
             return reduced(embeddings.sum())
+        settings: Any = {"gamma": self.gamma, "reduction": self.reduction, "detach_target": self.detach_target}
 
-        def equation(similarity: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor]:
-            variance = metric_variance(
-                similarity,
-                positives,
-                negatives,
-                gamma=self.gamma,
-                reduction=self.reduction,
-                detach_target=self.detach_target,
-            )
-            return (variance,)
+        def equation(*pairs: Tensor) -> tuple[Tensor]:
+            return (metric_variance(*pairs, **settings),)
 
-        (losses,) = self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size)
-        indices = torch.arange(len(losses), device=losses.device)
-        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element", "divisor": len(losses)}}
+        return per_anchor(*self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
@@ -15,6 +14,7 @@ from pml_ext.plugin import (
     FullPrecisionForward,
     LossSettings,
     check_count,
+    per_anchor,
     reduced,
 )
 
@@ -78,6 +78,4 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
             return reduced(embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum())
         weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())
         rows = self.classes(labels.to(self.classes.rows.device))
-        losses = cross_entropy(linear(embeddings, weight, bias), rows, reduction="none")
-        indices = torch.arange(len(losses), device=losses.device)
-        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
+        return per_anchor(cross_entropy(linear(embeddings, weight, bias), rows, reduction="none"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pml_ext.plugin import (
@@ -18,6 +17,7 @@ from pml_ext.plugin import (
     check_number,
     check_tile_size,
     normalize,
+    per_anchor,
     reduced,
     require_similarity,
     to_full_precision,
@@ -76,9 +76,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         if len(embeddings) < 2:
             return reduced(embeddings.sum() * 0)
         distances = nearest_distances(normalize(embeddings), self.tile_size)
-        losses = -distances.clamp(min=self.least_distance).log()
-        indices = torch.arange(len(losses), device=losses.device)
-        return {"loss": {"losses": losses, "indices": indices, "reduction_type": "element"}}
+        return per_anchor(-distances.clamp(min=self.least_distance).log())
 
 
 class GlobalOrthogonalRegularizer(LabeledRegularizer):

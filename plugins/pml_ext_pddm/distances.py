@@ -59,8 +59,8 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     ReLU; each unordered pair of a set is computed once. Memory for ``memory_budget`` bytes beyond the matrix: the
     backward pass computes tiles again.
 
-    *Export:* ``torch.jit.trace``, ``torch.export`` and both ONNX exporters write down what serves any number of rows;
-    what they write computes all pairs at once, without tiles.
+    *Export:* records of ``torch.jit.trace``, ``torch.export`` and ``torch.onnx.export`` serve any number of rows, and
+    compute all pairs at once, without tiles.
 
     Args:
         embedding_size: D.

@@ -153,7 +153,10 @@ def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
     def spread(z: Tensor, dim: int) -> Tensor:
         return z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1)
 
-    ends = [Side(*(each if each is None else spread(each, dim) for each in end)) for end, dim in ((x, 1), (y, 0))]
+    ends = [
+        Side(spread(points, dim), None if positions is None else spread(positions, dim))
+        for (points, positions), dim in ((x, 1), (y, 0))
+    ]
     return scores(head, *ends).view(rows, columns)
 
 

@@ -197,7 +197,7 @@ class HardNegativePoolSampler(Sampler[int]):
             if self.pool == "batches":
                 self._pool = self._misclassified(groups.cpu().numpy())
                 return
-        tiles = torch.arange(len(x), device=x.device).split(_TILE)
+        tiles = torch.split(torch.arange(len(x), device=x.device), _TILE)
         self._pool = np.concatenate([self._nearest(x, rows, groups) for rows in tiles])
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:

@@ -57,11 +57,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     Args:
         include: names of the metrics to compute; all, if empty.
         exclude: names of metrics to leave out.
-        avg_of_avgs: average per class first, then over classes, instead of over queries.
-        return_per_class: return a list with one mean per class, instead of the mean over queries.
+        avg_of_avgs: average per class first, then over classes, as in PML.
+        return_per_class: return a list with one mean per class, as in PML.
         k: number of neighbors that PML's metrics use: None for the whole gallery, a number, or ``"max_bin_count"``
             for the size of the largest class.
-        label_comparison_fn: a function as in PML; equality by default. Clustering metrics support no other one.
+        label_comparison_fn: as in PML. Clustering metrics support equality alone.
         device: device to compute on; by default a GPU if there is one.
         knn_func: a search as in PML; by default Euclidean, with faiss if it is installed, else with torch. A
             :class:`NearestNeighbors` searches in tiles of queries.

@@ -6,6 +6,7 @@ Table 2), https://arxiv.org/abs/1610.08904.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
@@ -29,9 +30,9 @@ def nearest_class_mean(
 
     Args:
         points: ``[N, D]``; normalize embeddings first.
-        labels: their classes, ``[N]``, each of them in ``classes``.
-        classes: labels of the classes, ``[C]``, each once.
-        means: their means, ``[C, D]``.
+        labels: their classes, ``[N]``.
+        classes: labels of the means, ``[C]``, each once.
+        means: ``[C, D]``.
         top: every k, at least 1.
 
     Returns:
@@ -69,38 +70,24 @@ def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Pa
     The paper does not say which classes are related. Here these are the known classes below a new class's parents; if
     there are none, below its parents' parents, and so on; and all known classes where no ancestor has any.
 
-    Args:
-        names: of the new classes.
-        known: the mean of each known class, ``[D]``, by name; one or more.
-        parents: the parents of classes and of their ancestors, by name; what has none is left out or has an empty list.
-
-    Returns:
-        ``[C, D]``, in the order of the names.
-
-    Raises:
-        DataError: a class that is its own ancestor.
+    ``known`` are means, ``[D]``, by name; ``parents`` those of classes and their ancestors; the result is ``[C, D]``,
+    in the order of the names. A class that is its own ancestor is a :class:`DataError`.
     """
-    below: dict[str, list[str]] = {}
+    below = defaultdict[str, set[str]](set)
     for name in known:
         for level in ancestors(name, parents):
             for ancestor in level:
-                below.setdefault(ancestor, []).append(name)
+                below[ancestor].add(name)
     estimates = []
     for name in names:
-        relatives: list[str] = []
-        for level in ancestors(name, parents):
-            relatives = sorted({relative for ancestor in level for relative in below.get(ancestor, ())} - {name})
-            if relatives:
-                break
-        estimates.append(torch.stack([known[relative] for relative in relatives or sorted(known)]).mean(0))
+        by_level = (set[str]().union(*(below[each] for each in level)) - {name} for level in ancestors(name, parents))
+        relatives = next(filter(None, by_level), set(known))
+        estimates.append(torch.stack([known[relative] for relative in sorted(relatives)]).mean(0))
     return torch.stack(estimates)
 
 
 def ancestors(name: str, parents: Parents) -> list[list[str]]:
-    """Return the ancestors of a class, level by level: its parents, their parents that were not met before, and so on.
-
-    Raises a :class:`DataError` for a class that is its own ancestor.
-    """
+    """Return the ancestors of a class, level by level: its parents, those of its parents that are new, and so on."""
     levels: list[list[str]] = []
     met: set[str] = set()
     level = list(dict.fromkeys(parents.get(name, ())))

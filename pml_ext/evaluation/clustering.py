@@ -23,11 +23,7 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     The best of ten random starts (faiss), or of three of k-means++ (scikit-learn), is taken; of fewer where points x
     clusters x dimensions exceeds 7 billion, as for the test images of Stanford Online Products.
 
-    *Cost:* 20 iterations per start with faiss, each of which compares every point with every cluster.
-
-    Args:
-        points: ``[N, D]``.
-        clusters: how many, at most N.
+    *Cost:* 20 iterations per start with faiss, each of which compares every point, ``[N, D]``, with every cluster.
 
     Raises:
         ValueError: fewer than 1 cluster, or more than there are points.

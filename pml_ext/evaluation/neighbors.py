@@ -64,10 +64,10 @@ class NearestNeighbors:
     def tiles(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False, rows: int | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield slices of the queries with the same for these, so that memory does not grow with queries x ``k``.
+        """Yield slices of the queries with the neighbors of these, so that memory does not grow with queries x ``k``.
 
-        ``rows`` are queries per tile, the last of which also takes the rest; by default as many as have 8 million
-        neighbors together, in multiples of faiss's own tiles of 4,096 where that is more.
+        ``rows`` are queries per tile, the last of which also takes the rest; by default 8 million neighbors, in
+        multiples of faiss's own tiles of 4,096 where that is more.
         """
         k = min(k + ref_includes_query, len(reference))
         if rows is None:
@@ -87,18 +87,12 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
 
     Where the query is not among its K neighbors (it has K exact duplicates), the last one goes.
     """
-    others = (indices[:, 0] != itself).nonzero().flatten()  # exact duplicates come first; few, as a rule
-    if not len(others):
+    if (indices[:, 0] == itself).all():
         return distances[:, 1:], indices[:, 1:]
-    ours, theirs = distances[others], indices[others]
-    own = theirs == itself[others, None]
-    own[:, -1] |= ~own.any(dim=1)
-    place = own.to(torch.uint8).argmax(dim=1, keepdim=True)
-    nearer = torch.arange(indices.shape[1] - 1, device=indices.device) < place
-    distances, indices = distances[:, 1:].clone(), indices[:, 1:].clone()
-    distances[others] = torch.where(nearer, ours[:, :-1], ours[:, 1:])
-    indices[others] = torch.where(nearer, theirs[:, :-1], theirs[:, 1:])
-    return distances, indices
+    others = indices != itself[:, None]
+    others[:, -1] &= ~others.all(dim=1)
+    shape = len(indices), indices.shape[1] - 1
+    return distances[others].view(shape), indices[others].view(shape)
 
 
 def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,11 +154,8 @@ def reranked_under(
 ) -> NearestNeighbors:
     """Return a search that re-ranks the nearest by the Euclidean distance of normalized embeddings by a PML distance.
 
-    Args:
-        distance: any PML distance, learned or not.
-        shortlist: number of candidates for each query; at least as many as are asked for are taken.
-        nearest: search for the candidates; exact by default. It may give -1 where it has no more.
-        normalized: whether queries and references have length 1 already.
+    ``shortlist`` is the number of candidates for each query, or what is asked for, if that is more. ``nearest`` finds
+    them, exactly by default, with -1 where it has no more; ``normalized``: points have length 1 already.
     """
     nearest = nearest or nearest_of
 
