@@ -1,7 +1,7 @@
 """Time and peak memory of losses, forward and backward, against a floor.
 
 The floor is the work that no pair loss can avoid: normalize, one ``X @ X.T``, one elementwise ``exp``, its mean, and
-the backward of that; in tiles for :func:`scale`. All functions run in turns, so that a busy machine slows all alike.
+their backward; in tiles for :func:`scale`. All functions run in turns, so that a busy machine slows all alike.
 """
 
 from __future__ import annotations
@@ -115,9 +115,8 @@ def bench(
     """Measure losses.
 
     Args:
-        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss), such as
-            ``"pml/multi-similarity"``; a second loss of a class is called ``CBMLLoss 2``; None for every
-            registered one, PML's left out, that needs no settings.
+        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss); a second
+            loss of a class is called ``CBMLLoss 2``. None: :func:`default_losses`.
         shapes: the batches.
         repeats: rounds; in each, every function runs once. A slow one has three.
         device: as in :func:`pml_ext.devices.choose_device`.
@@ -131,52 +130,55 @@ def bench(
     """
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
-    lowest: Compute = tiled_floor if tiled else floor
     names = [loss if isinstance(loss, str) else type(loss).__name__ for loss in chosen]
-    counts = [names[:place].count(name) for place, name in enumerate(names)]
+    counts = [names[:number].count(name) for number, name in enumerate(names)]
     names = [f"{name} {count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
-    measured: dict[Shape, dict[str, Compute]] = {}
-    for shape in shapes:
-        functions = {name: _built(loss, shape) for name, loss in zip(names, chosen, strict=True)}
-        measured[shape] = {FLOOR: lowest, **{name: function.to(place) for name, function in functions.items()}}
+    functions: dict[Shape, dict[str, Compute]] = {}
+    for shape in shapes:  # an error is raised before anything is measured
+        built = {name: _built(loss, shape).to(place) for name, loss in zip(names, chosen, strict=True)}
+        functions[shape] = {FLOOR: tiled_floor if tiled else floor, **built}
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     rows: list[Row] = []
-    failed: set[str] = set()
+    left_out: set[str] = set()
     try:
-        for shape, computes in measured.items():
+        for shape, every in functions.items():
             progress(f"measuring at {shape}, {repeats} rounds")
-            x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0))
-            inputs = x.to(place).requires_grad_(), (torch.arange(shape.batch) // shape.per_class).to(place)
-            peaks: dict[str, int] = {}
-            traffic: dict[str, float] = {}
-            side = min(shape.batch, _COPIED)
-            source, copy = (x.new_zeros(side, side, device=place) for _ in range(2))
-            speeds: list[float] = []  # seconds per byte
-            times: dict[str, list[float]] = {key: [] for key in computes if key not in failed}
-            for round_, key in itertools.product(range(repeats), list(times)):
-                if key in failed or (round_ >= 3 and sum(times[key]) > ENOUGH):
-                    continue
-                try:
-                    if round_ == 0:
-                        peaks[key] = peak_bytes(computes[key], *inputs)  # and warm up
-                        traffic[key] = traffic_bytes(computes[key], *inputs) / (4 * shape.batch**2)
-                    times[key].append(_seconds(computes[key], *inputs))
-                    start = timer()
-                    copy.copy_(source)
-                    speeds.append((timer() - start) / (2 * copy.nbytes))
-                except (RuntimeError, MemoryError) as error:
-                    failed.add(key)
-                    rows.append(Row(str(shape), key, failed=one_line(error)))
-            medians = {key: statistics.median(values) for key, values in times.items() if key not in failed}
-            for key, median in medians.items():
-                to_floor = median / medians.get(FLOOR, math.nan)
-                limit = 1e3 * traffic[key] * 4 * shape.batch**2 * statistics.median(speeds)
-                sizes = peaks[key], traffic[key], limit
-                rows.append(Row(str(shape), key, 1e3 * median, to_floor, *sizes, len(times[key])))
-            failed |= {key for key, median in medians.items() if 4 * median > LIMIT or 4 * peaks[key] > MEMORY}
+            rows += (new := _measure(shape, {key: every[key] for key in every if key not in left_out}, repeats, place))
+            too_large = {row.loss for row in new if 4 * row.milliseconds > 1e3 * LIMIT or 4 * row.peak_bytes > MEMORY}
+            left_out |= too_large | {row.loss for row in new if row.failed}
     finally:
         torch.set_num_threads(before)
+    return rows
+
+
+def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: torch.device) -> list[Row]:
+    x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0))
+    inputs = x.to(device).requires_grad_(), (torch.arange(shape.batch) // shape.per_class).to(device)
+    side = min(shape.batch, _COPIED)
+    source, copy = torch.zeros(2, side, side, device=device)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    copies: list[float] = []
+    peaks, traffic, errors = dict[str, int](), dict[str, int](), dict[str, str]()
+    for round_, (name, function) in itertools.product(range(repeats), functions.items()):
+        if name in errors or (round_ >= 3 and sum(times[name]) > ENOUGH):
+            continue
+        try:
+            if round_ == 0:
+                peaks[name] = peak_bytes(function, *inputs)  # and warm up
+                traffic[name] = traffic_bytes(function, *inputs)
+            times[name].append(_seconds(function, *inputs))
+        except (RuntimeError, MemoryError) as error:
+            errors[name] = one_line(error)
+        start = timer()
+        copy.copy_(source)
+        copies.append(timer() - start)
+    medians = {name: 1e3 * statistics.median(times[name]) for name in functions if name not in errors}
+    lowest, per_byte = medians.get(FLOOR, math.nan), 1e3 * statistics.median(copies) / (2 * copy.nbytes)
+    rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
+    for name, median in medians.items():
+        sizes = peaks[name], traffic[name] / (4 * shape.batch**2), traffic[name] * per_byte
+        rows.append(Row(str(shape), name, median, median / lowest, *sizes, len(times[name])))
     return rows
 
 
@@ -210,72 +212,62 @@ def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
 
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
     """Return the most memory that forward and backward of a warm loss hold at one time beyond the inputs."""
+    if embeddings.device.type != "cuda":
+        return _account(function, embeddings, labels).peak
     _seconds(function, embeddings, labels)
-    if embeddings.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(embeddings.device)
-        before = torch.cuda.memory_allocated(embeddings.device)
-        _seconds(function, embeddings, labels)
-        return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
-    live = _LiveStorages(embeddings, labels)
-    with live:
-        _seconds(function, embeddings, labels)
-    return live.peak
+    torch.cuda.reset_peak_memory_stats(embeddings.device)
+    before = torch.cuda.memory_allocated(embeddings.device)
+    _seconds(function, embeddings, labels)
+    return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
 
 
 def traffic_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return the bytes that the operators of forward and backward of a warm loss read and write, caches left aside.
+    """Return the bytes that the operators of forward and backward of a warm loss read and write, caches ignored.
 
-    Every tensor that an operator other than a view takes or gives counts, whole: of a gather more than is read.
+    Every tensor that an operator other than a view takes or returns counts in full, even if a gather reads less of it.
     """
+    return _account(function, embeddings, labels).traffic
+
+
+def _account(function: Compute, embeddings: Tensor, labels: Tensor) -> _Account:
     _seconds(function, embeddings, labels)
-    traffic = _Traffic()
-    with traffic:
+    account = _Account(embeddings, labels)
+    with account:
         _seconds(function, embeddings, labels)
-    return traffic.bytes
+    return account
 
 
-_FILLED = ("zeros", "ones", "full")  # operators that write without reading, and those of their likes
+_FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without reading
 
 
-class _Traffic(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The sum of the bytes of the tensors that operators take and give."""
+class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of all tensors that operators take and return, and the peak of those that are alive at one time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *inputs: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes: int = 0
+        self.traffic: int = 0
+        self.peak = self._now = 0
+        self._known = {tensor.data_ptr() for tensor in inputs}  # of storages that are alive
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
         name = func.overloadpacket.__name__.removeprefix("new_")
         if not func.is_view and not name.startswith(("_unsafe_view", "empty")):
             only_written = args[:1] if name in ("copy_", "fill_", "zero_") else args if name.startswith(_FILLED) else ()
             read = args[len(only_written) :], (kwargs or {}) | {"out": None}
-            self.bytes += sum(
-                x.numel() * x.element_size() for x in tree_leaves([read, result]) if isinstance(x, Tensor)
-            )
+            self.traffic += sum(x.nbytes for x in tree_leaves([read, result]) if isinstance(x, Tensor))
         return result
 
-
-class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The sum of the storages of all tensors that operators returned and that are alive; ``peak`` is the most."""
-
-    def __init__(self, *inputs: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.peak = self._now = 0
-        self._known = {tensor.data_ptr() for tensor in inputs}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in result if isinstance(result, (tuple, list)) else [result]:
-            if isinstance(tensor, Tensor):
-                storage = tensor.untyped_storage()
-                key, size = storage.data_ptr(), storage.nbytes()
-                if size and key not in self._known:
-                    self._known.add(key)
-                    self._now += size
-                    self.peak = max(self.peak, self._now)
-                    weakref.finalize(storage, self._remove, key, size).atexit = False
-        return result
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage.data_ptr(), storage.nbytes()
+        if size and key not in self._known:
+            self._known.add(key)
+            self._now += size
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._remove, key, size).atexit = False
 
     def _remove(self, key: int, size: int) -> None:
         self._known.discard(key)

@@ -19,9 +19,10 @@ PREFIX, TIMM = "torchvision/", "timm/"
 BN_INCEPTION_MEAN = (104.0, 117.0, 128.0)  # of blue, green and red from 0 to 255, which its weights from Caffe want
 
 
-def _zoo() -> Any:
+def torchvision_models() -> Any:
+    """Return the module ``torchvision.models``, whose import takes a second."""
     with needs_extra("train", "a trunk of torchvision"):
-        import torchvision.models  # takes a second, which a network of ours need not
+        import torchvision.models
     return torchvision.models
 
 
@@ -38,7 +39,10 @@ def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64)
 
 def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,)) -> nn.Module:
     """Return a multilayer perceptron over the pixels, with ReLU after layers of ``hidden_sizes``."""
-    return nn.Sequential(nn.Flatten(), *_layers(in_channels * image_size**2, hidden_sizes))
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise([in_channels * image_size**2, *hidden_sizes]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
 
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
@@ -47,10 +51,9 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer"
 def embedder(
     in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = (), norm: str = "none", dropout: float = 0.0
 ) -> nn.Module:
-    """Return a layer from features to embeddings, not normalized, with hidden layers and ReLU if there are sizes.
+    """Return linear layers from features to embeddings, which are not normalized, with ReLU between them.
 
-    With ``norm`` (``"batch"``, ``"layer"``) the input of every linear layer is normalized, before its ReLU if it is
-    a hidden layer's output; with ``dropout`` values of it are dropped at that rate.
+    Before each linear layer: a ``norm`` (``"batch"``, ``"layer"``), the ReLU of a hidden layer, and ``dropout``.
     """
     layers: list[nn.Module] = []
     sizes = [in_features, *hidden_sizes, embedding_size]
@@ -65,7 +68,7 @@ def embedder(
 def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
     """Set a linear layer to the whitened principal components of features ``[N, F]``, all of unit variance.
 
-    ConfigError where they have fewer components than the layer has outputs.
+    ConfigError if there are fewer components than outputs of the layer.
     """
     from sklearn.decomposition import PCA
 
@@ -82,20 +85,14 @@ def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
 def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Freeze the parts of a trunk whose names fit a pattern, ``"layer1"`` or ``"blocks.*"``; ``"*"`` is all.
 
-    All its other parameters are trainable afterwards.
-
-    Returns:
-        The frozen parts, which should be in evaluation mode while the rest is trained.
+    All other parameters are trainable afterwards. Return the frozen parts, which belong into evaluation mode.
     """
-    inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
-    named = dict(inner.named_modules(remove_duplicate=False))
+    named = dict(without_gray(trunk).named_modules(remove_duplicate=False))
     frozen: list[nn.Module] = []
     for pattern in patterns:
         fitting = [trunk] if pattern == "*" else [part for name, part in named.items() if fnmatch(name, pattern)]
         if not fitting:
-            raise ConfigError(
-                f"model.freeze: {unknown('part of the trunk', pattern, [name for name in named if name])}"
-            )
+            raise ConfigError(f"model.freeze: {unknown('part of the trunk', pattern, filter(None, named))}")
         frozen += fitting
     trunk.requires_grad_(True)
     for part in frozen:
@@ -103,36 +100,28 @@ def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     return frozen
 
 
-def _layers(first: int, sizes: Sequence[int]) -> list[nn.Module]:
-    return [layer for a, b in itertools.pairwise([first, *sizes]) for layer in (nn.Linear(a, b), nn.ReLU())]
-
-
-def torchvision_weights(name: str) -> Any:
-    """Return torchvision's enumeration of a model's weights."""
-    return _zoo().get_model_weights(name)
-
-
 def torchvision_trunk(
     name: str, in_channels: int, image_size: int, weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
-    """Return a classification model of torchvision without its last linear layer, auxiliary heads off.
+    """Return a classification model of torchvision without its last linear layer and auxiliary heads.
 
     Args:
         name: torchvision's name, such as ``"resnet50"``.
         in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels; some models want their own.
-        weights: torchvision's name of weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"`` are
-            others with another release of torchvision. None starts from random.
+        weights: torchvision's name of weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"``
+            changes with the release of torchvision. None starts from random.
         dropout: whether the model's own dropout is kept.
     """
-    tags = ["DEFAULT", *(each.name for each in _zoo().get_model_weights(name))]
+    zoo = torchvision_models()
+    tags = ["DEFAULT", *(each.name for each in zoo.get_model_weights(name))]
     if weights is not None and weights not in tags:
         raise ConfigError(f"{PREFIX}{name}: {unknown('weights', weights, tags)}")
     options: dict[str, Any] = {"weights": weights}
     if name in ("googlenet", "inception_v3") and weights is None:  # weights come with the auxiliary heads
         options |= {"aux_logits": False, "init_weights": False}
     try:
-        model = _zoo().get_model(name, **options)
+        model = zoo.get_model(name, **options)
     except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
@@ -149,7 +138,7 @@ def torchvision_trunk(
 
 
 class _Block(NamedTuple):
-    """Channels of an inception block: of its 1 x 1 branch, the two of 3 x 3, and the projection after pooling."""
+    """Channels of an inception block: the 1 x 1 branch, the two 3 x 3 branches, and the projection after pooling."""
 
     single: int  # 0 for none, in a block that halves the image
     reduce: int
@@ -177,13 +166,9 @@ _BLOCKS = {
 class BNInception(nn.Module):
     """BN-Inception (Ioffe and Szegedy, 2015): images ``[B, 3, S, S]`` to the scores of classes ``[B, num_classes]``.
 
-    It is GoogLeNet with batch norms, which neither torchvision nor timm has. Parameters have the names of the known
-    weights from Caffe (``bn_inception-52deb4733.pth``), which load strictly:
-    ``inception_3a_1x1.weight``, ``inception_3a_1x1_bn.weight``, ``last_linear.weight``.
-
-    Args:
-        num_classes: number of classes.
-        pooling: ``"mean"`` or ``"max"`` over the places of the last features, of which there are 1,024.
+    GoogLeNet with batch norms, which neither torchvision nor timm has. Parameters have the names of the known weights
+    from Caffe (``bn_inception-52deb4733.pth``): ``inception_3a_1x1.weight``, ``inception_3a_1x1_bn.weight``,
+    ``last_linear.weight``. ``pooling`` of the 1,024 last features over their places is ``"mean"`` or ``"max"``.
     """
 
     def __init__(self, num_classes: int = 1000, pooling: Literal["mean", "max"] = "mean") -> None:
@@ -221,9 +206,7 @@ class BNInception(nn.Module):
         prefix = f"inception_{name}_"
         branches = [self._unit(x, prefix + "1x1")] if block.single else []
         branches.append(self._unit(x, prefix + "3x3_reduce", prefix + "3x3"))
-        branches.append(
-            self._unit(x, *(prefix + each for each in ("double_3x3_reduce", "double_3x3_1", "double_3x3_2")))
-        )
+        branches.append(self._unit(x, *(f"{prefix}double_3x3_{each}" for each in ("reduce", "1", "2"))))
         if block.pool == "halve":
             branches.append(F.max_pool2d(x, 3, 2, ceil_mode=True))
         else:
@@ -245,12 +228,8 @@ def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "ma
     """Return BN-Inception without its last linear layer: 1,024 features; images of 224 or 227 pixels, say.
 
     Weights from a file, such as Cadene's ``bn_inception-52deb4733.pth``, want ``extends = "pipelines/bn-inception"``:
-    blue, green, red from 0 to 255.
-
-    Args:
-        in_channels: 1 (the gray channel is repeated) or 3.
-        image_size: height and width of the images, in pixels.
-        pooling: ``"mean"``, or ``"max"`` as in the program of CBML.
+    blue, green, red from 0 to 255. ``pooling`` is ``"mean"``, or ``"max"`` as in the program of CBML; other arguments
+    as in :func:`torchvision_trunk`.
     """
     model = BNInception(pooling=pooling)
     model.last_linear = nn.Identity()
@@ -262,8 +241,7 @@ def timm_trunk(
 ) -> nn.Module:
     """Return a model of timm without its classifier; ``timm/NAME`` where timm is installed.
 
-    ``weights`` is the tag of timm's weights, such as ``"a1_in1k"``; other arguments and errors as of
-    :func:`torchvision_trunk`. MissingExtraError where timm is not installed.
+    ``weights`` is the tag of timm's weights, such as ``"a1_in1k"``; other arguments as in :func:`torchvision_trunk`.
     """
     timm = timm_library(name)
     full = name if weights is None else f"{name}.{weights}"
@@ -292,26 +270,30 @@ def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
 
 
 class RepeatedGray(nn.Module):
-    """Gray images as those of three channels."""
+    """Gray images ``[B, 1, S, S]`` as images of three channels."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return ``[B, 3, S, S]`` of ``[B, 1, S, S]``."""
         return images.expand(-1, 3, -1, -1)
 
 
+def without_gray(trunk: nn.Module) -> nn.Module:
+    """Return a trunk's own model, without :class:`RepeatedGray` before it."""
+    return trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
+
+
 _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
 
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
-    """Return the factory of one of the core's trunks, which its bare name always means; None for others."""
+    """Return the factory of one of the core's trunks, whose bare names no plugin can claim; None for other names."""
     return builtin_trunks().get(name) if name.startswith(PREFIX) else _OWN.get(name)
 
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     """Return the core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
-    factories = {
-        PREFIX + name: functools.partial(torchvision_trunk, name) for name in _zoo().list_models(module=_zoo())
-    }
+    zoo = torchvision_models()
+    factories = {PREFIX + name: functools.partial(torchvision_trunk, name) for name in zoo.list_models(module=zoo)}
     for factory in factories.values():
         factory.__doc__, factory.__module__ = torchvision_trunk.__doc__, __name__
     return _OWN | factories

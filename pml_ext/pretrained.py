@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError, first_of, needs_extra, one_line
-from .models import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_weights
+from .models import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_models, without_gray
 
 HF = "hf/"
 _FILES = (".safetensors", ".pth", ".pt", ".bin")
@@ -25,7 +25,7 @@ _NAMED = 4  # keys named in an error
 def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
     """Add low-rank adapters (Hu et al. 2022) to linear layers of a trunk, in place, and freeze all else.
 
-    ConfigError where no layer's name ends with one of ``targets``, MissingExtraError without peft.
+    ConfigError if no layer's name ends with one of ``targets``.
     """
     with needs_extra("peft", "model.lora"):
         import peft
@@ -38,7 +38,7 @@ def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
 
 
 def merged_lora(trunk: nn.Module) -> nn.Module:
-    """Return a copy of a trunk whose adapters are added to its layers; the trunk itself if it has none."""
+    """Return a copy of a trunk with its adapters merged into its layers; the trunk itself if it has none."""
     if not any(name.endswith("base_layer") for name, _ in trunk.named_modules()):
         return trunk
     trunk = copy.deepcopy(trunk)
@@ -51,7 +51,7 @@ def merged_lora(trunk: nn.Module) -> nn.Module:
 
 
 class PretrainedImages(NamedTuple):
-    """The preprocessing that a pretrained model wants; None where it is not known."""
+    """The preprocessing that a pretrained model wants; None for what is not known."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -61,16 +61,15 @@ class PretrainedImages(NamedTuple):
 
 
 def is_file(weights: object) -> bool:
-    """Return whether ``weights`` of a trunk are a file, rather than a library's name of weights."""
+    """Return whether a trunk's setting ``weights`` is a file, not a library's name of weights."""
     return isinstance(weights, str) and weights.endswith(_FILES)
 
 
 def load_weights(trunk: nn.Module, file: str) -> None:
-    """Load a trunk's weights from a ``.safetensors`` or torch file; no code of the file is run.
+    """Load a trunk's weights from a ``.safetensors`` or torch file, here or in torch hub's folder ``checkpoints``.
 
-    A file that is not there is looked for by its name in torch hub's folder ``checkpoints``.
-    The classifier that a trunk lacks may be in the file. ConfigError for a file that cannot be read, and with the keys
-    that are missing, unknown or of another shape.
+    No code of the file is run. Its classifier, which a trunk lacks, is ignored. ConfigError for a file that cannot be
+    read, or with the keys that are missing, unknown or of another shape.
     """
     path = Path(file).expanduser()
     if not path.exists() and (stored := Path(torch.hub.get_dir()) / "checkpoints" / file).exists():
@@ -94,7 +93,7 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         raise ConfigError(
             f"model.trunk.weights: {path} holds no table of tensors by name; wanted a model's state_dict()"
         )
-    inner = trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
+    inner = without_gray(trunk)
     known = inner.state_dict()
     wrong = {
         "missing": [name for name in known if name not in state and not name.endswith(_COUNTER)],
@@ -106,8 +105,8 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         ],
     }
     if any(wrong.values()):
-        told = [f"{len(names)} {what} ({first_of(names, _NAMED)})" for what, names in wrong.items() if names]
-        raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(told)}")
+        texts = [f"{len(names)} {what} ({first_of(names, _NAMED)})" for what, names in wrong.items() if names]
+        raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(texts)}")
     inner.load_state_dict({name: state.get(name, known[name]) for name in known})
 
 
@@ -120,17 +119,16 @@ def hf_trunk(
 ) -> nn.Module:
     """Return a vision model of the package transformers; ``hf/ORG/NAME``, or ``hf/FOLDER`` that it was saved to.
 
-    Of a model with an image and a text part, such as CLIP and SigLIP, it is the image part.
+    Of a model with an image and a text part, such as CLIP and SigLIP, it is the image part. ConfigError for a model
+    that cannot be downloaded or has no image part.
 
     Args:
         in_channels: 1 (the gray channel is repeated) or 3.
         image_size: height and width of the images, in pixels; most models want their own.
-        name: of the model on the Hugging Face hub, or its folder.
+        name: the model on the Hugging Face hub, or its folder.
         weights: ``"DEFAULT"``, the model's own, downloaded on first use; None starts from random.
         pool: the feature of an image: ``"cls"``, the first token; ``"mean"`` of all tokens; ``"pooled"``, the model's
-            own; ``"auto"``, that where the model has it, else the first token.
-
-    ConfigError for a model that cannot be downloaded or has no image part, MissingExtraError without transformers.
+            own; ``"auto"``, the model's own if it has one, else the first token.
     """
     with needs_extra("hf", f"the trunk {HF}{name}"):
         import transformers
@@ -139,12 +137,9 @@ def hf_trunk(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parts that are not loaded
-            if weights is None:
-                model = transformers.AutoModel.from_config(  # type: ignore[no-untyped-call]
-                    transformers.AutoConfig.from_pretrained(name)
-                )
-            else:
-                model = transformers.AutoModel.from_pretrained(name)
+            factory = transformers.AutoModel
+            config = None if weights else transformers.AutoConfig.from_pretrained(name)
+            model: Any = factory.from_config(config) if config else factory.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
@@ -187,7 +182,7 @@ def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages
             return None
         return _images(wanted.mean, wanted.std, int(wanted.input_size[-1]), wanted.interpolation)
     if name.startswith(PREFIX):
-        known = torchvision_weights(short)
+        known = torchvision_models().get_model_weights(short)
         tag = "DEFAULT" if is_file(weights) else weights
         if tag not in known.__members__:  # building it names them
             return None
