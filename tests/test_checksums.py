@@ -51,7 +51,7 @@ def test_damaged_checksums_are_none(tmp_path, content):
         check_unchanged(tmp_path, "one")
 
 
-def test_checksums_are_taken_anew_or_kept(tmp_path):
+def test_checksums_are_computed_anew_or_kept(tmp_path):
     for name in ("one", "two", "three"):
         put(tmp_path, name)
         (tmp_path / name).write_text("changed")

@@ -54,39 +54,32 @@ def test_pmls_classes_and_their_names():
     assert wanted - {"GenericPairLoss"} <= names
 
 
-@pytest.mark.parametrize("component", registry.components("loss"), ids=lambda component: component.name)
+# NCALoss takes references, but compares an embedding with its own copy among them.
+OTHERS = ("CrossBatchMemory", "MultipleLosses", "NCALoss")
+OF_PML = [c for c in registry.components("loss") if c.name.startswith("pml/") and c.class_name not in OTHERS]
+
+
+@pytest.mark.parametrize("component", OF_PML, ids=lambda component: component.name)
 def test_the_table_of_pmls_references_is_right(component):
     """A loss that the table credits with references takes them; one that refuses them is not in it."""
-    if not component.name.startswith("pml/") or component.cls.__name__ in ("CrossBatchMemory", "MultipleLosses"):
-        pytest.skip("a wrapper, or ours")
-    if component.cls.__name__ == "NCALoss":
-        pytest.skip("takes them, but compares an embedding with its own copy among them")
-    sizes = {"num_classes": 3, "embedding_size": 4, "descriptors_dim": 4}
-    wanted = {**sizes, "loss": losses.NTXentLoss(), "l": 4, "K": 1, "margin": 0.4, "Tn": 10}
+    wanted = {"num_classes": 3, "embedding_size": 4, "descriptors_dim": 4, "loss": losses.NTXentLoss(), "l": 4, "K": 1}
+    wanted |= {"margin": 0.4, "Tn": 10}
     required = {n: wanted[n] for n, p in component.settings.items() if p.default is p.empty and n in wanted}
     loss, capabilities = component.cls(**required), registry.capabilities(component.cls)
     generator = torch.Generator().manual_seed(0)
-    embeddings, references = (torch.randn(count, 4, generator=generator) for count in (6, 9))
-    labels = torch.arange(6) % 3
+    count = 9 if "labels" in capabilities else 6
+    embeddings, references = (torch.randn(size, 4, generator=generator) for size in (6, count))
+    labels = (torch.arange(6) % 3, torch.arange(9) % 3) if "labels" in capabilities else (None, None)
     try:
-        if "labels" not in capabilities:
-            references, reference_labels, labels = torch.randn(6, 4, generator=generator), None, None
-        else:
-            reference_labels = torch.arange(9) % 3
-        if component.cls.__name__ == "SelfSupervisedLoss":
+        if component.class_name == "SelfSupervisedLoss":
             loss(embeddings, references)
         else:
-            loss(embeddings, labels, ref_emb=references, ref_labels=reference_labels)
+            loss(embeddings, labels[0], ref_emb=references, ref_labels=labels[1])
         takes = True
     except Exception:
         takes = False
-    if "references" in capabilities:
-        assert takes
-    elif takes:  # it does not complain, so it must be one that is known to ignore them
-        assert component.cls.__name__ in IGNORE_REFERENCES, "takes references, or ignores them without a word"
-
-
-IGNORE_REFERENCES = {"ThresholdConsistentMarginLoss"}
+    ignores = component.class_name == "ThresholdConsistentMarginLoss"
+    assert takes is ("references" in capabilities or ignores)
 
 
 @pytest.mark.parametrize("component", registry.components(), ids=lambda each: f"{each.kind}-{each.qualified_name}")

@@ -16,7 +16,7 @@ def pretended(monkeypatch):
     """A machine with two CUDA devices, as far as the choice of a device looks."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setattr(devices, "accelerator", lambda: "cuda")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     return monkeypatch
 
 

@@ -23,9 +23,3 @@ def test_the_stub_names_what_there_is():
     assert not classes - names, "add these to pml_ext/__init__.pyi"
     assert names | {"__version__"} == set(dir(pml_ext)) - (set(registry.class_names()) - classes)
     assert not [node for node in STUB.body if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"]
-
-
-def test_a_name_that_has_moved_is_found_where_it_was():
-    names = "Component Paper PluginRecord PluginWarning KINDS CAPABILITIES capabilities kind_of settings_of filled"
-    assert [name for name in names.split() if not hasattr(registry, name)] == []
-    assert registry.Component is pml_ext.Component is pml_ext.components.Component
