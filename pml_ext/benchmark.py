@@ -174,7 +174,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
         copy.copy_(source)
         copies.append(timer() - start)
     medians = {name: 1e3 * statistics.median(times[name]) for name in functions if name not in errors}
-    lowest, per_byte = medians.get(FLOOR, math.nan), 1e3 * statistics.median(copies) / (2 * copy.nbytes)
+    lowest, per_byte = medians.get(FLOOR, math.nan), 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
     rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
     for name, median in medians.items():
         sizes = peaks[name], traffic[name] / (4 * shape.batch**2), traffic[name] * per_byte

@@ -17,7 +17,7 @@ _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
+    """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -34,7 +34,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
-    """Write the checksums of those named files that exist; other files keep theirs if ``keep(name)`` is true."""
+    """Write the checksums of the named files that exist; other files keep theirs if ``keep(name)`` is true."""
     kept = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
     _write(folder, kept | {name: sha256_of(folder / name) for name in names if (folder / name).is_file()})
 
@@ -45,10 +45,9 @@ def _write(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
-    """Replace a file, named by its path in a folder, and its checksum, each atomically.
+    """Replace a file, named by its path in a folder, and before it its checksum, each atomically.
 
-    The checksum is replaced first. A process that is killed between the two leaves the new file under a temporary
-    name; :func:`recover` moves it into place.
+    A process that is killed between the two leaves the file under a temporary name; :func:`recover` moves it.
     """
     write_atomically(folder / name, write, lambda new: _write(folder, {**read_sums(folder), name: sha256_of(new)}))
 

@@ -16,10 +16,9 @@ from .settings import settings_of
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     """Describe everything of one name: components of several kinds, recipes and tables may share it.
 
-    Data sets and trunks, which take torch, are looked for where it is none of these.
-    ``kind`` is one component kind, to leave out the others. An entry has ``name``, ``kind``, ``class``, ``text`` (the
-    docstring), ``settings`` (``name``, ``default``; of a recipe ``origin`` too), ``capabilities``, ``paper`` and
-    ``recipes``.
+    Data sets and trunks, which import torch, are looked up last. ``kind`` limits the search to one kind of components.
+    An entry has ``name``, ``kind``, ``class``, ``text`` (the docstring), ``settings`` (``name``, ``default``; of a
+    recipe ``origin`` too), ``capabilities``, ``paper`` and ``recipes``.
     """
     described = []
     for each in registry.candidates(name, kind) or ([registry.get(name, kind)] if kind else []):

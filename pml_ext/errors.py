@@ -52,7 +52,7 @@ class UnwritableError(PmlExtError, OSError):
 
 
 class StoppedError(BaseException):
-    """A signal ended a run; like ``KeyboardInterrupt`` no ``Exception``, which code that survives failures catches."""
+    """A signal ended a run; like ``KeyboardInterrupt`` no ``Exception``, so that no ``except Exception`` catches it."""
 
     def __init__(self, signal: int, text: str) -> None:
         super().__init__(text)
@@ -61,19 +61,19 @@ class StoppedError(BaseException):
 
 
 class TrainingError(PmlExtError):
-    """Training had to stop (the loss became NaN, say); what was written stays."""
+    """Training had to stop (the loss became NaN, say); the files stay."""
 
 
 class PluginWarning(UserWarning):
-    """A plugin was left out; the text says which and why."""
+    """A plugin was left out; the text has its name and the reason."""
 
 
 class TrainingWarning(UserWarning):
-    """Something that a loss or a regularizer noticed while training; a run shows it and keeps it with its metrics."""
+    """A finding of a loss or a regularizer in training; a run shows it and keeps it with its metrics."""
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """Return the first names, separated by commas, and dots if there are more."""
+    """Return the first names, separated by commas, with dots if there are more."""
     return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
@@ -83,7 +83,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
-    """Return a sentence about a name that is not there, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
+    """Return an error text for an unknown name, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
     known, name = list(dict.fromkeys(known)), shortened(name, 100)
     lowered = {other.lower(): other for other in reversed(known)}
     near = [lowered[each] for each in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
@@ -103,14 +103,14 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Return a text with line breaks, control characters and bytes of file names that are no UTF-8 escaped."""
+    """Escape line breaks, control characters and bytes of file names that are no UTF-8."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def shortened(text: object, most: int = 600) -> str:
     """Return a text as one printable line of at most ``most`` characters; dots in the middle mark a gap."""
     whole = str(text)
-    if len(whole) > 8 * most:  # not all of a megabyte is looked at
+    if len(whole) > 8 * most:  # skip the middle of a megabyte
         whole = f"{whole[: 4 * most]} {whole[-4 * most :]}"
     line = printable(" ".join(whole.split()))
     if len(line) <= most:

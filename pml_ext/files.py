@@ -1,4 +1,4 @@
-"""Files that are replaced in one step: a reader sees the old file or the new one, never half of either."""
+"""Files that are replaced atomically: a reader sees the old file or the new one, never half of either."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class DamagedError(ValueError):
 
 
 def left_over(path: Path) -> Path | None:
-    """Return the file that a temporary file was to become; None for other files."""
+    """Return the final path of a temporary file; None for other files."""
     match = _LEFT_OVER.fullmatch(path.name)
     return path.with_name(match[1]) if match is not None else None
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
-    """Call ``write(temporary_path)`` and move the result into place, into a folder that is made if that above exists.
+    """Call ``write(temporary_path)`` and move the result into place; the last folder of the path is made.
 
-    ``ready(temporary_path)`` is called when all bytes are on the disk; from then on only an error removes the temporary
-    file, and no kill or Ctrl-C. An UnwritableError says what the disk refuses, with the path.
+    ``ready(temporary_path)`` is called when all bytes are on the disk; from then on an error removes the temporary
+    file, but Ctrl-C does not. UnwritableError, with the path, if the disk refuses.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with writing(path):
@@ -60,7 +60,7 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's errors about a file into an :class:`UnwritableError` that has its path."""
+    """Turn the system's errors about a file into an :class:`UnwritableError` with its path."""
     try:
         yield
     except UnwritableError:
@@ -73,7 +73,7 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Keep other processes out of such a block of the same folder: a second one calls ``waits`` and waits."""
+    """Lock a folder inside the block; a process that finds the lock taken calls ``waits()`` and waits."""
     lock = FileLock(folder / ".lock")  # the file stays: another process may wait for its lock
     with writing(folder):
         try:
@@ -88,12 +88,12 @@ def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8, in one step."""
+    """Write a text in UTF-8, atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a value as indented JSON, in one step."""
+    """Write a value as indented JSON, atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
@@ -109,7 +109,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_toml(path: Path, table: str) -> dict[str, Any]:
-    """Read tables from TOML; raise :class:`DamagedError` for anything else, and where ``table`` is not among them."""
+    """Read tables from TOML; raise :class:`DamagedError` for anything else, or if there is no ``table``."""
     try:
         value = tomllib.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:  # no UTF-8 is a ValueError too
@@ -120,7 +120,7 @@ def read_toml(path: Path, table: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """Return a value that somebody typed (``0.1``, ``true``, ``[1, 2]``) as TOML reads it, or else the text itself."""
+    """Return a typed value as TOML reads it (``0.1``, ``true``, ``[1, 2]``), or the text itself if it is no TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

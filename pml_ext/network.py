@@ -66,9 +66,9 @@ class Network(nn.Module):
         trunk: maps ``[B, C, S, S]`` to features ``[B, F]``.
         embedding_size: length of an embedding.
         hidden_sizes: widths of the embedder's hidden layers; None for no embedder: features are embeddings.
-        features: F, where it is known.
-        norm: ``"batch"`` or ``"layer"``, of the input of each of the embedder's layers; ``"none"``.
-        dropout: the rate of values of these inputs that are dropped in training.
+        features: F, if known.
+        norm: of the embedder, as in :func:`pml_ext.models.embedder`.
+        dropout: of the embedder, too.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Trackers: where the numbers of a run go while it trains, by ``[track]`` of a recipe or ``--track``."""
+"""Trackers, which take the numbers of a run while it trains: ``[track]`` of a recipe or ``--track``."""
 
 from __future__ import annotations
 
@@ -20,26 +20,23 @@ class Tracker(Protocol):
     """The interface of a tracker, which rank 0 alone has; it may also have ``flush()``.
 
     Names are ``"TABLE/COLUMN"``, such as ``"loss_histories/total_loss"``. A step is the iteration, counted from 1 over
-    the whole run; of tables whose name begins with ``accuracies`` it is the epoch.
+    the whole run, or the epoch for tables whose name begins with ``accuracies``.
     """
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Take numbers of a step, which may be NaN; called for several steps at a time, after each epoch or 30 s."""
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """End the run, which is ``"finished"``, ``"stopped"`` by a signal or ``"failed"``.
-
-        The contents of ``metrics.json`` and the report are there if it is finished.
-        """
+        """End a run that is ``"finished"`` (it has metrics and a report), ``"stopped"`` by a signal or ``"failed"``."""
 
 
 def of_epochs(name: str) -> bool:
-    """Return whether a value, or a table, is of an epoch and not of an iteration."""
+    """Return whether a value or a table belongs to epochs, not to iterations."""
     return name.startswith("accuracies")
 
 
 def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the tests in ``metrics.json``, ``"raw"``, ``"before"``, ``"after"`` ..., with their metrics."""
+    """Return the metrics of each test in ``metrics.json``: ``"raw"``, ``"before"``, ``"after"`` ..."""
     return {phase: values for phase, values in metrics.items() if isinstance(values, dict) and "recall_at_1" in values}
 
 
@@ -50,7 +47,7 @@ def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def kept_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
-    """Return what a tracker calls the run in a folder, so that a resumed run goes on there; ``new`` makes the first."""
+    """Return a tracker's id of the run in a folder, for resuming; ``new()`` makes the first."""
     path = folder / _IDENTITIES
     known = read_json(path) if path.exists() else {}
     if tracker not in known:
@@ -60,7 +57,7 @@ def kept_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
 
 
 def import_tracker(name: str) -> None:
-    """Import what one of the core's trackers needs; MissingExtraError if it is not installed."""
+    """Import the package of one of the core's trackers; MissingExtraError if it is not installed."""
     if name in builtin_trackers():
         with needs_extra("train" if name == "tensorboard" else name, f"track.name = {name!r}"):
             importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
@@ -72,10 +69,7 @@ def builtin_trackers() -> dict[str, Callable[..., Tracker]]:
 
 
 class TensorBoard:
-    """TensorBoard's events, in ``tensorboard/`` of the run's folder.
-
-    Those written after the checkpoint that a run resumes from are purged.
-    """
+    """TensorBoard's events, in ``tensorboard/`` of the run; resuming purges those after the checkpoint."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -88,11 +82,9 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for writer, epochs in ((self._iterations, False), (self._epochs, True)):
-            summary = Summary()
-            for name, value in values.items():
-                if of_epochs(name) is epochs and not math.isnan(value):
-                    summary.value.add(tag=name, simple_value=value)
-            if summary.value:  # add_scalar takes 50 microseconds for each value
+            known = {k: v for k, v in values.items() if of_epochs(k) is epochs and not math.isnan(v)}
+            if known:  # add_scalar takes 50 microseconds for each value
+                summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in known.items()])
                 writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 
     def flush(self) -> None:
@@ -107,10 +99,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Weights & Biases; its environment variables, such as ``WANDB_MODE=offline``, hold.
+    """Weights & Biases, with files in ``wandb/`` of the run's folder; ``WANDB_MODE=offline`` and its like hold.
 
-    Its files are in ``wandb/`` of the run's folder. Values are over ``iteration`` and ``epoch``, since its own steps
-    cannot go back.
+    Values are drawn over ``iteration`` and ``epoch``, since W&B's own steps cannot go back.
     """
 
     def __init__(
@@ -151,10 +142,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """MLflow, in the store of ``MLFLOW_TRACKING_URI``.
-
-    A resumed run leaves out the steps that the store has.
-    """
+    """MLflow, in the store of ``MLFLOW_TRACKING_URI``; a resumed run skips steps that the store has."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], experiment: str = "pml-ext") -> None:
         import mlflow
@@ -181,8 +169,7 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        new = [name for name in values if step > self._last.get(name, 0)]
-        self._values += [Metric(name, values[name], now, step) for name in new]
+        self._values += [Metric(k, v, now, step) for k, v in values.items() if step > self._last.get(k, 0)]
 
     def flush(self) -> None:
         """Write the values to the store."""

@@ -78,8 +78,7 @@ def test_the_table_of_pmls_references_is_right(component):
         takes = True
     except Exception:
         takes = False
-    ignores = component.class_name == "ThresholdConsistentMarginLoss"
-    assert takes is ("references" in capabilities or ignores)
+    assert takes is ("references" in capabilities)
 
 
 @pytest.mark.parametrize("component", registry.components(), ids=lambda each: f"{each.kind}-{each.qualified_name}")
