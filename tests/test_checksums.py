@@ -7,35 +7,26 @@ import sys
 
 import pytest
 
-from pml_ext.checksums import (
-    SUMS,
-    changed_files,
-    check_unchanged,
-    missing_files,
-    read_sums,
-    recover,
-    replace_file,
-    sha256_of,
-    write_sums,
-)
+from pml_ext import checksums
+from pml_ext.checksums import SUMS, changed_files, check_unchanged, read_sums
 from pml_ext.errors import DataError, UnwritableError
 
 
 def put(folder, name, text="old"):
-    replace_file(folder, name, lambda path: path.write_text(text))
+    checksums.replace_file(folder, name, lambda path: path.write_text(text))
 
 
 def test_a_replaced_file_has_its_checksum_in_the_lines_of_sha256sum(tmp_path):
     put(tmp_path, "one")
     put(tmp_path, "below/two")
     put(tmp_path, "one", "new")
-    assert read_sums(tmp_path) == {name: sha256_of(tmp_path / name) for name in ("below/two", "one")}
+    assert read_sums(tmp_path) == {name: checksums.sha256_of(tmp_path / name) for name in ("below/two", "one")}
     done = subprocess.run(["sha256sum", "--check", "--strict", SUMS], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "below/two: OK\none: OK\n")
-    assert changed_files(tmp_path) == missing_files(tmp_path) == []
+    assert changed_files(tmp_path) == checksums.missing_files(tmp_path) == []
     (tmp_path / "one").write_text("damaged")
     (tmp_path / "below" / "two").unlink()
-    assert (changed_files(tmp_path), missing_files(tmp_path)) == (["one"], ["below/two"])
+    assert (changed_files(tmp_path), checksums.missing_files(tmp_path)) == (["one"], ["below/two"])
     with pytest.raises(DataError, match=r"one: not the file that the run wrote, by .*SHA256SUMS; put it back"):
         check_unchanged(tmp_path, "one")
     check_unchanged(tmp_path, "unknown")
@@ -56,7 +47,7 @@ def test_checksums_are_computed_anew_or_kept(tmp_path):
         put(tmp_path, name)
         (tmp_path / name).write_text("changed")
     (tmp_path / "three").unlink()
-    write_sums(tmp_path, ["one", "gone"], keep=lambda name: name != "four")
+    checksums.write_sums(tmp_path, ["one", "gone"], keep=lambda name: name != "four")
     assert changed_files(tmp_path) == ["two"]
     assert set(read_sums(tmp_path)) == {"one", "two"}
 
@@ -82,7 +73,7 @@ def test_a_kill_leaves_the_old_file_or_the_new_one_with_its_checksum(tmp_path, m
     with pytest.raises(Killed):
         put(tmp_path, "below/one", "new")
     monkeypatch.undo()
-    recover(tmp_path, ["below"])
+    checksums.recover(tmp_path, ["below"])
     assert (tmp_path / "below" / "one").read_text() == ("new" if number == 2 else "old")
     assert changed_files(tmp_path) == []
     assert sorted(path.name for path in tmp_path.rglob("*")) == [SUMS, "below", "one"]
@@ -91,7 +82,7 @@ def test_a_kill_leaves_the_old_file_or_the_new_one_with_its_checksum(tmp_path, m
 def test_half_written_files_are_removed_and_others_stay(tmp_path):
     (tmp_path / ".two.4194305.tmp").write_text("half")
     (tmp_path / ".mine.tmp").write_text("mine")
-    recover(tmp_path, ["gone"])
+    checksums.recover(tmp_path, ["gone"])
     assert [path.name for path in tmp_path.iterdir()] == [".mine.tmp"]
 
 

@@ -42,10 +42,7 @@ def foreign(file):
 def test_everything_imported_is_declared():
     found = {top: str(file) for file in FILES for top in foreign(file)}
     assert {"torch", "numpy", "sklearn", "PIL", "faiss"} <= set(found)
-    missing = {
-        top: {normal(top), f"{normal(top)}-skinny"} for top in found if top not in DISTRIBUTIONS
-    }  # not installed
-    by = DISTRIBUTIONS | missing
+    by = {top: {normal(top), f"{normal(top)}-skinny"} for top in found} | DISTRIBUTIONS  # the former: not installed
     assert {top: file for top, file in found.items() if not by[top] & (CORE | EXTRAS)} == {}
 
 
@@ -111,9 +108,6 @@ def test_losses_and_wrappers_need_no_extra(bare):
 
 def test_what_needs_an_extra_says_which(bare):
     for name in ("load_run", "experiment", "retrieval", "pml_ext.evaluation.figures"):
-        assert re.fullmatch(
-            r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. "
-            r'Type: pip install "pml-ext\[train\]"',
-            bare[name],
-        ), f"{name}: {bare[name]}"
+        text = r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. Type: pip install "
+        assert re.fullmatch(text + r'"pml-ext\[train\]"', bare[name]), f"{name}: {bare[name]}"
     assert {name: text for name, text in bare.items() if text and not text.startswith("MissingExtraError: ")} == {}

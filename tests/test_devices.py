@@ -46,13 +46,9 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
     cpu = torch.device("cpu")
     for precision in ("float32", "bfloat16"):
         devices.check_precision(cpu, precision)
-    # As a torch does that does not know the precision there: it warns and goes on in float32.
+    # An unknown precision makes torch warn and go on in float32.
     monkeypatch.setattr(torch, "autocast", lambda *_: contextlib.nullcontext())
-    with pytest.raises(
-        ConfigError,
-        match=r"engine.precision: found 'float16', which this cpu device does not have "
-        r"\(torch computes in torch.float32 there\); wanted 'float32'",
-    ):
+    with pytest.raises(ConfigError, match=r"found 'float16', which this cpu .*computes in torch.float32.* 'float32'"):
         devices.check_precision(cpu, "float16")
 
 
@@ -60,7 +56,6 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
 def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, kind, count):
     """torch.mps has one generator and no list of them; torch.cuda and torch.xpu have one for each device."""
     generators = [torch.Generator().manual_seed(number) for number in range(count)]
-
     first, module = generators[0], SimpleNamespace()
     if kind == "mps":
         module.get_rng_state, module.set_rng_state = first.get_state, first.set_state

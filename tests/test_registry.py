@@ -46,8 +46,8 @@ def test_unknown_names_say_the_nearest():
 
 
 def test_names_that_two_others_claim_stay_reachable_by_their_own(install_loss):
-    for number, module in enumerate(("first", "second")):
-        data = f"\n    @hookimpl\n    def pml_ext_datasets():\n        return {{'twice': lambda root: {number}}}\n"
+    for module in ("first", "second"):
+        data = f"\n    @hookimpl\n    def pml_ext_datasets():\n        return {{'twice': lambda root: {module!r}}}\n"
         install_loss(module, "Same", "zz-same", more=data)
     with pytest.raises(PluginError, match="'first:zz-same' or 'second:zz-same', or leave one out"):
         registry.get("zz-same")
@@ -59,7 +59,7 @@ def test_names_that_two_others_claim_stay_reachable_by_their_own(install_loss):
         pml_ext.SameLoss  # noqa: B018
     with pytest.raises(PluginError, match="use 'first:twice' or 'second:twice'"):
         registry.factory("data set", "twice")
-    assert [registry.factory("data set", f"{module}:twice")(None) for module in ("first", "second")] == [0, 1]
+    assert [registry.factory("data set", f"{each}:twice")(None) for each in ("first", "second")] == ["first", "second"]
     assert {"first:twice", "second:twice"} <= set(registry.factories("data set"))
     assert "twice" not in registry.factories("data set")
 
@@ -89,9 +89,6 @@ def test_register_in_the_running_process_and_again():
     assert w[0].filename == __file__
     assert registry.get("cbml").plugin == "cbml"
     assert registry.get("local:cbml").cls.__name__ == "Mine"
-
-
-# Two plugins that claim every name of ours
 
 
 CLAIMS = """
@@ -217,27 +214,22 @@ def test_commands_do_as_before():
     assert plugins_in(read_tables("cbml/digits")) == {"cbml": ours}
 
 
-RUN = '[run]\nrecipe = "{recipe}"\nseed = 0\n[run.plugins]\ngone = {{distribution = "gone-losses", version = "1.2"}}\n'
+RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribution = "gone-losses", version = "1.2"}\n'
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A finished run of a plugin that is not installed, as far as it is read before that is noticed."""
-    tables = registry.recipes()["cbml/digits"].read_text("utf-8").replace('name = "cbml"', 'name = "gone"')
-    run = tmp_path / "run"
-    (run / "checkpoints").mkdir(parents=True)
-    (run / "recipe.toml").write_text(tables + RUN.format(recipe="gone/digits"))
-    (run / "network.json").write_text("{}")
-    (run / "metrics.json").write_text(json.dumps({"recipe": "gone/digits", "seed": 0}))
-    (run / "checkpoints" / "model.pt").touch()
-    return run
-
-
-def test_a_run_of_a_plugin_that_is_missing_says_what_to_install(folder, monkeypatch, install_loss):
+def test_a_run_of_a_plugin_that_is_missing_says_what_to_install(tmp_path, monkeypatch, install_loss):
+    """A finished run, as far as it is read before that is noticed."""
+    tables, folder = registry.recipes()["cbml/digits"].read_text("utf-8"), tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "recipe.toml").write_text(tables.replace('name = "cbml"', 'name = "gone"') + RUN)
+    (folder / "network.json").write_text("{}")
+    (folder / "metrics.json").write_text('{"recipe": "gone/digits", "seed": 0}')
+    (folder / "checkpoints" / "model.pt").touch()
     text = r"recipe.toml: the plugin 'gone' of gone-losses 1.2 is not installed; type: pip install gone-losses==1.2"
-    for read in (load_run, lambda run: plan(str(run / "recipe.toml"), out=run, resume=True)):
-        with pytest.raises(PluginError, match=text):
-            read(folder)
+    with pytest.raises(PluginError, match=text):
+        load_run(folder)
+    with pytest.raises(PluginError, match=text):
+        plan(str(folder / "recipe.toml"), out=folder, resume=True)
     install_loss("gone", name="gone")
     monkeypatch.setenv("PML_EXT_BLOCK", "gone")
     with registry.isolated(), pytest.raises(PluginError, match="the plugin 'gone' is blocked, by PML_EXT_BLOCK"):
@@ -250,9 +242,6 @@ def test_every_key_that_names_something_is_known():
     assert {what for what, _ in used} >= {"loss", "miner", "regularizer", "sampler", "data set", "trunk"}
     for what, name in used - {("sampler", "shuffle")}:
         assert name.startswith(("timm/", "folder:")) or registry.find(what, name)
-
-
-# Instances
 
 
 def test_unknown_settings_and_names_in_a_context_are_refused():

@@ -8,31 +8,11 @@ from typing import assert_type
 import torch
 from torch import Tensor
 
+import pml_ext
 import pml_ext.components
 import pml_ext.data
 import pml_ext.retrieval
-from pml_ext import (
-    AnchorSwapMiner,
-    AngularLoss,
-    BatchAllTripletLoss,
-    CachedGradients,
-    CBMLLoss,
-    Component,
-    CrossBatchMemory,
-    DensityRegularizer,
-    DistributedLoss,
-    HardPairMiner,
-    MultipleLosses,
-    NPairLoss,
-    PairLoss,
-    PDDMDistance,
-    PDDMLoss,
-    RegularizedLoss,
-    SelfSupervisedLoss,
-    SoftmaxLoss,
-    TiledTripletMarginLoss,
-    load_run,
-)
+from pml_ext import CBMLLoss
 from pml_ext.plugin import DataSplits, LabeledRegularizer, RunView
 from pml_ext_cbml.losses import CBMLLoss as Defined
 
@@ -40,37 +20,37 @@ x, y = torch.randn(4, 2), torch.arange(4)
 
 assert_type(CBMLLoss(), Defined)
 assert_type(pml_ext.CBMLLoss(), Defined)
-assert_type(Component(CBMLLoss, "cbml"), pml_ext.components.Component)
-assert_type(load_run("run"), pml_ext.retrieval.TrainedRun)
+assert_type(pml_ext.Component(CBMLLoss, "cbml"), pml_ext.components.Component)
+assert_type(pml_ext.load_run("run"), pml_ext.retrieval.TrainedRun)
 
 # Calls
 loss = CBMLLoss(mining=False, tile_size=8, collect_stats=True, embedding_reg_weight=0.5)
 assert_type(loss(x, y), Tensor)
-assert_type(loss(x, y, HardPairMiner()(x, y), ref_emb=x, ref_labels=y), Tensor)
-assert_type(HardPairMiner(collect_stats=True)(x, y), tuple[Tensor, ...])
-assert_type(PDDMLoss(PDDMDistance(2))(x, y), Tensor)
-assert_type(PDDMDistance(2)(x), Tensor)
-assert_type(DensityRegularizer(4)(x, y), Tensor)
-assert_type(RegularizedLoss(loss, DensityRegularizer(4))(x, y), Tensor)
-assert_type(CrossBatchMemory(loss, 2)(x, y), Tensor)
-assert_type(MultipleLosses([loss])(x, y), Tensor)
-assert_type(DistributedLoss(loss)(x, y), Tensor)
-assert_type(SelfSupervisedLoss(loss)(x, x), Tensor)
-assert_type(CachedGradients(torch.nn.Linear(2, 2), loss, 2)(x, y), Tensor)
+assert_type(loss(x, y, pml_ext.HardPairMiner()(x, y), ref_emb=x, ref_labels=y), Tensor)
+assert_type(pml_ext.HardPairMiner(collect_stats=True)(x, y), tuple[Tensor, ...])
+assert_type(pml_ext.PDDMLoss(pml_ext.PDDMDistance(2))(x, y), Tensor)
+assert_type(pml_ext.PDDMDistance(2)(x), Tensor)
+assert_type(pml_ext.DensityRegularizer(4)(x, y), Tensor)
+assert_type(pml_ext.RegularizedLoss(loss, pml_ext.DensityRegularizer(4))(x, y), Tensor)
+assert_type(pml_ext.CrossBatchMemory(loss, 2)(x, y), Tensor)
+assert_type(pml_ext.MultipleLosses([loss])(x, y), Tensor)
+assert_type(pml_ext.DistributedLoss(loss)(x, y), Tensor)
+assert_type(pml_ext.SelfSupervisedLoss(loss)(x, x), Tensor)
+assert_type(pml_ext.CachedGradients(torch.nn.Linear(2, 2), loss, 2)(x, y), Tensor)
 
 # Settings that do not exist
 CBMLLoss(nonsense=1)  # type: ignore[call-arg]
-PairLoss(nonsense=1)  # type: ignore[call-arg]
-AngularLoss(nonsense=1)  # type: ignore[call-arg]
-NPairLoss(nonsense=1)  # type: ignore[call-arg]
-BatchAllTripletLoss(nonsense=1)  # type: ignore[call-arg]
-TiledTripletMarginLoss(nonsense=1)  # type: ignore[call-arg]
-SoftmaxLoss(3, 2, nonsense=1)  # type: ignore[call-arg]
-PDDMLoss(PDDMDistance(2), nonsense=1)  # type: ignore[call-arg]
-RegularizedLoss(loss, loss, nonsense=1)  # type: ignore[call-arg]
-CrossBatchMemory(loss, 2, nonsense=1)  # type: ignore[call-arg]
-HardPairMiner(nonsense=1)  # type: ignore[call-arg]
-AnchorSwapMiner(nonsense=1)  # type: ignore[call-arg]
+pml_ext.PairLoss(nonsense=1)  # type: ignore[call-arg]
+pml_ext.AngularLoss(nonsense=1)  # type: ignore[call-arg]
+pml_ext.NPairLoss(nonsense=1)  # type: ignore[call-arg]
+pml_ext.BatchAllTripletLoss(nonsense=1)  # type: ignore[call-arg]
+pml_ext.TiledTripletMarginLoss(nonsense=1)  # type: ignore[call-arg]
+pml_ext.SoftmaxLoss(3, 2, nonsense=1)  # type: ignore[call-arg]
+pml_ext.PDDMLoss(pml_ext.PDDMDistance(2), nonsense=1)  # type: ignore[call-arg]
+pml_ext.RegularizedLoss(loss, loss, nonsense=1)  # type: ignore[call-arg]
+pml_ext.CrossBatchMemory(loss, 2, nonsense=1)  # type: ignore[call-arg]
+pml_ext.HardPairMiner(nonsense=1)  # type: ignore[call-arg]
+pml_ext.AnchorSwapMiner(nonsense=1)  # type: ignore[call-arg]
 LabeledRegularizer(nonsense=1)  # type: ignore[call-arg]
 CBMLLoss(tile_size="8")  # type: ignore[arg-type]
 
