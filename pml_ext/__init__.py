@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as _version
 from typing import Any
@@ -16,23 +15,13 @@ except PackageNotFoundError:  # the sources on a path, not installed: there are 
     __version__ = "0+unknown"
 
 
-@functools.cache
-def _public() -> dict[str, str]:
-    """Return the module of each public name of the core, as the stub imports it."""
-    import pkgutil
-
-    from .lazy import relative_imports
-
-    return relative_imports((pkgutil.get_data("pml_ext", "__init__.pyi") or b"").decode())
-
-
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
-    if name in _public():
-        from .lazy import imported
+    from .lazy import imported, own_imports
 
-        return imported("pml_ext", _public()[name], name)
+    if origin := own_imports("pml_ext").get(name):
+        return imported(origin, "pml_ext")
     from . import registry
     from .errors import UnknownNameError
 
@@ -44,5 +33,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     from . import registry
+    from .lazy import own_imports
 
-    return sorted({"__version__", *_public(), *registry.class_names()})
+    return sorted({"__version__", *own_imports("pml_ext"), *registry.class_names()})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import pkgutil
 import re
 
-from .lazy import relative_imports
-from .outline import imported_class, module_source, outline
+from .lazy import outline, own_imports
 from .settings import settings_of as settings_of
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
@@ -43,7 +43,7 @@ class Component:
     @property
     def cls(self) -> type:
         """The class."""
-        return self.source if isinstance(self.source, type) else imported_class(self.source)
+        return self.source if isinstance(self.source, type) else pkgutil.resolve_name(self.source)
 
     @property
     def class_name(self) -> str:
@@ -65,7 +65,7 @@ class Component:
 
     @property
     def outline(self) -> type:
-        """The class, or its :func:`pml_ext.outline.outline`, with the same docstring, settings and capabilities."""
+        """The class, or its :func:`pml_ext.lazy.outline`, with the same docstring, settings and capabilities."""
         return outline(self.source)
 
     @property
@@ -132,9 +132,9 @@ def pml_components() -> list[Component]:
     found = []
     for kind in KINDS:
         package = f"pytorch_metric_learning.{'losses' if kind == 'loss' else f'{kind}s'}"
-        for name, module in relative_imports(module_source(package)[0]).items():
+        for name, origin in own_imports(package).items():
             if not re.match("Base|Generic|BatchedDistance|.*Mixin$", name):
-                source, plugin = f"{package}{module}:{name}", "pytorch-metric-learning"
+                source, plugin = f"{origin.rpartition('.')[0]}:{name}", "pytorch-metric-learning"
                 found.append(Component(source, f"pml/{kebab(name)}", paper, plugin, kind))
     return found
 

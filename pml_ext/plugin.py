@@ -19,7 +19,7 @@ from .errors import TrainingWarning as TrainingWarning
 from .hookspecs import hookimpl as hookimpl
 from .hookspecs import packaged as packaged
 from .lazy import lazily as lazily
-from .lazy import relative_imports
+from .lazy import own_imports
 from .registry import BuildContext as BuildContext
 from .registry import build as build
 
@@ -144,4 +144,4 @@ class RunView(Protocol):
 
 
 def __dir__() -> list[str]:
-    return sorted({"RunView", *relative_imports(Path(__file__).read_text("utf-8"))} - {"lazily", "relative_imports"})
+    return sorted({"RunView", *own_imports(__name__)} - {"lazily", "own_imports"})

@@ -7,7 +7,7 @@ from torch.utils.data import Sampler
 
 from pml_ext import components, registry
 from pml_ext.components import kind_of
-from pml_ext.outline import outline
+from pml_ext.lazy import outline
 from pml_ext.settings import settings_of
 
 
