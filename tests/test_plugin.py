@@ -44,7 +44,7 @@ def test_what_authors_start_from_comes_in_by_it(tmp_path):
 
 def test_the_page_for_authors_names_what_is_there():
     page = (ROOT / "docs" / "plugins.md").read_text()
-    table = page.partition("| name in `pml_ext.plugin` | what |")[2].partition("\n\n")[0]
+    table = page.partition("| name in `pml_ext.plugin` | use |")[2].partition("\n\n")[0]
     names = [name for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]
     assert len(names) > 10
     assert not set(names) - set(dir(plugin))

@@ -21,7 +21,7 @@ SHORTER = {
 def test_an_outsiders_hour(environment, tmp_path, monkeypatch):
     """The page's commands and files, word by word and in its order; only the training and the timing are cut short."""
     page = (ROOT / "docs" / "plugins.md").read_text()
-    hour = page.partition("## An hour, in ten commands\n")[2].partition("\n## ")[0]
+    hour = page.partition("## A loss and a miner in ten commands\n")[2].partition("\n## ")[0]
     blocks = re.findall(r"(?:`(my-loss/[^`]*)`:\n\n)?```(bash|python|toml)\n(.*?)```", hour, re.S)
     commands = [line for _, language, text in blocks if language == "bash" for line in text.strip().splitlines()]
     assert len(commands) == 10
