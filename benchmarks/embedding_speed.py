@@ -96,8 +96,7 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
     embeddings = torch.cat([run.network(part) for part in batch.split(64)])
     lap("network")
     collection = Collection(place, folder, "0" * 16, embeddings.shape[1])
-    with collection.locked():
-        collection.create(replace=False)
+    with collection.locked(replace=False):
         names = [os.fsencode(path) for path in paths]
         collection.append(names, listing.facts[:some], embeddings.numpy())
     lap("write")

@@ -75,18 +75,22 @@ class DamagedCollectionError(DataError):
     """A file of a collection is damaged; the text has its path, and what to type."""
 
 
+def _unknown() -> Numbers:
+    return np.empty(0, dtype=np.int64)
+
+
 @dataclasses.dataclass(frozen=True)
 class Embedded:
-    """Images of a folder and their embeddings; what is None is not known."""
+    """Images of a folder and their embeddings; an array that is not known is empty."""
 
     folder: Path
     paths: Sequence[str]  # relative to the folder
     embeddings: Tensor  # [N, D], of length 1
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
-    facts: Numbers | None = None  # sizes in bytes and times of modification, in nanoseconds since 1970, [N, 2]
+    facts: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
     new: int | None = None  # how many were embedded now
-    numbers: Numbers | None = None  # of their vectors in the collection, [N]
-    ids: Numbers | None = None  # of images of an index, [N]; each keeps its own while its path stays
+    numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
+    ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
 
     @property
     def classes(self) -> Sequence[str]:
@@ -160,6 +164,15 @@ def path_bytes(path: str) -> bytes:
     return os.fsencode(path.replace(os.sep, "/"))
 
 
+def facts_of(file: Path) -> Facts | None:
+    """Return size and time of a file; None where it is missing."""
+    try:
+        about = file.stat()
+    except (OSError, ValueError):  # a path with a zero byte raises ValueError
+        return None
+    return about.st_size, about.st_mtime_ns
+
+
 def class_of(path: str) -> str:
     """Return the first sub-folder of a path, of an image in a shard that inside of it; "" where it has none."""
     inside = path.rpartition(".tar/")[2]
@@ -207,7 +220,6 @@ class Collection:
         self.place, self.run, self.identity, self.size = place.absolute(), run, identity, size
         self.database = self.place / DATABASE
         self._index: Index | None = None  # the last that was read, for errors
-        self._mapped: tuple[Any, Vectors] = (), np.empty((0, size), dtype=np.float32)
 
     @property
     def exists(self) -> bool:
@@ -215,34 +227,38 @@ class Collection:
         filled = self.database.is_file() and self.database.stat().st_size > 0
         return filled or any(self.place.glob("vectors*.f32"))
 
-    def locked(self) -> contextlib.AbstractContextManager[None]:
-        """Exclude other passes over folders; a second process waits, with a warning."""
+    @contextlib.contextmanager
+    def locked(self, replace: bool) -> Iterator[None]:
+        """Exclude other passes over images, and :meth:`create`; a second process waits, with a warning."""
         text = f"{self.place}: another process embeds images into it; waiting until it is done"
-        return alone_in(self.place, lambda: warnings.warn(text, StoreWarning, stacklevel=6))
+        with writing(self.place):
+            self.place.mkdir(parents=True, exist_ok=True)
+        with alone_in(self.place, lambda: warnings.warn(text, StoreWarning, stacklevel=8)):
+            self.create(replace)
+            yield
 
     @contextlib.contextmanager
-    def transaction(self, write: bool = False) -> Iterator[Transaction]:
+    def transaction(self, write: bool = False, create: bool = False) -> Iterator[Transaction]:
         """Open a transaction; an error undoes what was written in it."""
-        if not self.database.is_file() or not self.database.stat().st_size:
+        if not create and not (self.database.is_file() and self.database.stat().st_size):
             raise self.damaged("missing or empty")
-        with self._connection(write) as connection:
-            try:
-                current = Transaction(self, connection)
-            except (ValueError, TypeError, AttributeError) as error:
-                raise self.damaged(shortened(error, 100)) from None
-            self._index = current.state.index
-            yield current
-
-    @contextlib.contextmanager
-    def _connection(self, write: bool, create: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open the database for one transaction."""
         address = f"{self.database.as_uri()}?mode={'rwc' if create else 'rw'}"
         try:
             opened = sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
             with contextlib.closing(opened) as connection:  # which undoes what is not committed
                 connection.execute("PRAGMA temp_store = MEMORY")
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-                yield connection
+                if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    for table in _SCHEMA:
+                        connection.execute(table)
+                    text = State(run=str(self.run), identity=self.identity, size=self.size).model_dump_json()
+                    connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
+                try:
+                    current = Transaction(self, connection)
+                except (ValueError, TypeError, AttributeError) as error:
+                    raise self.damaged(shortened(error, 100)) from None
+                self._index = current.state.index
+                yield current
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
             if not isinstance(error, sqlite3.OperationalError) or error.sqlite_errorname == "SQLITE_ERROR":
@@ -255,15 +271,11 @@ class Collection:
     def mapped(self, state: State) -> Vectors:
         """Map the vectors into memory; those that a cut file lacks are missing at the end."""
         path = self.place / state.file
-        about = path.stat() if path.exists() else None
-        count = 0 if about is None else min(state.vectors, about.st_size // (4 * state.size))
-        if about is None or not count:
+        count = min(state.vectors, path.stat().st_size // (4 * state.size)) if path.exists() else 0
+        if not count:
             return np.empty((0, state.size), dtype=np.float32)
-        key, vectors = self._mapped
-        if key != (about.st_ino, count):  # mapped copy-on-write, since torch warns of arrays that are read-only
-            vectors = np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
-            self._mapped = (about.st_ino, count), vectors
-        return vectors
+        # copy-on-write, since torch warns of arrays that are read-only
+        return np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
 
     def damaged(self, why: str, path: Path | None = None) -> DamagedCollectionError:
         """Return the error of a damaged file, by default of the database."""
@@ -291,13 +303,9 @@ class Collection:
             for path in self._own_files():
                 path.unlink(missing_ok=True)
         with writing(self.place):
-            self.place.mkdir(exist_ok=True)
-        with self._connection(write=True, create=True) as connection:
-            if not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                for table in _SCHEMA:
-                    connection.execute(table)
-                text = State(run=str(self.run), identity=self.identity, size=self.size).model_dump_json()
-                connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
+            self.place.mkdir(parents=True, exist_ok=True)
+        with self.transaction(write=True, create=True):
+            pass
 
     def _own_files(self) -> list[Path]:
         return [path for path in self.place.iterdir() if _OWN_FILES.fullmatch(path.name)]
@@ -378,13 +386,11 @@ class Collection:
         state, connection, version = current.state, current.connection, current.state.version + 1
         path = self.place / f"vectors-{version}.f32"
         write_atomically(path, current.vectors[live].tofile)
-        connection.execute("CREATE TEMP TABLE moved (old INTEGER PRIMARY KEY, new INTEGER)")
-        connection.executemany("INSERT INTO moved VALUES (?, ?)", zip(live.tolist(), range(len(live)), strict=True))
-        connection.execute("UPDATE embedded SET vector = (SELECT new FROM moved WHERE old = vector)")
+        connection.create_function("moved", 1, {old: new for new, old in enumerate(live.tolist())}.get)
+        connection.execute("UPDATE embedded SET vector = moved(vector)")
         # below 0 first, so that no two images have the same number meanwhile
-        connection.execute("UPDATE images SET vector = (SELECT -1 - new FROM moved WHERE old = vector)")
+        connection.execute("UPDATE images SET vector = -1 - moved(vector)")
         connection.execute("UPDATE images SET vector = -1 - vector")
-        connection.execute("DROP TABLE moved")
         index = state.index
         if index is not None:
             first, last = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
@@ -399,29 +405,22 @@ class Collection:
         Returns:
             The changes; None where another folder, or none, was indexed before.
         """
-        assert embedded.numbers is not None
-        assert embedded.facts is not None
         numbers = np.sort(embedded.numbers)
         first = int(numbers[0]) if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) else None
-        with self.transaction() as current:
-            version = current.state.version + 1
         index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
-        path, chosen = self.place / f"search-{version}.faiss", chosen_factory(factory, len(numbers))
-        try:
-            if chosen:
-                faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
-                if faiss.recall is not None and faiss.recall < _FAIR:
-                    text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
-                    warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
-                write_atomically(path, faiss.write)
-                measured = {"factory": chosen, "effort": faiss.effort, "recall": faiss.recall}
-                measured |= {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
-                index = index.model_copy(update=measured)
-            with self.transaction(write=True) as current:
-                return self._replace_images(current, index, embedded)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        if chosen := chosen_factory(factory, len(numbers)):
+            faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
+            if faiss.recall is not None and faiss.recall < _FAIR:
+                text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
+                warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
+            with self.transaction() as current:
+                path = self.place / f"search-{current.state.version + 1}.faiss"
+            write_atomically(path, faiss.write)
+            measured = {"factory": chosen, "effort": faiss.effort, "recall": faiss.recall}
+            measured |= {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+            index = index.model_copy(update=measured)
+        with self.transaction(write=True) as current:
+            return self._replace_images(current, index, embedded)
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
         state, before = current.state, current.state.index
@@ -431,23 +430,22 @@ class Collection:
             if len(known) < before.images:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
                 warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
-        next_id, changed, rows = state.next_id, 0, []
-        columns = embedded.paths, embedded.facts.tolist(), embedded.numbers.tolist()  # type: ignore[union-attr]
-        for name, (size, time), vector in zip(*columns, strict=True):
+        ids, changed, rows = itertools.count(state.next_id), 0, []
+        columns = embedded.paths, embedded.facts.tolist(), embedded.numbers.tolist()
+        for name, facts, vector in zip(*columns, strict=True):
             image = known.get(name)
-            if image is None:
-                id, next_id = next_id, next_id + 1
-            else:
-                id, changed = image.id, changed + ((image.size, image.time) != (size, time))
-            values = id, path_bytes(name), size, time
+            changed += image is not None and [image.size, image.time] != facts
+            values = next(ids) if image is None else image.id, path_bytes(name), *facts
             rows.append((*values, vector, crc_of(current.vectors[vector].data, *values)))
+        next_id = next(ids)
+        new = next_id - state.next_id
+        kept = len(rows) - new
         current.connection.execute("DELETE FROM images")
         current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
         current.save(version=state.version + 1, next_id=next_id, index=index)
         if before is None or before.folder != index.folder:
             return None
-        kept = len(rows) - (next_id - state.next_id)
-        return Changes(len(rows) - kept, changed, len(known) - kept, kept - changed)
+        return Changes(new, changed, len(known) - kept, kept - changed)
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
         """Open the file that faiss searches; None for exact search."""

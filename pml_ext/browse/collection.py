@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from ..evaluation.neighbors import nearest_of, without
-from ..evaluation.projection import ONE_POINT, directions, flattened
+from ..evaluation.projection import flattened
 from ..evaluation.sampling import some_of
 from ..files import read_json
 from ..retrieval import Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
@@ -73,8 +73,12 @@ class Collection:
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
         """Whether the run was trained on each class; None where it has no record."""
-        names = {_comparable(name) for name in read_json(self.run.folder / "network.json").get("class_names", ())}
-        return {name: _comparable(name) in names if names else None for name in self.class_names}
+
+        def comparable(name: str) -> str:  # ``Greek/character01`` is the folder ``greek_character01``
+            return re.sub(r"[\W_]+", " ", name.casefold())
+
+        names = set(map(comparable, read_json(self.run.folder / "network.json").get("class_names", ())))
+        return {name: comparable(name) in names if names else None for name in self.class_names}
 
     def shown(self, unseen: bool) -> Tensor:
         """Return the numbers of all images, or of those of classes that the run was not trained on."""
@@ -94,34 +98,33 @@ class Collection:
 
     def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
         if self.store is not None:
-            found_there = self.store.search(point.numpy()[None], k + 1, Where())[0]
-            numbers = [self.numbers[each.path] for each in found_there if each.path in self.numbers]
-            others = torch.tensor([number for number in numbers if number != own][:k], dtype=torch.int64)
+            (found,) = self.store.search(point.numpy()[None], k + 1, Where())
+            numbers = [self.numbers.get(each.path) for each in found]
         else:
             similarity = self.embeddings @ point  # of vectors of length 1
-            if own is not None:
-                similarity[own] = -torch.inf
-            others = similarity.topk(min(k, len(self) - (own is not None))).indices
+            numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
+        others = torch.tensor([number for number in numbers if number not in (None, own)][:k], dtype=torch.int64)
         distances = (self.embeddings[others] - point).norm(dim=1)  # of duplicates exactly 0
         order, query = distances.argsort(stable=True), self.classes[own] if own is not None else ""
-        found = zip(others[order].tolist(), distances[order].tolist(), strict=True)
-        named = [(number, self.paths[number], self.classes[number], distance) for number, distance in found]
-        return [Neighbor(*each, each[2] == query if each[2] and query else None) for each in named]
+        neighbors = list[Neighbor]()
+        for number, distance in zip(others[order].tolist(), distances[order].tolist(), strict=True):
+            name = self.classes[number]
+            same = name == query if name and query else None
+            neighbors.append(Neighbor(number, self.paths[number], name, distance, same))
+        return neighbors
 
     def _projection(self, method: str, unseen: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, places from 0 to 1 ``[N, 2]``, which these are."""
         shown = self.shown(unseen)
         chosen = shown[some_of(len(shown), MAP_LIMITS[method], seed=0)]
-        points = directions(self.embeddings[chosen]).numpy()
-        note = f"{len(chosen):,} of {len(shown):,} images" if len(chosen) < len(shown) else "All images"
-        note += " of unseen classes" if unseen else ""
-        note += ", drawn at random" if len(chosen) < len(shown) else ""
-        if len(points) < 2 or bool(np.ptp(points, axis=0).max() <= ONE_POINT):
-            return chosen.numpy(), np.full((len(points), 2), 0.5, dtype=np.float32), f"{note}; they lie on one point"
-        flat = flattened(points, method)
-        flat = (flat - flat.min(axis=0)) / max(float(np.ptp(flat, axis=0).max()), 1e-12)
-        flat = flat + (1 - flat.max(axis=0)) / 2  # the shorter side in the middle
-        note += {"tsne": "; t-SNE", "pca": "; principal components"}[method]
+        some = len(chosen) < len(shown)
+        note = f"{len(chosen):,} of {len(shown):,} images" if some else "All images"
+        note += " of unseen classes" * unseen + ", drawn at random" * some
+        flat = flattened(self.embeddings[chosen].numpy(), method)
+        extent = float(np.ptp(flat, axis=0).max())
+        flat = (flat - flat.min(axis=0)) / max(extent, 1e-12)
+        flat += (1 - flat.max(axis=0)) / 2  # the shorter side in the middle
+        note += {"tsne": "; t-SNE", "pca": "; principal components"}[method] if extent else "; they lie on one point"
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
@@ -131,15 +134,12 @@ class Collection:
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[some_of(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
         apart, others = without(chosen, *nearest_of(self.embeddings[chosen], 2, self.embeddings))
-        pairs = []
-        for query, other, distance in zip(
-            chosen.tolist(), others.flatten().tolist(), apart.flatten().tolist(), strict=True
-        ):
+        note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
+        note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
+        pairs = list[Pair]()
+        for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), apart.tolist(), strict=True):
             name = self.classes[query]
             pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
-        note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
-        note += " that have a class" if len(known) < len(self) else ""
-        note += ", drawn at random" if len(chosen) < len(known) else ""
         return sorted(pairs, key=lambda pair: pair.distance), note
 
     def recall(self) -> list[tuple[str, int, int]]:
@@ -175,11 +175,6 @@ class Collection:
             with contextlib.suppress(DataError), _READING:  # damaged meanwhile: a placeholder too
                 image = thumbnail(file, longest=longest)
         return jpeg(image, longest)
-
-
-def _comparable(name: str) -> str:
-    """Return a class name for comparison: ``Greek/character01`` is the folder ``greek_character01``."""
-    return re.sub(r"[\W_]+", " ", name.casefold())
 
 
 def jpeg(image: Image.Image, longest: int) -> bytes:

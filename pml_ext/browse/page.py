@@ -11,18 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import jinja2
 from PIL import Image
 
 from ..data.reading import FORMATS
-from ..errors import ConfigError, DataError, PmlExtError, needs_extra
+from ..errors import ConfigError, DataError, PmlExtError
 from ..evaluation.fonts import drawable
 from ..evaluation.projection import COLORS, SHAPES, mark
 from ..retrieval import SHEET, Grouping, thumbnail
 from ..retrieval.clusters import Cluster
 from .collection import Collection, Neighbor, Pair, jpeg
-
-with needs_extra("train", "pml-ext browse"):
-    import jinja2
 
 MAX_PIXELS, UPLOADS = 50_000_000, 8  # pixels of an uploaded photograph; number of uploads that are kept
 SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs on a page, clusters
@@ -125,13 +123,14 @@ class Page:
     def answers(self, run: int, kind: str, unseen: bool) -> list[Pair]:
         """Return the right answers, the wrong ones, or the disputed ones, which only the other run has right."""
         collection = self.collections[run]
-        pairs = [pair for pair in collection.leave_one_out()[0] if not unseen or pair.trained is False]
-        pairs = [pair for pair in pairs if pair.right == (kind == "right")]
-        if kind != "disputed":
-            return pairs
-        other = self.collections[1 - run]
-        right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
-        return [pair for pair in pairs if collection.paths[pair.query] in right]
+        pairs = [pair for pair in collection.leave_one_out()[0] if pair.right == (kind == "right")]
+        if unseen:
+            pairs = [pair for pair in pairs if pair.trained is False]
+        if kind == "disputed":
+            other = self.collections[1 - run]
+            right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
+            pairs = [pair for pair in pairs if collection.paths[pair.query] in right]
+        return pairs
 
     def shown_clusters(self, run: int, grouping: Grouping, unseen: bool) -> list[Cluster]:
         """Return the clusters, or those most of whose images are of classes that the run was not trained on."""

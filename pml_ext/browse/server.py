@@ -14,16 +14,26 @@ import tempfile
 import webbrowser
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlencode
 
 from ..errors import ConfigError, DataError, needs_extra
 from .collection import Collection
 from .page import Page
 
-if TYPE_CHECKING:
+with needs_extra("browse", "pml-ext browse"):
+    import python_multipart  # noqa: F401  # Starlette reads forms with it
+    import uvicorn
     from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.datastructures import UploadFile
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
     from starlette.requests import Request
+    from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+    from starlette.routing import Mount, Route
+    from starlette.staticfiles import StaticFiles
 
 HOST, SIZES = "127.0.0.1", (160, 480)  # pixels of a picture's longer side
 MAX_UPLOAD = 64 << 20  # bytes
@@ -38,18 +48,6 @@ _HEADERS = {
 
 def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
     """Return an ASGI application that serves the page of collections and saves uploaded photographs in a folder."""
-    with needs_extra("browse", "pml-ext browse"):
-        import python_multipart  # noqa: F401  # Starlette reads forms with it
-        from starlette.applications import Starlette
-        from starlette.concurrency import run_in_threadpool
-        from starlette.datastructures import UploadFile
-        from starlette.middleware import Middleware
-        from starlette.middleware.base import BaseHTTPMiddleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-        from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
-        from starlette.routing import Mount, Route
-        from starlette.staticfiles import StaticFiles
-
     page, computing = Page(collections, uploads), asyncio.Lock()  # one query at a time
 
     async def refuse_other_sites(request: Request, call_next: Any) -> Response:
@@ -67,10 +65,9 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
 
     async def upload(request: Request) -> Response:
         length = request.headers.get("content-length", "")
-        if not length:
-            return HTMLResponse(page.problem("An upload needs the header Content-Length."), 411)
         if not (length.isdecimal() and len(length) < 12 and int(length) <= MAX_UPLOAD):
-            return HTMLResponse(page.problem(f"A photograph may have at most {MAX_UPLOAD >> 20} MB."), 413)
+            text = f"A photograph may have at most {MAX_UPLOAD >> 20} MB, by the header Content-Length."
+            return HTMLResponse(page.problem(text), 413 if length else 411)
         try:
             async with request.form(max_files=1, max_fields=1) as form:
                 photo, k = form.get("photo"), str(form.get("k", ""))
@@ -80,8 +77,7 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
                     token = await run_in_threadpool(page.keep, photo.file, Path(photo.filename or "photograph").name)
         except (DataError, OSError) as error:  # not an image, or the disk is full
             return HTMLResponse(page.problem(str(error)), 400)
-        values = {"upload": token} | ({"k": k} if k.isascii() and k.isdecimal() else {})
-        return RedirectResponse(f"/?{urlencode(values)}", 303)
+        return RedirectResponse(f"/?{urlencode({'upload': token, 'k': k})}", 303)
 
     def picture(request: Request) -> Response:
         run, number, size = (request.path_params[name] for name in ("run", "number", "size"))
@@ -112,21 +108,12 @@ def listening(port: int) -> socket.socket:
 def serve(
     collections: Sequence[Collection], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
 ) -> None:
-    """Serve the page of collections on a socket until Ctrl-C; call ``ready`` with the address once it responds."""
-    with needs_extra("browse", "pml-ext browse"):
-        import uvicorn
-
+    """Serve the page of collections on a socket until Ctrl-C; call ``ready`` with its address."""
     address = f"http://{HOST}:{bound.getsockname()[1]}"
-
-    class Server(uvicorn.Server):
-        async def startup(self, sockets: Any = None) -> None:
-            await super().startup(sockets)
-            ready(address)
-            if open_browser:
-                webbrowser.open(address)
-
-    with tempfile.TemporaryDirectory(prefix="pml-ext-browse-") as uploads:
+    with tempfile.TemporaryDirectory(prefix="pml-ext-browse-") as uploads, contextlib.suppress(KeyboardInterrupt):
         app = application(collections, Path(uploads))
+        ready(address)  # the socket listens: a request that comes before the server runs waits for it
+        if open_browser:
+            webbrowser.open(address)
         settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, ws="none")
-        with contextlib.suppress(KeyboardInterrupt):  # uvicorn has shut down by then
-            Server(settings).run(sockets=[bound])
+        uvicorn.Server(settings).run(sockets=[bound])

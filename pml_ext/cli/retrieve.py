@@ -328,7 +328,7 @@ def query(
     """Find the nearest images of an index: a table, and a picture."""
     from ..files import write_atomically
     from ..retrieval import RADIUS, check_writable, load_run
-    from ..retrieval.stored import is_store
+    from ..retrieval.query import is_store
 
     stored = store if store is not None and is_store(store) else None
     own = Path(store) if store is not None and stored is None else None
@@ -410,9 +410,7 @@ def browse(
     """
     from ..browse import open_collections
     from ..browse.server import listening, serve
-    from ..lazy import check_there
 
-    check_there(("starlette", "uvicorn", "python_multipart"), "browse", "pml-ext browse")  # before a folder is indexed
     if store is not None and (folder is not None or beside is not None):
         raise ConfigError("--store has the images of RUN's index; leave out FOLDER and --beside")
     with listening(port) as bound:

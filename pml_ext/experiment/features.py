@@ -84,11 +84,8 @@ class FeatureCache:
         keys = [key + b"\0%d" % view for key in _keys(images)]
         files = {key: _facts(images, index) for index, key in enumerate(keys)}
         collection = self.collection
-        if rank() == 0:
-            collection.place.mkdir(parents=True, exist_ok=True)
-        with collection.locked() if rank() == 0 else contextlib.nullcontext():
+        with collection.locked(replace=True) if rank() == 0 else contextlib.nullcontext():
             if rank() == 0:
-                collection.create(replace=True)
                 collection.compact()
             found = from_rank_0(collection.find(files)[0] if rank() == 0 else None)
             first = {key: index for index, key in reversed([*enumerate(keys)])}  # equal images have one feature
@@ -116,7 +113,6 @@ class FeatureCache:
         finite = [(path, row) for path, row in zip(paths, rows, strict=True) if np.isfinite(row).all()]
         if finite:
             if not self.collection.exists:
-                self.collection.place.mkdir(parents=True, exist_ok=True)
                 self.collection.create(replace=False)
             keys, facts = zip(*((_file_key(path) + _PLAIN, _facts_of(path)) for path, _ in finite), strict=True)
             self.collection.append(keys, facts, np.stack([row for _, row in finite]))

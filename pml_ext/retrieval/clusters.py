@@ -181,15 +181,11 @@ def _earlier_sheets(table: Path) -> set[str]:
     """Return the names of the contact sheets that an earlier table lists."""
     if not table.exists():
         return set()
-    try:
-        with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-            rows = csv.DictReader(file)
-            if rows.fieldnames != _COLUMNS:
-                raise ValueError("other columns")
-            listed = {row["sheet"] or "" for row in rows}
-            return {name for name in listed if re.fullmatch(r"noise\.png|cluster-\d{3,}\.png", name)}
-    except (OSError, ValueError, csv.Error):
-        raise _foreign(table) from None
+    with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        if file.readline().strip() != ",".join(_COLUMNS):
+            raise _foreign(table)
+        listed = {row[-1] for row in csv.reader(file)}
+    return {name for name in listed if re.fullmatch(r"noise\.png|cluster-\d{3,}\.png", name)}
 
 
 def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> None:

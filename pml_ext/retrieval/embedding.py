@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, path_bytes
+from ..collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, facts_of, path_bytes
 from ..data import Steps
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
@@ -31,7 +31,7 @@ from .reading import Images, Listing, as_tensor, default_workers, list_folder, r
 
 READ = 64  # images per batch of a reading worker
 WRITTEN, SECONDS = 1000, 30.0  # a folder's embeddings are written after this many, or this long
-SEVERAL = 8  # least new single files of a call to store: for fewer, the transaction costs more
+SEVERAL = 8  # least new single files of a batch to store: for fewer, the transaction costs more
 
 
 class SkippedImage(UserWarning):
@@ -104,13 +104,9 @@ class ImageEmbedder:
     @torch.no_grad()
     def embed(self, images: Images, batch_size: int) -> Tensor:
         """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
-        new: dict[bytes, tuple[Facts, Vectors]] = {}
         inputs, batches = iter(map(self._input, several(images))), []
-        try:
-            while batch := [*itertools.islice(inputs, batch_size)]:
-                batches.append(self._embed_batch(batch, new))
-        finally:
-            self._keep(new, SEVERAL)
+        while batch := [*itertools.islice(inputs, batch_size)]:
+            batches.append(self._embed_batch(batch))
         if not batches:
             raise DataError("no images to embed; wanted one or more")
         rows = torch.cat(batches)
@@ -119,10 +115,10 @@ class ImageEmbedder:
             raise self._not_finite(len(bad), len(rows), f"number {bad[0]}")
         return rows
 
-    def _embed_batch(self, images: Sequence[Path | Tensor], new: dict[bytes, tuple[Facts, Vectors]]) -> Tensor:
-        """Return the embeddings of a batch; look files up in the collection, and add the computed ones to ``new``."""
-        files = {number: _facts_of(image) for number, image in enumerate(images) if isinstance(image, Path)}
-        keys = [files[number][0] if number in files else number for number in range(len(images))]
+    def _embed_batch(self, images: Sequence[Path | Tensor]) -> Tensor:
+        """Return the embeddings of a batch: of files from the collection, where it has them, and computed ones."""
+        files = {place: _key_and_facts(image) for place, image in enumerate(images) if isinstance(image, Path)}
+        keys = [files[place][0] if place in files else place for place in range(len(images))]
         facts, known = dict(files.values()), dict[bytes | int, Tensor]()
         if files and self.collection.exists:
             try:
@@ -130,59 +126,50 @@ class ImageEmbedder:
                 known |= {key: torch.from_numpy(vectors[number].copy()) for key, number in found.items()}
             except DataError as error:
                 warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=6)
-        known |= {key: torch.from_numpy(vector) for key, (_, vector) in new.items()}
         missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
-        if missing:
-            ready = self._from_features([image for image in missing.values() if isinstance(image, Path)])
-            known |= {key: ready[image] for key, image in missing.items() if isinstance(image, Path) and image in ready}
-            rest = {key: image for key, image in missing.items() if key not in known}
+        new = [key for key in missing if isinstance(key, bytes)]
+        known |= self._from_features({key: image for key, image in missing.items() if isinstance(image, Path)})
+        rest = {key: image for key, image in missing.items() if key not in known}
+        if rest:
             inputs = [image if isinstance(image, Tensor) else self._image(image) for image in rest.values()]
-            if inputs:
-                known |= zip(rest, self._forward(torch.stack(inputs)), strict=True)
-            kept = [key for key in missing if isinstance(key, bytes) and known[key].isfinite().all()]
-            new |= {key: (facts[key], known[key].cpu().numpy()) for key in kept}
-            self._keep(new, WRITTEN)
+            known |= zip(rest, self._forward(torch.stack(inputs)), strict=True)
+        self._keep({key: facts[key] for key in new if known[key].isfinite().all()}, known)
         return torch.stack([known[key].to(self.device) for key in keys])
 
-    def _keep(self, new: dict[bytes, tuple[Facts, Vectors]], least: int) -> None:
-        """Store new single files if there are at least ``least``; leave another network's collection unchanged."""
-        if len(new) < least:
+    def _keep(self, new: Mapping[bytes, Facts], rows: Mapping[bytes | int, Tensor]) -> None:
+        """Store new single files if they are several; leave another network's collection unchanged."""
+        if len(new) < SEVERAL:
             return
-        facts, rows = zip(*new.values(), strict=True)
         try:
             if not self.collection.exists:
                 self.collection.create(replace=False)
-            self.collection.append([*new], facts, np.stack(rows))
+            self.collection.append([*new], [*new.values()], torch.stack([rows[key] for key in new]).cpu().numpy())
         except (UnwritableError, DataError) as error:
             warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
-        new.clear()
 
     # Folders
 
     @contextlib.contextmanager
     def folder_pass(self, folder: Path, batch_size: int = 256, workers: int | None = None) -> Iterator[Embedded]:
         """Embed a folder's images that the collection lacks, and lock the collection while the block runs."""
-        listing: Listing = from_rank_0(list_folder(folder) if rank() == 0 else None)
+        first = rank() == 0
+        listing: Listing = from_rank_0(list_folder(folder) if first else None)
         root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
-        keys = [root + path_bytes(name) for name in listing.names]
-        collection = self.collection
-        if rank() == 0:
+        keys, collection = [root + path_bytes(name) for name in listing.names], self.collection
+        if first:
             check_writable("--store", collection.place)
-            collection.place.mkdir(parents=True, exist_ok=True)
-        with collection.locked() if rank() == 0 else contextlib.nullcontext():
-            if rank() == 0:
-                collection.create(self.replace)
+        with collection.locked(self.replace) if first else contextlib.nullcontext():
             files = dict(zip(keys, listing.facts, strict=True))
-            found, gone = from_rank_0(collection.find(files, root)[:2] if rank() == 0 else None)
+            found, gone = from_rank_0(collection.find(files, root)[:2] if first else None)
             missing = [number for number, key in enumerate(keys) if key not in found]
             own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
             parts = from_ranks(self._embed_missing(listing, keys, own, batch_size, workers))
-            vectors, skipped = from_rank_0(self._joined(listing, parts) if rank() == 0 else None)
+            vectors, skipped = from_rank_0(self._joined(listing, parts) if first else None)
             new = len(vectors)
             vectors |= {number: found[key] for number, key in enumerate(keys) if key in found}
             if not vectors:
-                first = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
-                raise DataError(f"{folder}: no readable image among {len(skipped)} files{first}")
+                why = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
+                raise DataError(f"{folder}: no readable image among {len(skipped)} files{why}")
             kept = sorted(vectors)
             numbers = np.array([vectors[number] for number in kept], dtype=np.int64)
             names = [listing.names[number] for number in kept]
@@ -227,11 +214,9 @@ class ImageEmbedder:
     def _embed_missing(
         self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int, workers: int | None
     ) -> _Part:
-        """Embed images and write them in batches; on an error, first write those that are finished."""
+        """Embed images and write them in batches; on an error too, those that are finished."""
         vectors, unreadable, not_finite = dict[int, int](), dict[int, str](), list[int]()
-        waiting = dict[int, Vectors]()
-        paths = [listing.folder / listing.names[number] for number in numbers]
-        last = time.perf_counter()
+        waiting, last = dict[int, Vectors](), time.perf_counter()
 
         def write() -> None:
             if waiting:
@@ -240,35 +225,35 @@ class ImageEmbedder:
                 vectors.update(zip(waiting, itertools.count(first)))
                 waiting.clear()
 
-        def take(rows: Mapping[int, Vectors]) -> None:
-            for number, row in rows.items():
-                if np.isfinite(row).all():
-                    waiting[number] = row
-                else:
-                    not_finite.append(number)
-
-        for start in range(0, len(paths) if self._features is not None else 0, WRITTEN):
-            ready = self._from_features(paths[start : start + WRITTEN])
-            own = zip(numbers[start:], paths[start : start + WRITTEN], strict=False)
-            take({number: ready[path].cpu().numpy() for number, path in own if path in ready})
-            write()
-        numbers = [number for number in numbers if number not in vectors and number not in not_finite]
-        paths = [listing.folder / listing.names[number] for number in numbers]
         try:
-            for read, rows, bad in self._embedded(paths, min(batch_size, READ), workers, keep=True):
-                unreadable |= {numbers[place]: why for place, why in bad.items()}
-                take({numbers[place]: row for place, row in zip(read, rows, strict=True)})
+            for rows, bad in self._rows(listing, numbers, min(batch_size, READ), workers):
+                unreadable |= bad
+                finite = {number: row for number, row in rows.items() if np.isfinite(row).all()}
+                waiting |= finite
+                not_finite += rows.keys() - finite.keys()
                 if len(waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
                     write()
                     last = time.perf_counter()
-        except OSError:  # such as a full disk: what was written stays
-            raise
         except BaseException:
             with contextlib.suppress(OSError):  # the original error is more informative
                 write()
             raise
         write()
         return vectors, unreadable, not_finite
+
+    def _rows(
+        self, listing: Listing, numbers: Sequence[int], batch_size: int, workers: int | None
+    ) -> Iterator[tuple[dict[int, Vectors], dict[int, str]]]:
+        """Yield embeddings by number, first those whose features are kept, and why files cannot be read."""
+        files = {number: listing.folder / listing.names[number] for number in numbers}
+        for start in range(0, len(numbers) if self._features is not None else 0, WRITTEN):
+            ready = self._from_features({number: files[number] for number in numbers[start : start + WRITTEN]})
+            yield {number: row.cpu().numpy() for number, row in ready.items()}, {}
+            files = {number: file for number, file in files.items() if number not in ready}
+        left = [*files]
+        for read, rows, bad in self._embedded([*files.values()], batch_size, workers, keep=True):
+            own = {left[place]: row for place, row in zip(read, rows, strict=True)}
+            yield own, {left[place]: why for place, why in bad.items()}
 
     def _joined(self, listing: Listing, parts: Sequence[_Part]) -> tuple[dict[int, int], dict[str, str]]:
         """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
@@ -307,16 +292,16 @@ class ImageEmbedder:
         return nn.functional.normalize(embeddings.float())
 
     @torch.no_grad()
-    def _from_features(self, files: Sequence[Path]) -> dict[Path, Tensor]:
+    def _from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
         """Return the embeddings of files whose features are kept; none without a frozen trunk."""
         features: dict[int, Vectors] = {}
         with self._features_may_fail():
-            features = self._features.of_files(files) if self._features is not None and files else {}
+            features = self._features.of_files([*files.values()]) if self._features is not None and files else {}
         if not features:
             return {}
-        rows = torch.from_numpy(np.stack([*features.values()])).to(self.device)
+        rows, keys = torch.from_numpy(np.stack([*features.values()])).to(self.device), [*files]
         embeddings = nn.functional.normalize(self.network.embedder(rows).float())
-        return {files[place]: row for place, row in zip(features, embeddings, strict=True)}
+        return {keys[place]: row for place, row in zip(features, embeddings, strict=True)}
 
     @contextlib.contextmanager
     def _features_may_fail(self) -> Iterator[None]:
@@ -348,13 +333,11 @@ class ImageEmbedder:
         )
 
 
-def _facts_of(file: Path) -> tuple[bytes, Facts]:
+def _key_and_facts(file: Path) -> tuple[bytes, Facts]:
     """Return a file's path in its resolved folder, its size and time of change; raise DataError if it is missing."""
-    try:
-        about = file.stat()
-    except (OSError, ValueError):  # a path with a zero byte raises ValueError
-        raise DataError(f"{file}: no such file") from None
-    return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), (about.st_size, about.st_mtime_ns)
+    if (facts := facts_of(file)) is None:
+        raise DataError(f"{file}: no such file")
+    return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), facts
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:

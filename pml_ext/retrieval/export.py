@@ -6,10 +6,11 @@ import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import torch
 from torch import Tensor, nn
 
@@ -84,7 +85,7 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
         warnings.warn(text, StoreWarning, stacklevel=3)
     else:
-        write_text(folder / CARD, card(run, recipe, about, written))
+        write_text(folder / CARD, card(run, recipe, about))
         written.append(CARD)
     write_sums(folder, sorted([ABOUT, *written]))
 
@@ -98,11 +99,11 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     """
     import onnxruntime
 
-    settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"]}
-    batch = torch.export.Dim("batch", min=1, max=2**16)
-    settings |= {"dynamo": True, "dynamic_shapes": {"images": {0: batch}}, "external_data": False}
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)}}
+    settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"], "dynamic_shapes": shapes}
+    settings |= {"dynamo": True, "external_data": False}
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # they are of torch's own code
@@ -127,80 +128,15 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     return largest
 
 
-# The model card
-
-_WAYS = {
-    ONNX: """import onnxruntime
-session = onnxruntime.InferenceSession("model.onnx")
-embedding = session.run(None, {"images": images.numpy()})[0]""",
-    WEIGHTS: """from safetensors.torch import load_file
-tensors = load_file("model.safetensors")  # named trunk.KEY and embedder.KEY""",
-}
-
-
-def card(run: Path, recipe: Recipe, about: Mapping[str, Any], files: Sequence[str]) -> str:
+def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     """Return the text of a model card, for ``preprocess.json``: Markdown with a head in YAML, as model hubs read it."""
     measured: dict[str, Any] = {}
     with contextlib.suppress(OSError, DamagedError):
         measured = read_json(run / "metrics.json")
-    after, before = measured.get("after") or {}, measured.get("before") or {}
-    metrics = "".join(f"{line}\n" for line in ("metrics:", *(f"- {name}" for name in after)))
-    size, trunk = about["image_size"], recipe.model.trunk
-    mode = "" if about["interpolation"] == "bilinear" else "v2.InterpolationMode.BICUBIC, "
-    cut = f"v2.Resize([{size}, {size}], {mode}antialias=True)"
-    if about["resize"] is not None:
-        cut = f"v2.Resize({about['resize']}, {mode}antialias=True), v2.CenterCrop({size})"
-    steps = ["v2.PILToTensor()", cut, *["v2.Lambda(lambda image: image.flip(-3))"] * about["bgr"]]
-    steps.append(f"v2.ToDtype(torch.float32, scale={about['value_range'] == 1})")
-    if about["normalize"] is not None:
-        steps.append(f"v2.Normalize({about['normalize']['mean']}, {about['normalize']['std']})")
-    ways = "".join(f"`{name}`:\n\n```python\n{_WAYS[name]}\n```\n\n" for name in sorted(files))
-    license, terms = "unknown", "Trained from random weights, without a license of their own."
-    if (weights := trunk.settings.get("weights")) is not None:
-        license, terms = "other", f"Training began with the weights `{weights}` of `{trunk.name}`: their license holds."
-    data = recipe.data.name.partition(":")[0]  # a folder's place on somebody's disk is nobody else's business
-    rows: list[tuple[str, ...]] = [("on the test images", "trained", "before training"), ("---",) * 3]
-    rows += [(f"`{name}`", *(f"{each.get(name) or 0.0:.4f}" for each in (after, before))) for name in after]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows) if after else "Not measured."
-    return f"""---
-license: {license}
-library_name: pml-ext
-pipeline_tag: image-feature-extraction
-tags:
-- metric-learning
-- image-retrieval
-- embeddings
-{metrics}---
-
-# {measured.get("recipe") or recipe.loss.name}
-
-Maps an image to an embedding of {about["embedding_size"]} numbers, of length 1: images of one class are close to each
-other. Trained on `{data}` with the loss `{recipe.loss.name}` for {recipe.schedule.epochs} epochs; the trunk is
-`{trunk.name}`. {recipe.description}
-
-## Metrics
-
-{table}
-
-## Preprocessing
-
-In `preprocess.json`; as torchvision's transforms:
-
-```python
-import torch
-from PIL import Image
-from torchvision.transforms import v2
-
-steps = v2.Compose([{", ".join(steps)}])
-images = steps(Image.open("photo.jpg").convert("{"L" if about["channels"] == 1 else "RGB"}"))[None]
-```
-
-## How to load it
-
-With `images` as above, and without the package that trained it.
-
-{ways}
-## License of the weights
-
-{terms} The terms of the images that it was trained on may bind it too.
-"""
+    text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
+    template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    values = {key: measured.get(key) or {} for key in ("after", "before")}
+    values["title"] = measured.get("recipe") or recipe.loss.name
+    values["data"] = recipe.data.name.partition(":")[0]  # a folder's place on a disk is nobody else's business
+    values["weights"] = recipe.model.trunk.settings.get("weights")
+    return str(template.render(values, about={"onnx": None, **about}, recipe=recipe))

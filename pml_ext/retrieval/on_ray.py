@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..collection import check_writable
 from ..errors import ConfigError, DataError, needs_extra, one_line
 from ..experiment.executors import threads_for
 from ..files import write_atomically
@@ -55,14 +54,11 @@ def write_on_ray(
     with needs_extra("ray", "--on ray"):
         import ray
         import ray.data
-    check_writable("-o", out)
     if jobs < 1:
         raise ConfigError(f"--jobs {jobs}: wanted 1 or more")
-    identity = load_run(run, "cpu").collection.identity
-    numbers = work.pending(work.part(part, parts), out, identity)
+    numbers = work.pending(part, parts, out, load_run(run, "cpu").collection.identity)
     if not numbers:
         return 0
-    out.mkdir(parents=True, exist_ok=True)
     here = {} if address else {"num_cpus": jobs, "include_dashboard": False}
     threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
     ray.init(address=address, runtime_env=threads, log_to_driver=False, **here)

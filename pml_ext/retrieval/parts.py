@@ -12,6 +12,7 @@ listing's digest and the skipped files.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -22,14 +23,14 @@ import os
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..collection import Collection, Embedded, Facts, Vectors, check_writable, class_of, path_bytes
+from ..collection import Embedded, Facts, Vectors, check_writable, class_of, facts_of, path_bytes
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import write_atomically
 from .embedding import READ, ImageEmbedder, SkippedImage
@@ -46,10 +47,11 @@ _ROWS = 10_000  # embeddings that a collection takes at a time
 
 
 class _Held(io.BytesIO):
-    """The bytes of an image; its text is its name, for errors."""
+    """The bytes of an image, which errors name by its path."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
+        self.facts = len(content), zlib.crc32(content)  # the checksum in place of a time
         self.title = name
 
     def __str__(self) -> str:
@@ -66,31 +68,36 @@ class Segment:
     group: int = 0  # of a table's rows
 
     @property
+    def packed(self) -> bool:
+        """Whether the images are in a file, whose path belongs to what they are."""
+        return self.place.endswith((".parquet", ".tar"))
+
+    @property
     def files(self) -> list[Path] | None:
         """The paths of images that are files of this machine; None of others."""
-        return (
-            None if _is_packed(self.place) or "://" in self.place else [Path(self.place, each) for each in self.names]
-        )
+        return None if self.packed or "://" in self.place else [Path(self.place, name) for name in self.names]
 
     @functools.cached_property
     def digest(self) -> str:
         """The digest of what the images are, as far as that is known without reading them."""
-        return _digest([self.names, self.facts, self.group] + [self.place] * _is_packed(self.place))
+        return _digest([self.names, self.facts, self.group] + [self.place] * self.packed)
 
     def images(self) -> Iterator[tuple[str, Facts, Path | _Held]]:
         """Yield path, size and time, and the file or the bytes of each image."""
-        if self.place.endswith(".parquet"):
-            for name, content in zip(self.names, _group(self, "image")["image"].to_pylist(), strict=True):
-                yield name, *_held(content or b"", name)
-        elif self.place.endswith(".tar"):
-            yield from _samples(self.place)
+        if self.files is not None:
+            yield from zip(self.names, self.facts, self.files, strict=True)
         elif "://" in self.place:
             system, root = _filesystem(self.place)
             for name, facts in zip(self.names, self.facts, strict=True):
                 with system.open_input_file(f"{root}/{name}") as file:
                     yield name, facts, _Held(file.read(), name)
         else:
-            yield from zip(self.names, self.facts, self.files or (), strict=True)
+            packed = _samples(self.place) if self.place.endswith(".tar") else self._rows()
+            yield from ((name, image.facts, image) for name, image in packed)
+
+    def _rows(self) -> Iterator[tuple[str, _Held]]:
+        for name, content in zip(self.names, _column(Path(self.place), self.group, "image"), strict=True):
+            yield name, _Held(content or b"", name)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +106,12 @@ class Work:
 
     folder: str  # which the paths are relative to
     segments: list[Segment]
-    others: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file of the folder is no image
+    others: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why a file of the folder is no image
 
     @functools.cached_property
     def digest(self) -> str:
         """The digest of the images' names, which is that of all parts."""
-        return _digest([[segment.names, *[segment.place] * _is_packed(segment.place)] for segment in self.segments])
+        return _digest([[segment.names, *[segment.place] * segment.packed] for segment in self.segments])
 
     def file(self, number: int) -> str:
         """Return the name of a segment's file."""
@@ -118,24 +125,28 @@ class Work:
         count = len(self.segments)
         return range(count * (part - 1) // parts, count * part // parts)
 
-    def pending(self, numbers: Iterable[int], out: Path, identity: str) -> list[int]:
-        """Return the segments that are not written, or whose images have changed; refuse files of another listing."""
+    def pending(self, part: int, parts: int, out: Path, identity: str) -> list[int]:
+        """Return a part's segments that are not written, or whose images have changed; refuse files of other listings.
+
+        The folder is made.
+        """
+        numbers = self.part(part, parts)
+        check_writable("-o", out)
         file = min(out.glob("embeddings-*.parquet"), default=None)  # all are of one listing, which the index checks
         if file is not None:
             about = _about(file)
             if (about["identity"], about["listing"]) != (identity, self.digest):
                 what = "another run" if about["identity"] != identity else "another listing of images"
                 raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
-        return [each for each in numbers if not self._written(out / self.file(each), self.segments[each], identity)]
+        out.mkdir(parents=True, exist_ok=True)
+        return [number for number in numbers if not self._written(out / self.file(number), number, identity)]
 
-    def _written(self, file: Path, segment: Segment, identity: str) -> bool:
-        if not file.is_file():
-            return False
+    def _written(self, file: Path, number: int, identity: str) -> bool:
         try:
             about = _about(file)
         except DataError:
             return False
-        return (about["identity"], about["segment"]) == (identity, segment.digest)
+        return (about["identity"], about["segment"]) == (identity, self.segments[number].digest)
 
 
 def listed(items: str | Path | Sequence[str | Path], folder: str | Path | None = None) -> Work:
@@ -153,19 +164,16 @@ def listed(items: str | Path | Sequence[str | Path], folder: str | Path | None =
         whole = [os.path.join(folder or "", item) for item in items]
         root = Path(folder or os.path.commonpath([os.path.dirname(os.path.abspath(item)) for item in whole])).resolve()
         real = [os.path.join(os.path.realpath(os.path.dirname(item)), os.path.basename(item)) for item in whole]
-        given = [os.path.relpath(item, root) for item in real]
-        names = list(dict.fromkeys(name.replace(os.sep, "/") for name in given))
+        names = list(dict.fromkeys(os.path.relpath(item, root).replace(os.sep, "/") for item in real))
         if outside := [name for name in names if ".." in name.split("/")]:
             raise ConfigError(f"{shortened(outside[0], 200)} is not below {root}, the folder of the listed images")
-        return Work(str(root), _cut(str(root), names, [_facts(root / name) for name in names]))
+        return _cut(str(root), names, [facts_of(root / name) or _MISSING for name in names])
     place = os.fspath(items)
     if place.endswith(".parquet"):
-        groups = range(_read(Path(place)).num_row_groups)
-        segments = [Segment(str(Path(place).resolve()), group=group) for group in groups]
-        return Work(
-            str(Path(place).resolve().parent),
-            [dataclasses.replace(each, names=tuple(_group(each, "path")["path"].to_pylist())) for each in segments],
-        )
+        file = Path(place).resolve()
+        groups = range(_read(file).num_row_groups)
+        segments = [Segment(str(file), tuple(_column(file, group, "path")), group=group) for group in groups]
+        return Work(str(file.parent), segments)
     if place.endswith(".tar"):
         with needs_extra("webdataset", "tar shards"):
             from braceexpand import braceexpand
@@ -177,16 +185,15 @@ def listed(items: str | Path | Sequence[str | Path], folder: str | Path | None =
     if "://" in place:
         return _remote(place.rstrip("/"))
     listing = list_folder(Path(place))
-    resolved = str(Path(place).resolve())
-    return Work(resolved, _cut(resolved, listing.names, listing.facts), listing.others)
+    return _cut(str(Path(place).resolve()), listing.names, listing.facts, listing.others)
 
 
-def _cut(place: str, names: Sequence[str], facts: Sequence[Facts]) -> list[Segment]:
+def _cut(place: str, names: Sequence[str], facts: Sequence[Facts], others: Mapping[str, str] | None = None) -> Work:
     if not names:
         raise DataError(f"{place}: no image by its name")
     length = READ * -(-len(names) // (READ * FILES))
     cuts = [slice(start, start + length) for start in range(0, len(names), length)]
-    return [Segment(place, tuple(names[cut]), tuple(facts[cut])) for cut in cuts]
+    return Work(place, [Segment(place, tuple(names[cut]), tuple(facts[cut])) for cut in cuts], others or {})
 
 
 def _remote(place: str) -> Work:
@@ -200,7 +207,7 @@ def _remote(place: str) -> Work:
     files = {each.path[len(root) + 1 :]: each for each in found if each.is_file}
     shown = [name for name in files if not any(each.startswith(".") for each in name.split("/"))]
     names = sorted((name for name in shown if name.lower().endswith(IMG_EXTENSIONS)), key=lambda name: name.split("/"))
-    return Work(place, _cut(place, names, [(files[name].size or 0, files[name].mtime_ns or 0) for name in names]))
+    return _cut(place, names, [(files[name].size or 0, files[name].mtime_ns or 0) for name in names])
 
 
 def _filesystem(place: str) -> tuple[Any, str]:
@@ -213,14 +220,14 @@ def _filesystem(place: str) -> tuple[Any, str]:
     return system, root.rstrip("/")
 
 
-def _group(segment: Segment, column: str) -> Any:
+def _column(file: Path, group: int, name: str) -> list[Any]:
     try:
-        return _read(Path(segment.place)).read_row_group(segment.group, [column])
+        return _read(file).read_row_group(group, [name])[name].to_pylist()  # type: ignore[no-any-return]
     except (KeyError, pyarrow.ArrowException) as error:
-        raise DataError(f"{segment.place}: cannot be read ({one_line(error)})") from None
+        raise DataError(f"{file}: cannot be read ({one_line(error)})") from None
 
 
-def _samples(shard: str) -> Iterator[tuple[str, Facts, _Held]]:
+def _samples(shard: str) -> Iterator[tuple[str, _Held]]:
     with needs_extra("webdataset", "tar shards"):
         import webdataset
     from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -229,24 +236,7 @@ def _samples(shard: str) -> Iterator[tuple[str, Facts, _Held]]:
         for ending, content in sample.items():
             if f".{ending}".lower() in IMG_EXTENSIONS:
                 name = f"{Path(shard).name}/{sample['__key__']}.{ending}"
-                yield name, *_held(content, name)
-
-
-def _held(content: bytes, name: str) -> tuple[Facts, _Held]:
-    """Return the size and, in place of a time, the checksum of an image's bytes, and these to read."""
-    return (len(content), zlib.crc32(content)), _Held(content, name)
-
-
-def _is_packed(place: str) -> bool:
-    return place.endswith((".parquet", ".tar"))
-
-
-def _facts(file: Path) -> Facts:
-    try:
-        about = file.stat()
-    except (OSError, ValueError):
-        return _MISSING
-    return about.st_size, about.st_mtime_ns
+                yield name, _Held(content, name)
 
 
 def _digest(value: Any) -> str:
@@ -258,12 +248,9 @@ def _digest(value: Any) -> str:
 
 def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: Path, workers: int | None) -> int:
     """Embed a part of a listing; return how many images were embedded now. See :meth:`TrainedRun.embed_part`."""
-    check_writable("-o", out)
-    numbers = work.pending(work.part(part, parts), out, embedder.collection.identity)
+    numbers = work.pending(part, parts, out, embedder.collection.identity)
     if part == 1:
-        for why in work.others.values():
-            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=3)
-    out.mkdir(parents=True, exist_ok=True)
+        _warn_of_skipped(work.others)
     images = 0
     for number, table in tables(embedder, work, numbers, workers):
         write_atomically(out / work.file(number), functools.partial(parquet.write_table, table))
@@ -275,37 +262,33 @@ def tables(
     embedder: ImageEmbedder, work: Work, numbers: Sequence[int], workers: int | None
 ) -> Iterator[tuple[int, pyarrow.Table]]:
     """Embed segments; yield the number and the table of each."""
-    files = [work.segments[number].files for number in numbers]
-    local = [each for each in files if each is not None]
+    local = [work.segments[number].files for number in numbers]
+    files = None if None in local else [file for each in local for file in each or ()]
     # One stream of batches for all files, since workers take a second to start; segments end where batches do.
-    stream = embedder.embed_files(list(itertools.chain(*local)), workers) if len(local) == len(files) else None
+    stream = None if files is None else embedder.embed_files(files, workers)
+    kinds = {"path": pyarrow.string(), "class": pyarrow.string(), "size": pyarrow.int64(), "time": pyarrow.int64()}
+    kinds["embedding"] = pyarrow.list_(pyarrow.float32(), embedder.collection.size)
     for number in numbers:
-        segment, images = work.segments[number], work.segments[number].images()
-        names, facts, rows, skipped = list[str](), list[Facts](), list[Vectors](), dict[str, str]()
+        segment, rows, skipped = work.segments[number], list[tuple[Any, ...]](), dict[str, str]()
+        images = segment.images()
         while batch := [*itertools.islice(images, READ)]:
-            read, points, bad = next(stream or embedder.embed_files([source for _, _, source in batch], 0))
+            read, points, bad = next(stream or embedder.embed_files([source for *_, source in batch], 0))
             skipped |= {batch[place][0]: why for place, why in bad.items()}
-            for (name, about, _), point in zip([batch[place] for place in read], points, strict=True):
+            for (name, facts, _), point in zip([batch[place] for place in read], points, strict=True):
                 if any("\ud800" <= letter <= "\udfff" for letter in name):
                     skipped[name] = f"{name!a}: its name is no UTF-8"
                 else:
-                    names.append(name)
-                    facts.append(about)
-                    rows.append(point)
-        for why in skipped.values():
-            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=3)
+                    rows.append((name, class_of(name), *facts, point))
+        _warn_of_skipped(skipped)
         meta: dict[str, Any] = {"identity": embedder.collection.identity, "folder": work.folder, "listing": work.digest}
         meta |= {"segment": segment.digest, "number": number, "segments": len(work.segments), "skipped": skipped}
-        columns = {
-            "path": pyarrow.array(names, pyarrow.string()),
-            "class": pyarrow.array([class_of(name) for name in names], pyarrow.string()),
-            "size": pyarrow.array([size for size, _ in facts], pyarrow.int64()),
-            "time": pyarrow.array([time for _, time in facts], pyarrow.int64()),
-            "embedding": pyarrow.FixedSizeListArray.from_arrays(
-                pyarrow.array(np.array(rows, dtype=np.float32).reshape(-1)), embedder.collection.size
-            ),
-        }
-        yield number, pyarrow.table(columns).replace_schema_metadata({_META: json.dumps(meta)})
+        schema = pyarrow.schema(kinds.items(), {_META: json.dumps(meta)})
+        yield number, pyarrow.Table.from_pylist([dict(zip(kinds, row, strict=True)) for row in rows], schema)
+
+
+def _warn_of_skipped(skipped: Mapping[str, str]) -> None:
+    for why in skipped.values():
+        warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
 
 
 def points_of(table: pyarrow.Table) -> Vectors:
@@ -340,7 +323,7 @@ class Parts:
     """The files of a whole listing; a ConfigError says what is missing, or of another network or listing."""
 
     def __init__(self, place: Path, identity: str) -> None:
-        self.files = sorted(place.glob("embeddings-*.parquet"))
+        self.place, self.files = place, sorted(place.glob("embeddings-*.parquet"))
         if not self.files:
             raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
         every = [_about(file) for file in self.files]
@@ -370,29 +353,31 @@ class Parts:
                 waiting.clear()
 
 
-def taken_up(collection: Collection, parts: Parts, folder: Path) -> Embedded:
-    """Write the embeddings of parts that a collection lacks into it; to be called inside its lock."""
-    root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
-    names, facts, numbers, new = list[str](), list[Facts](), list[int](), 0
-    for table in parts.tables():
-        own, points = table["path"].to_pylist(), points_of(table)
-        about = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
-        keys = [root + path_bytes(name) for name in own]
-        files = dict(zip(keys, about, strict=True))
-        found = collection.find(files)[0]
-        missing = [row for row, key in enumerate(keys) if key not in found]
-        if missing:
-            first = collection.append([keys[row] for row in missing], [about[row] for row in missing], points[missing])
-            found |= {keys[row]: first + place for place, row in enumerate(missing)}
-        names, facts, numbers = names + own, facts + about, numbers + [found[key] for key in keys]
-        new += len(missing)
-    if len({*names}) < len(names):
-        twice = next(name for name, count in Counter(names).items() if count > 1)
-        raise DataError(
-            f"{parts.files[0].parent}: {shortened(twice, 200)} is there twice; give images names of their own"
-        )
-    if not names:
-        raise DataError(f"{parts.files[0].parent}: no readable image among {len(parts.skipped)}")
-    every = np.array(numbers, dtype=np.int64)
-    mapped = torch.from_numpy(collection.vectors_of(every))
-    return Embedded(folder, names, mapped, parts.skipped, np.array(facts, dtype=np.int64), new, every)
+@contextlib.contextmanager
+def parts_pass(embedder: ImageEmbedder, parts: Parts, folder: Path) -> Iterator[Embedded]:
+    """Write the embeddings of parts that the collection lacks, and lock the collection while the block runs."""
+    collection, root = embedder.collection, path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+    check_writable("--store", collection.place)
+    with collection.locked(embedder.replace):
+        names, facts, numbers, new = list[str](), list[Facts](), list[int](), 0
+        for table in parts.tables():
+            own, points = table["path"].to_pylist(), points_of(table)
+            about = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
+            keys = [root + path_bytes(name) for name in own]
+            found = collection.find(dict(zip(keys, about, strict=True)))[0]
+            missing = [row for row, key in enumerate(keys) if key not in found]
+            if missing:
+                facts_of_missing = [about[row] for row in missing]
+                first = collection.append([keys[row] for row in missing], facts_of_missing, points[missing])
+                found |= {keys[row]: first + place for place, row in enumerate(missing)}
+            names, facts, numbers = names + own, facts + about, numbers + [found[key] for key in keys]
+            new += len(missing)
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            first_of_them = shortened(twice[0], 200)
+            raise DataError(f"{parts.place}: {first_of_them} is there twice; give images names of their own")
+        if not names:
+            raise DataError(f"{parts.place}: no readable image among {len(parts.skipped)}")
+        every = np.array(numbers, dtype=np.int64)
+        mapped = torch.from_numpy(collection.vectors_of(every))
+        yield Embedded(folder, names, mapped, parts.skipped, np.array(facts, dtype=np.int64), new, every)
+        collection.compact()

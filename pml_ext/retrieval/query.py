@@ -1,17 +1,19 @@
-"""The index of a collection opened for search, the answers to queries, and near-duplicates."""
+"""Search in the index of a collection, or in a store that it was brought over to; near-duplicates; many queries."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import json
 import os
+import re
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,17 +28,25 @@ from ..collection import (
     RetrievalWarning,
     Transaction,
     class_of,
+    crc_of,
+    facts_of,
     in_shard,
     path_bytes,
 )
-from ..errors import ConfigError, DataError, shortened, unknown
+from ..errors import ConfigError, DataError, printable, shortened, unknown
 from ..evaluation import Search, nearest_of, neighbors_under, reranked_under
+from ..files import write_atomically
+from ..search import sampled_recall
+from ..stores import BATCH, Found, Rows, Store, Where
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance
+    from .embedding import ImageEmbedder
+    from .parts import Work
 
 METRICS = ("euclidean", "learned")
 RADIUS = 0.1  # of near-duplicates: a cosine similarity of 0.995
+_SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # and the address of a store
 _PATHS = "SELECT path, vector FROM images"
 _TILE, _BLOCK = 2048, 256  # images that are compared at a time, with each other and by faiss
 _PAIRS = 1 << 18  # pairs whose distance is computed at a time
@@ -52,6 +62,10 @@ class Answer:
     classes: list[str]  # the sub-folder of each
     query_class: str | None  # the query's sub-folder, where it lies in the indexed folder
     ids: list[int] = dataclasses.field(default_factory=list)  # which images keep while they are in the index
+
+
+Answers = Callable[[Sequence[str], Tensor], list[Answer]]
+"""A function from the names of queries and their embeddings to answers."""
 
 
 class Gallery:
@@ -123,16 +137,9 @@ class Gallery:
             self._collection.read_faiss(self._index, thorough=True)
         if not self.folder.is_dir():
             raise DataError(f"{self.folder}: no such folder")
-        gone, changed = [], []
-        for image in images:
-            try:
-                about = os.stat(self.folder / image.path)
-            except OSError:
-                gone.append(image.path)
-                continue
-            if (image.size, image.time) != (about.st_size, about.st_mtime_ns):
-                changed.append(image.path)
-        return gone, changed
+        now = [(image, facts_of(self.folder / image.path)) for image in images]
+        gone = [image.path for image, facts in now if facts is None]
+        return gone, [image.path for image, facts in now if facts not in (None, (image.size, image.time))]
 
     # Rows
 
@@ -141,14 +148,11 @@ class Gallery:
         return np.fromiter((row[0] for row in current.connection.execute(query, values)), dtype=np.int64)
 
     def _checked(self, image: Image, fits: bool) -> Image:
+        path = image.path
         if not fits:
             raise self._collection.damaged("the checksum of an image does not fit")
-        path = image.path
         if not path or path.startswith("/") or {"..", ""} & set(path.split("/")) or "\0" in path:
-            raise DataError(
-                f"{self._collection.database}: the image {shortened(path, 100)!r} is not in the folder that was "
-                f"indexed; type: {self.again}"
-            )
+            raise self._collection.damaged(f"the image {shortened(path, 100)!r} is not in the folder that was indexed")
         return image
 
     def _image_of(self, current: Transaction, name: str) -> Image | None:
@@ -173,48 +177,47 @@ class Gallery:
         names: Sequence[str],
         points: Tensor,
         k: int,
+        where: Where,
         metric: BaseDistance | None = None,
         shortlist: int | None = None,
-        within: str | None = None,
-        radius: float | None = None,
     ) -> list[Answer]:
         """Return the answers to queries of these embeddings, ``[Q, D]``; options are those of TrainedRun.query."""
-        if k < 1:
-            raise ConfigError(f"-k {k}: wanted 1 or more")
-        if radius is not None and metric is None:
-            check_radius(radius)
+        within, radius = where
+        check_query(k, radius if metric is None else None)
         if shortlist is not None and (metric is None or shortlist < 1):
             raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more, with --metric learned")
         larger = bool(getattr(metric, "is_inverted", False))
+
+        def is_near(value: float) -> bool:
+            return radius is None or (value >= radius if larger else value <= radius)
+
         with self.reading() as current:
-            rows = None if within is None else self._rows_within(current, within)
-            images = len(self) if rows is None else len(rows)
-            nearest: Search = nearest_of if self.faiss is None or rows is not None else self.faiss.search
+            rows: Any = slice(None) if within is None else self._rows_within(current, within)
+            vectors, numbers = self._vectors[rows], self._numbers[rows]
+            nearest: Search = nearest_of if self.faiss is None or within is not None else self.faiss.search
             if metric is not None and shortlist is not None:
                 nearest = reranked_under(metric, shortlist, nearest, normalized=True).search
             elif metric is not None:
                 nearest = neighbors_under(metric).search
-            vectors = self._vectors if rows is None else self._vectors[torch.from_numpy(rows)]
-            distances, places = nearest(points, min(k + 1, images), vectors)
+            distances, places = nearest(points, min(k + 1, len(vectors)), vectors)
             own = [self._image_of(current, name) if name else None for name in names]
-            numbers = self._numbers if rows is None else self._numbers[rows]
             near = np.where(places.cpu() >= 0, numbers[places.cpu()], -1).tolist()
             wanted = {number for row in near for number in row} - {-1}
             rows_of = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
-            found = {image.vector: image for image in (self._checked(*row) for row in rows_of)}
-            if len(found) < len(wanted):
+            images = {image.vector: image for image in (self._checked(*row) for row in rows_of)}
+            if len(images) < len(wanted):
                 raise self._collection.damaged("a vector of the index has no image")
-        answers: list[Answer] = []
-        for name, mine, row, values in zip(names, own, near, distances.tolist(), strict=True):
-            itself = -1 if mine is None else mine.vector
-            near_enough = [radius is None or (value >= radius if larger else value <= radius) for value in values]
-            every = zip(row, values, near_enough, strict=True)
-            kept = [(found[number], value) for number, value, near in every if near and number not in (-1, itself)][:k]
-            images_of, values_of = [image for image, _ in kept], [value for _, value in kept]
-            paths, own_class = [image.path for image in images_of], class_of(mine.path) or None if mine else None
-            classes, ids = [class_of(path) for path in paths], [image.id for image in images_of]
-            answers.append(Answer(name or f"image {len(answers)}", paths, values_of, classes, own_class, ids))
-        self._warn(answers, k if radius is None else 0, images, within)
+        found = list[list[Found]]()
+        for row, values in zip(near, distances.tolist(), strict=True):
+            every = [(images[number], value) for number, value in zip(row, values, strict=True) if number != -1]
+            found.append(
+                [Found(image.id, image.path, class_of(image.path), value) for image, value in every if is_near(value)]
+            )
+        answers = answers_of(names, own, found, k)
+        if radius is None:
+            of = "" if within is None else " of the class"
+            warn_of_few(answers, k, f"the index holds {len(vectors)} images{of}")
+        self._warn_of_gone(answers)
         return answers
 
     def _rows_within(self, current: Transaction, name: str) -> Numbers:
@@ -229,12 +232,8 @@ class Gallery:
             raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, classes)}")
         return np.searchsorted(self._numbers, numbers)
 
-    def _warn(self, answers: Sequence[Answer], k: int, images: int, within: str | None) -> None:
-        """Warn of queries with fewer than k answers, and of answers whose files are gone."""
-        short = [answer for answer in answers if len(answer.paths) < k]
-        if short:
-            text = f"fewer than {k} answers for {len(short)} of {len(answers)} queries: the index holds {images} images"
-            warnings.warn(f"{text} of the class" if within is not None else text, RetrievalWarning, stacklevel=4)
+    def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
+        """Warn of answers whose files are gone."""
         paths = {path for answer in answers for path in answer.paths}
         gone = sorted(path for path in paths if not os.path.exists(self.folder / in_shard(path)))
         if gone:
@@ -252,7 +251,7 @@ class Gallery:
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
-        check_radius(radius)
+        check_query(1, radius)
         points, paths = self.embedded.embeddings, self.embedded.paths
         groups = np.arange(len(paths))
         for ends in self._near(points, radius):
@@ -281,7 +280,156 @@ class Gallery:
                 yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
 
 
-def check_radius(radius: float) -> None:
-    """Refuse a radius that is no distance."""
-    if not radius > 0:  # NaN too
+def check_query(k: int, radius: float | None) -> None:
+    """Refuse a number of answers below 1, and a radius that is no distance."""
+    if k < 1:
+        raise ConfigError(f"-k {k}: wanted 1 or more")
+    if radius is not None and not radius > 0:  # NaN too
         raise ConfigError(f"--radius {radius:g}: wanted a distance above 0, of embeddings of length 1 at most 2")
+
+
+def answers_of(
+    names: Sequence[str], own: Sequence[Image | None], found: Sequence[Sequence[Found]], k: int
+) -> list[Answer]:
+    """Return the first k images that were found for each query, without the query itself."""
+    answers = list[Answer]()
+    for name, mine, row in zip(names, own, found, strict=True):
+        kept = [each for each in row if mine is None or each.id != mine.id][:k]
+        ids, paths, classes, distances = map(list, zip(*kept, strict=True)) if kept else ([], [], [], [])
+        own_class = class_of(mine.path) or None if mine else None
+        answers.append(Answer(name or f"image {len(answers)}", paths, distances, classes, own_class, ids))
+    return answers
+
+
+def warn_of_few(answers: Sequence[Answer], k: int, reason: str) -> None:
+    """Warn of queries with fewer than k answers."""
+    if short := sum(len(answer.paths) < k for answer in answers):
+        text = f"fewer than {k} answers for {short} of {len(answers)} queries: {reason}"
+        warnings.warn(text, RetrievalWarning, stacklevel=4)
+
+
+# Stores
+
+
+def is_store(text: str) -> bool:
+    """Return whether a text is the address of a store, ``SCHEME:ADDRESS``, and no folder."""
+    return bool(_SCHEME.fullmatch(text)) and not os.path.isdir(text)
+
+
+def open_store(text: str, identity: str, size: int) -> Store:
+    """Open a store, in which each state of a network has a table of its own."""
+    from .. import registry
+
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
+        raise ConfigError(f"{text}: wanted SCHEME:ADDRESS, with one of {schemes}")
+    store: Store = registry.factory("store", match[1])(match[2], f"pml_ext_{identity}", size)
+    return store
+
+
+def bring_over(embedded: Embedded, store: Store) -> Changes:
+    """Write the images that a store lacks or has otherwise, and delete those that an index lacks."""
+    vectors, ids = embedded.embeddings.cpu().numpy(), embedded.ids
+    columns = ids.tolist(), embedded.paths, embedded.facts.tolist(), vectors
+    marks = np.array(
+        [crc_of(row.data, id, path_bytes(path), *facts) for id, path, facts, row in zip(*columns, strict=True)]
+    )
+    known = store.marks()
+    before = np.array([known.get(id, -1) for id in ids.tolist()], dtype=np.int64)
+    differs = np.flatnonzero(before != marks)
+
+    def batches() -> Iterator[Rows]:
+        for start in range(0, len(differs), BATCH):
+            part: Numbers = differs[start : start + BATCH]
+            names = [_text(embedded.paths[place]) for place in part]
+            yield Rows(ids[part], marks[part], names, [class_of(name) for name in names], vectors[part])
+
+    gone = sorted(known.keys() - {*ids.tolist()})
+    if gone:
+        store.delete(gone)
+    store.write(batches())  # of none too: an index that an earlier write did not complete is completed
+    new = int((before < 0).sum())
+    return Changes(new, len(differs) - new, len(gone), len(ids) - len(differs))
+
+
+def recall_of(embedded: Embedded, store: Store) -> float | None:
+    """Return recall@10 of a store against exact search, on a sample of at most 200 images; None of a single image."""
+    if len(embedded.paths) < 2:
+        return None
+    places = {id: place for place, id in enumerate(embedded.ids.tolist())}
+
+    def search(points: Tensor, k: int) -> Tensor:
+        found = store.search(points.cpu().numpy(), k, Where())
+        return torch.tensor([[places.get(each.id, -1) for each in row] + [-1] * (k - len(row)) for row in found])
+
+    return sampled_recall(embedded.embeddings.cpu())(search)
+
+
+def answers_from(
+    store: Store, gallery: Gallery | None, names: Sequence[str], points: Tensor, k: int, where: Where
+) -> list[Answer]:
+    """Return the answers of a store to queries of these embeddings; an image of the gallery is none to itself."""
+    check_query(k, where.radius)
+    own = [None] * len(names) if gallery is None else gallery.images_of(names)
+    answers = answers_of(names, own, store.search(points.cpu().numpy(), k + 1, where), k)
+    if where.radius is None:
+        of = "" if where.within is None else f" of the class {printable(where.within)}"
+        warn_of_few(answers, k, f"the store has no more images{of}")
+    return answers
+
+
+# Many queries
+
+
+def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path, workers: int | None) -> tuple[int, int]:
+    """Write the answers to all images of a listing; return how many images and answers.
+
+    Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
+    object per image. A file that is there is replaced when all is written.
+    """
+    from .parts import points_of, tables
+
+    counts = np.zeros(2, dtype=np.int64)
+
+    def batches() -> Iterator[list[tuple[str, Answer]]]:
+        for _, table in tables(embedder, work, range(len(work.segments)), workers):
+            names: list[str] = table["path"].to_pylist()
+            points = torch.from_numpy(points_of(table).copy())
+            found = find([os.path.join(work.folder, name) for name in names], points) if names else []
+            counts[:] += len(found), sum(len(answer.paths) for answer in found)
+            yield [*zip(names, found, strict=True)]
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    writes = _write_parquet if out.suffix == ".parquet" else _write_lines
+    write_atomically(out, functools.partial(writes, batches=batches()))
+    return int(counts[0]), int(counts[1])
+
+
+def _write_lines(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for name, answer in itertools.chain.from_iterable(batches):
+            about = {"query": name, "paths": answer.paths, "classes": answer.classes}
+            file.write(json.dumps(about | {"ids": answer.ids, "distances": answer.distances}) + "\n")
+
+
+def _write_parquet(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    kinds = {"query": pyarrow.string(), "rank": pyarrow.int32(), "path": pyarrow.string(), "class": pyarrow.string()}
+    schema = pyarrow.schema([*kinds.items(), ("id", pyarrow.int64()), ("distance", pyarrow.float32())])
+    with parquet.ParquetWriter(path, schema) as writer:
+        for batch in batches:
+            rows = [
+                {"query": name, "rank": rank, "path": _text(path), "class": class_name, "id": id, "distance": distance}
+                for name, answer in batch
+                for rank, (path, class_name, id, distance) in enumerate(
+                    zip(answer.paths, answer.classes, answer.ids, answer.distances, strict=True), start=1
+                )
+            ]
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+
+
+def _text(path: str) -> str:
+    return path_bytes(path).decode("utf-8", "backslashreplace")

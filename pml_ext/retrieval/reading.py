@@ -126,20 +126,17 @@ _WANTED = (
 
 def several(images: Images) -> Any:
     """Return what a caller passes for images as something to iterate over once; a single image becomes a list."""
-    one = isinstance(images, (str, os.PathLike, Image.Image))
-    one = one or (isinstance(images, (Tensor, np.ndarray)) and images.dtype != object and images.ndim < 4)
-    if not one and (isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__")):
+    if isinstance(images, (str, os.PathLike, Image.Image)):
+        return [images]
+    if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
         raise TypeError(f"{_WANTED}; not {_described(images)}")
-    return [images] if one else images
+    return [images] if getattr(images, "ndim", 0) in (2, 3) else images
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
     """Return what a caller passes for an image as uint8 ``[C, H, W]``."""
     if isinstance(image, (str, os.PathLike)):
-        path = Path(image)
-        if not path.is_file():
-            raise DataError(f"{path}: {'a folder; wanted an image file' if path.is_dir() else 'no such file'}")
-        return read_image(path, channels, smallest=smallest)
+        return read_image(Path(image), channels, smallest=smallest)
     if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and 0 not in image.shape:
         if image.shape[0] != channels:
             raise TypeError(f"a tensor of {image.shape[0]} channels; the run's images have {channels}")

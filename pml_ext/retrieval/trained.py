@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,9 @@ from ..files import DamagedError, read_json, read_toml
 from ..models import builtin_trunk
 from ..network import Preprocessing
 from ..search import EXACT, new_index
+from ..stores import Where, masked
 from .embedding import ImageEmbedder, Listener
-from .query import METRICS, RADIUS, Answer, Gallery
+from .query import METRICS, RADIUS, Answer, Answers, Gallery, answers_from, bring_over, match, open_store, recall_of
 from .reading import Images, several
 
 if TYPE_CHECKING:  # seconds to import, which a query need not take
@@ -103,11 +104,9 @@ class TrainedRun:
             self.embedder.load_state_dict(state["embedder"])
         self._state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
         self.network = network.to(self.device).eval()
-        place = folder / COLLECTION if store is None else Path(store)
-        precision, own = self.recipe.engine.precision, store is None
-        frozen = self.recipe.model.freeze == "trunk"
-        given = self.device, self.identity, precision, place, own, workers, listener, frozen
-        self.images = ImageEmbedder(folder, self.network, *given)
+        place, precision = Path(store or folder / COLLECTION), self.recipe.engine.precision
+        given = self.device, self.identity, precision, place, store is None, workers, listener
+        self.images = ImageEmbedder(folder, self.network, *given, frozen=self.recipe.model.freeze == "trunk")
         self.collection = self.images.collection
         self._gallery: Gallery | None = None
 
@@ -181,8 +180,7 @@ class TrainedRun:
 
         They are written after each 1,000 images or 30 seconds: an interrupted call goes on from there. A file is
         embedded again if its size or its time of modification has changed. Processes that ``torchrun`` started embed a
-        part each, and return all. ``workers`` and errors are as of :func:`load_run` and :meth:`embed`; an
-        UnwritableError names a full disk.
+        part each, and return all. Errors are those of :meth:`embed`; an UnwritableError names a full disk.
         """
         with self.images.folder_pass(Path(folder), batch_size, workers) as embedded:
             return embedded
@@ -196,7 +194,7 @@ class TrainedRun:
         folder: str | Path | None = None,
         workers: int | None = None,
     ) -> Path:
-        """Embed a part of a listing of images into Parquet files, without the collection.
+        """Embed a part of a listing of images into Parquet files, without the collection; return their folder.
 
         Together, the parts write the same files, to the last bit, however many they are, where processes have as many
         threads. A file that is there is not written again: a part that was killed goes on where it was.
@@ -206,12 +204,9 @@ class TrainedRun:
                 of images; see :func:`pml_ext.retrieval.parts.listed`.
             part: which part, from 1 to ``parts``.
             parts: how many there are; of a listing, at most 1,024 are not empty.
-            out: the folder to write, which all parts share.
+            out: the folder to write, which all parts share; :meth:`write_index` takes it.
             folder: which the paths of a sequence are in; by default the deepest one that has them all.
             workers: as of :func:`load_run`.
-
-        Returns:
-            The folder ``out``, which :meth:`write_index` takes when all parts are there.
         """
         from .parts import listed, write_part
 
@@ -225,23 +220,19 @@ class TrainedRun:
 
         ``folder`` has the images; by default the one that they were read from. A DataError says that a part is missing.
         """
-        from .parts import Parts, taken_up
+        from .parts import Parts, parts_pass
 
         found = Parts(Path(parts), self.collection.identity)
-        self._check_factory(factory)
-        check_writable("--store", self.collection.place)
-        self.collection.place.mkdir(parents=True, exist_ok=True)
-        with self.collection.locked():
-            self.collection.create(replace=self.images.replace)
-            embedded = taken_up(self.collection, found, found.folder if folder is None else Path(folder))
-            changes = self.collection.write_index(embedded, factory)
-            self.collection.compact()
-        self._gallery = Gallery(self.collection, self.device, changes)
-        return self._gallery
+        place = found.folder if folder is None else Path(folder)
+        return self._write_index(parts_pass(self.images, found, place), factory)
 
-    def _check_factory(self, factory: str) -> None:
+    def _write_index(self, embedding: contextlib.AbstractContextManager[Embedded], factory: str) -> Gallery:
         if factory and factory != EXACT:
             new_index(factory, self.recipe.model.embedding_size)  # refused before anything is embedded
+        with embedding as embedded:
+            changes = self.collection.write_index(embedded, factory)
+        self._gallery = Gallery(self.collection, self.device, changes)
+        return self._gallery
 
     def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
         """Embed a folder and index it; again, take up what is new, changed and gone.
@@ -259,11 +250,7 @@ class TrainedRun:
             The index; its ``changes`` say what is new, and its ``faiss`` has ``effort`` and the measured ``recall``.
         """
         source = self.indexed_folder() if folder is None else Path(folder)
-        self._check_factory(factory)
-        with self.images.folder_pass(source) as embedded:
-            changes = self.collection.write_index(embedded, factory)
-        self._gallery = Gallery(self.collection, self.device, changes)
-        return self._gallery
+        return self._write_index(self.images.folder_pass(source), factory)
 
     def indexed_folder(self) -> Path:
         """Return the folder that was indexed, by this run or by an earlier state of it."""
@@ -315,10 +302,9 @@ class TrainedRun:
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         images = list(several(images))  # a generator can be had once
         names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
-        if store is not None:
-            return self._answers(k, within, radius, store)(names, self.embed(images))
-        gallery, learned = self._gallery or self.gallery(), self.metric if metric == "learned" else None
-        return gallery.answer(names, self.embed(images), k, learned, shortlist, within, radius)
+        learned = self.metric if metric == "learned" else None
+        find = self._search(store, k=k, where=Where(within, radius), metric=learned, shortlist=shortlist)
+        return find(names, self.embed(images))
 
     def match(
         self,
@@ -336,53 +322,38 @@ class TrainedRun:
         ``items`` and ``folder`` are as of :meth:`embed_part`, the others as of :meth:`query`. Images that cannot be
         read are left out with a warning.
         """
-        from .stored import match
+        from .parts import listed
 
         file = Path(out)
         if file.suffix not in (".parquet", ".jsonl"):
             raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
         check_writable("-o", file, file=True)
-        from .parts import listed
+        find = self._search(store, k=k, where=Where(within, radius))
+        return match(self.images, listed(items, folder), find, file, workers)
 
-        answers = self._answers(k, within, radius, store)
-        return match(self.images, listed(items, folder), answers, file, workers)
-
-    def _answers(
-        self, k: int, within: str | None, radius: float | None, store: str | None
-    ) -> Callable[[Sequence[str], Tensor], list[Answer]]:
+    def _search(self, store: str | None, **options: Any) -> Answers:
         """Return a function from names and embeddings to answers, of the index or of a store."""
         if store is None:
-            gallery = self._gallery or self.gallery()
-            return lambda names, points: gallery.answer(names, points, k, None, None, within, radius)
-        from ..stores import Where, masked
-        from .stored import answers_from
-
-        opened = self.open_store(store)
+            return functools.partial(self.gallery().answer, **options)
+        opened, own = self.open_store(store), None
         if not opened.count():
             run = shlex.join(["pml-ext", "index", str(self.folder), "--to", masked(store)])
             raise DataError(
                 f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
             )
-        own = None
-        if self.collection.exists:  # whose images are no answers to themselves
-            with contextlib.suppress(DataError):
-                own = self._gallery or self.gallery()
-        return lambda names, points: answers_from(opened, own, names, points, k, Where(within, radius))
+        with contextlib.suppress(DataError):  # of the index here, images are no answers to themselves
+            own = self.gallery()
+        return functools.partial(answers_from, opened, own, k=options["k"], where=options["where"])
 
     def open_store(self, store: str) -> Store:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`."""
-        from .stored import open_store
-
         return open_store(store, self.collection.identity, self.collection.size)
 
     def bring_over(self, store: str) -> tuple[Changes, float | None]:
         """Make a store equal to the index: write what is new or changed and delete what is gone; ids stay.
 
-        Returns:
-            The changes of the store, and its recall@10 against exact search on a sample of the images.
+        Return the changes of the store, and its recall@10 against exact search on a sample of the images.
         """
-        from .stored import bring_over, recall_of
-
         opened, embedded = self.open_store(store), self.gallery().embedded
         return bring_over(embedded, opened), recall_of(embedded, opened)
 

@@ -59,18 +59,17 @@ class LanceDB:
             return [[] for _ in vectors]
         with answering(self._name, *_ERRORS):
             probes = max(1, math.ceil(PROBES * math.sqrt(self._table.count_rows())))
-            found: list[list[Found]] = []
+            found, columns = list[list[Found]](), ["id", "path", "class", "_distance"]
             for vector in vectors:
                 query = self._table.search(vector, vector_column_name="embedding").distance_type("l2").limit(k)
-                query = query.select(["id", "path", "class", "_distance"]).nprobes(probes)
+                query = query.select(columns).nprobes(probes)
                 if where.within is not None:
                     quoted = where.within.replace("'", "''")
                     query = query.where(f"class = '{quoted}'", prefilter=True)
                 if where.radius is not None:
                     query = query.distance_range(upper_bound=math.nextafter(where.radius**2, math.inf))
-                every = query.to_arrow().to_pylist()
-                rows = [(row["id"], row["path"], row["class"], math.sqrt(max(row["_distance"], 0.0))) for row in every]
-                found.append([Found(*row) for row in rows])
+                rows = [[row[name] for name in columns] for row in query.to_arrow().to_pylist()]
+                found.append([Found(id, path, of, math.sqrt(max(squared, 0.0))) for id, path, of, squared in rows])
         return found
 
     def delete(self, ids: Sequence[int]) -> None:

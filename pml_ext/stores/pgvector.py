@@ -14,15 +14,15 @@ with needs_extra("pgvector", "the store pgvector:"):
     from psycopg import sql
 
 CANDIDATES = 200  # hnsw.ef_search, at least: what a search of the graph looks at
-_TYPES = "int8", "int8", "text", "text", "vector"
 
 
 class PgVector:
     """A table of PostgreSQL with an HNSW index of its embeddings and a B-tree of its classes."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._name, self._size, self._table = f"pgvector:{address}", size, sql.Identifier(table)
-        self._indexes = [sql.Identifier(f"{table}_{column}") for column in ("hnsw", "class")]
+        self._name, self._size = f"pgvector:{address}", size
+        names = {"table": table, "hnsw": f"{table}_hnsw", "by_class": f"{table}_class"}
+        self._names = {key: sql.Identifier(name) for key, name in names.items()}
         self._there = False
         with answering(self._name, psycopg.Error):
             self._connection = psycopg.connect(address, autocommit=True)
@@ -30,14 +30,12 @@ class PgVector:
                 self._execute("CREATE EXTENSION IF NOT EXISTS vector")
             (version,) = self._execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
             pgvector.psycopg.register_vector(self._connection)
-            self._there = self._execute("SELECT to_regclass({})", literal=table).fetchone()[0] is not None
+            self._there = self._execute("SELECT to_regclass(%s)", f'"{table}"').fetchone()[0] is not None
         if tuple(map(int, version.split(".")[:2])) < (0, 8):
             raise DataError(f"pgvector: version {version} in this database; wanted 0.8 or later")
 
-    def _execute(self, query: str, *values: Any, literal: str = "") -> Any:
-        names = {"table": self._table, "hnsw": self._indexes[0], "by_class": self._indexes[1]}
-        parts = (sql.Literal('"' + literal + '"'),) if literal else ()
-        return self._connection.execute(sql.SQL(query).format(*parts, **names), values or None)  # type: ignore[arg-type]
+    def _execute(self, query: str, *values: Any) -> Any:
+        return self._connection.execute(sql.SQL(query).format(**self._names), values or None)  # type: ignore[arg-type]
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Copy batches in, each in a transaction; the graph is built after the first ones, and grows from then on."""
@@ -48,22 +46,17 @@ class PgVector:
             for batch in rows:
                 with self._connection.transaction():
                     self._execute("CREATE TEMP TABLE batch (LIKE {table}) ON COMMIT DROP")
-                    with (
-                        self._connection.cursor() as cursor,
-                        cursor.copy("COPY batch FROM STDIN (FORMAT BINARY)") as copy,
-                    ):
-                        copy.set_types(_TYPES)
-                        columns_of = batch.ids.tolist(), batch.marks.tolist(), batch.paths, batch.classes, batch.vectors
-                        for row in zip(*columns_of, strict=True):
-                            copy.write_row(row)
+                    with self._connection.cursor().copy("COPY batch FROM STDIN (FORMAT BINARY)") as copy:
+                        copy.set_types(("int8", "int8", "text", "text", "vector"))
+                        for id, mark, *row in zip(*batch, strict=True):
+                            copy.write_row((int(id), int(mark), *row))
                     self._execute(
                         "INSERT INTO {table} SELECT * FROM batch ON CONFLICT (id) DO UPDATE SET mark = excluded.mark, "
                         "path = excluded.path, class = excluded.class, embedding = excluded.embedding"
                     )
             with self._connection.transaction():
-                self._execute(
-                    "SET LOCAL maintenance_work_mem = '1GB'"
-                )  # a graph that does not fit takes ten times as long
+                # a graph that does not fit takes ten times as long
+                self._execute("SET LOCAL maintenance_work_mem = '1GB'")
                 self._execute("CREATE INDEX IF NOT EXISTS {hnsw} ON {table} USING hnsw (embedding vector_l2_ops)")
                 self._execute("CREATE INDEX IF NOT EXISTS {by_class} ON {table} (class)")
             self._execute("ANALYZE {table}")
@@ -76,7 +69,7 @@ class PgVector:
             "SELECT * FROM (SELECT id, path, class, embedding <-> %(point)s AS distance FROM {table}{within} "
             "ORDER BY embedding <-> %(point)s LIMIT %(k)s) AS nearest{radius} ORDER BY distance"
         ).format(
-            table=self._table,
+            table=self._names["table"],
             within=sql.SQL(" WHERE class = %(within)s" if where.within is not None else ""),
             radius=sql.SQL(" WHERE distance <= %(radius)s" if where.radius is not None else ""),
         )

@@ -45,33 +45,21 @@ class Qdrant:
                 for start in range(0, len(batch.ids), _SENT):
                     part = slice(start, start + _SENT)
                     columns = batch.paths[part], batch.classes[part], batch.marks[part].tolist()
-                    payloads = [
-                        dict(zip(("path", "class", "mark"), row, strict=True)) for row in zip(*columns, strict=True)
-                    ]
-                    points = models.Batch(
-                        ids=batch.ids[part].tolist(), vectors=batch.vectors[part].tolist(), payloads=payloads
-                    )
-                    self._client.upsert(self._table, points)
+                    rows_of = zip(*columns, strict=True)
+                    payloads = [{"path": path, "class": name, "mark": mark} for path, name, mark in rows_of]
+                    ids, vectors = batch.ids[part].tolist(), batch.vectors[part].tolist()
+                    self._client.upsert(self._table, models.Batch(ids=ids, vectors=vectors, payloads=payloads))
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
         """Search the graph of a server; in a folder, compare with all points."""
         if not self._there or not len(vectors):
             return [[] for _ in vectors]
-        within = None
+        options: dict[str, Any] = {"limit": k, "score_threshold": where.radius, "with_payload": True}
+        options["params"] = models.SearchParams(hnsw_ef=max(CANDIDATES, k))
         if where.within is not None:
             condition = models.FieldCondition(key="class", match=models.MatchValue(value=where.within))
-            within = models.Filter(must=[condition])
-        requests = [
-            models.QueryRequest(
-                query=vector,
-                limit=k,
-                filter=within,
-                score_threshold=where.radius,
-                with_payload=True,
-                params=models.SearchParams(hnsw_ef=max(CANDIDATES, k)),
-            )
-            for vector in vectors.tolist()
-        ]
+            options["filter"] = models.Filter(must=[condition])
+        requests = [models.QueryRequest(query=vector, **options) for vector in vectors.tolist()]
         with answering(self._name, *_ERRORS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parameters that a folder has no use for
             answers = self._client.query_batch_points(self._table, requests)
@@ -93,14 +81,10 @@ class Qdrant:
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
-        found: dict[int, int] = {}
-        after: Any = None
+        found, after, more = dict[int, int](), None, self._there
         with answering(self._name, *_ERRORS):
-            while self._there:
-                points, after = self._client.scroll(
-                    self._table, limit=BATCH, offset=after, with_payload=["mark"], with_vectors=False
-                )
+            while more:
+                points, after = self._client.scroll(self._table, limit=BATCH, offset=after, with_payload=["mark"])
                 found |= {int(point.id): point.payload["mark"] for point in points}
-                if after is None:
-                    break
+                more = after is not None
         return found

@@ -23,11 +23,10 @@ from PIL import Image
 
 from pml_ext import load_run
 from pml_ext.browse.page import Page
-from pml_ext.browse.server import application
 
-for package in ("starlette", "uvicorn", "python_multipart"):
-    pytest.importorskip(package, reason="the page needs the extra [browse]")
-SECRET = (1, 254, 3)  # the color of an image outside the folder
+from .conftest import SECRET
+
+server = pytest.importorskip("pml_ext.browse.server", reason="needs the extra browse", exc_type=ImportError)
 PNG = io.BytesIO()
 Image.new("L", (8, 8), 90).save(PNG, "PNG")
 PNG = PNG.getvalue()
@@ -288,7 +287,7 @@ def test_one_query_is_computed_at_a_time(tmp_path, monkeypatch):
         return "", 200
 
     monkeypatch.setattr(Page, "draw", draw)
-    app = application([Images([1])], tmp_path)
+    app = server.application([Images([1])], tmp_path)
     view = next(route.endpoint for route in app.routes if route.path == "/")
     request = SimpleNamespace(url=SimpleNamespace(path="/"), query_params={})
 

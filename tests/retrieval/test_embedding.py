@@ -98,7 +98,7 @@ def test_a_generator_is_read_as_it_is_embedded(make):
         ([], DataError, "no images to embed"),
         ("nowhere.png", DataError, "no such file"),
         (__file__, DataError, "test_embedding.py: not a readable image"),
-        (["/"], DataError, "a folder; wanted an image file"),
+        (["/"], DataError, "/: not a readable image .*Is a directory"),
     ],
 )
 def test_what_is_no_image(make, images, error, text):

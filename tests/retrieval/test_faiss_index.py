@@ -8,6 +8,7 @@ import torch
 
 from pml_ext.retrieval import FaissIndex
 from pml_ext.search import sampled_recall
+from pml_ext.stores import Where
 
 from .conftest import made_up
 
@@ -36,7 +37,7 @@ def recall(gallery, queries, k=10):
 def answers(gallery, queries, k):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the indexed folder")
-        return gallery.answer([""] * len(queries), queries, k)
+        return gallery.answer([""] * len(queries), queries, k, Where())
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,10 @@
 """The index of a collection: whole or refused, whatever becomes of its files and of who writes them."""
 
-import itertools
 import json
 import os
 import shlex
 import shutil
+import warnings
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import torch
 
 from pml_ext.collection import Transaction
 from pml_ext.errors import DataError
-from pml_ext.retrieval import TrainedRun
+from pml_ext.retrieval import StoreWarning, TrainedRun
 
 from .conftest import empty, flip, full, garbage, halve, made_up
 
@@ -113,27 +113,42 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("pattern", "damage"),
+    ("pattern", "damage", "lost"),
     [
-        *itertools.product(("images.sqlite", "vectors.f32", "*.faiss"), (halve, empty, Path.unlink)),
-        *(("images.sqlite", garbage), ("*.faiss", garbage), ("*.faiss", flip)),
+        *(("images.sqlite", damage, 20) for damage in (halve, empty, Path.unlink, garbage)),
+        *(("vectors.f32", damage, lost) for damage, lost in ((halve, 10), (empty, 20), (Path.unlink, 20))),
+        *(("*.faiss", damage, 0) for damage in (halve, empty, Path.unlink, garbage, flip)),
     ],
 )
 def test_a_damaged_file_is_one_line_with_its_path_and_a_command_that_mends_it(
-    command, make, few, tmp_path, pattern, damage
+    command, make, few, tmp_path, pattern, damage, lost
 ):
-    run = make("an index")
-    run.index(few[0], "IVF2,Flat")
-    (path,) = run.collection.place.glob(pattern)
+    """A query changes nothing of it; who embeds the folder computes the lost embeddings again, with a word."""
+    run, place = make("an index"), tmp_path / "an index"
+    before = run.index(few[0], "IVF2,Flat").embedded.embeddings.clone()
+    (path,) = place.glob(pattern)
     damage(path)
+    files = {path.name: path.read_bytes() for path in place.iterdir()}
     with pytest.raises(DataError) as caught:
         make("an index").gallery()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", StoreWarning)
+        make("an index").embed(next(few[0].glob("*/*.png")))
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == files
     text = str(caught.value)
     assert text.startswith(f"{path}: ")
     assert "\n" not in text
     line = shlex.split(text.partition("type: pml-ext ")[2])
     assert line[:2] == ["index", str(run.folder)]
-    assert line[line.index("--store") + 1] == str(tmp_path / "an index")
+    assert line[line.index("--store") + 1] == str(place)
+    shutil.copytree(place, tmp_path / "copy")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        again = make("copy").embed_folder(few[0])
+    told = [str(warning.message) for warning in heard]
+    assert (again.new, len(told)) == (lost, bool(lost))
+    assert all(text.startswith(f"{tmp_path / 'copy'}: ") and "damaged" in text and "\n" not in text for text in told)
+    torch.testing.assert_close(again.embeddings, before, rtol=0, atol=1e-5)
     done = command(*(str(few[0]) if word == "FOLDER" else word for word in line))
     assert done.returncode == 0, done.stderr
     assert check_whole(make("an index"), few) == few[0]
@@ -143,7 +158,7 @@ def test_check_reads_what_opening_does_not(command, make, few, monkeypatch):
     run = make()
     place = run.index(few[0], "IVF2,Flat").place
     monkeypatch.setattr("pml_ext.collection._HASHED", 100)
-    for name in ("vectors.f32", "*.faiss"):
+    for name in ("*.faiss", "vectors.f32"):
         (path,) = place.glob(name)
         whole = path.read_bytes()
         flip(path)
@@ -154,6 +169,9 @@ def test_check_reads_what_opening_does_not(command, make, few, monkeypatch):
         assert "type: pml-ext index" in done.stderr
         path.write_bytes(whole)
     assert command("index", run.folder, "--store", place, "--check").returncode == 0
+    flip(path)
+    with pytest.warns(StoreWarning, match="embeddings of 1 image were damaged; embedded again"):
+        assert make().embed_folder(few[0]).new == 1
 
 
 def test_a_query_reads_the_rows_of_its_answers_alone(make, tmp_path, monkeypatch):
@@ -191,7 +209,7 @@ def test_paths_of_an_index_stay_in_its_folder(make, name):
     """None is given of an index that was made by other means."""
     run = make()
     made_up(run, torch.eye(64), paths=[name, *(f"{number}.png" for number in range(63))])
-    with pytest.raises(DataError, match=r"is not in the folder that was indexed; type: pml-ext index"):
+    with pytest.raises(DataError, match=r"is not in the folder that was indexed\); type: pml-ext index"):
         run.query(UNKNOWN, 64)
 
 
@@ -233,6 +251,9 @@ def test_again_takes_up_what_is_new_changed_and_gone(command, make, few, tmp_pat
     assert odd in again.paths
     rows = [again.paths.index(path) for path in scratch.paths]
     torch.testing.assert_close(again.embeddings[rows], scratch.embeddings, rtol=0, atol=1e-5)
+    stats = [(images / path).stat() for path in again.paths]
+    assert [[about.st_size, about.st_mtime_ns] for about in stats] == again.facts.tolist()
+    assert make("index").embed_folder(images).new == 0
     (images / "zero.png").unlink()
     command("index", run.folder, *out)
     shutil.copy(files[5], images / "zero.png")

@@ -11,7 +11,7 @@ from pml_ext import load_run, registry
 from pml_ext.browse import open_collections
 from pml_ext.collection import RetrievalWarning
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.retrieval.stored import is_store
+from pml_ext.retrieval.query import is_store
 from pml_ext.stores import Rows, Where
 
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext.retrieval.SkippedImage")
@@ -112,7 +112,7 @@ def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monk
     store = run.open_store(address)
     store.delete([*store.marks()])
     monkeypatch.setattr(run, "open_store", lambda _: store)
-    monkeypatch.setattr("pml_ext.retrieval.stored.BATCH", 60)
+    monkeypatch.setattr("pml_ext.retrieval.query.BATCH", 60)
     write = store.write
 
     def stopped(rows):
