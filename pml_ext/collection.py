@@ -269,7 +269,7 @@ class Collection:
             raise DataError(f"{self.database}: cannot be read ({error})") from error
 
     def mapped(self, state: State) -> Vectors:
-        """Map the vectors into memory; those that a cut file lacks are missing at the end."""
+        """Map the vectors into memory: fewer than in the state where the file was cut."""
         path = self.place / state.file
         count = min(state.vectors, path.stat().st_size // (4 * state.size)) if path.exists() else 0
         if not count:
@@ -282,7 +282,7 @@ class Collection:
         return DamagedCollectionError(f"{path or self.database}: empty, cut or damaged ({why}); type: {self.command()}")
 
     def create(self, replace: bool) -> None:
-        """Create the collection where there is none; with ``replace``, a damaged or foreign one gives way."""
+        """Create the collection if there is none; with ``replace``, remove a damaged one or one of another network."""
         why, there = "", self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
@@ -315,7 +315,7 @@ class Collection:
     def find(
         self, files: Mapping[bytes, Facts], folder: bytes | None = None
     ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
-        """Return the numbers of unchanged files' vectors, which paths below a folder are gone, and all vectors."""
+        """Return the vector numbers of unchanged files, the paths below a folder that are gone, and all vectors."""
         found: dict[bytes, int] = {}
         gone, damaged = [], 0
         with self.transaction() as current:

@@ -129,7 +129,7 @@ class FaissIndex:
         return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
 
     def within(self, points: Tensor, squared: float) -> Tensor:
-        """Return pairs ``[2, P]`` of points and of indexed ones within a squared distance, as the effort finds them."""
+        """Return pairs ``[2, P]`` of points and indexed points within a squared distance, found with the effort."""
         self._set(self.effort)
         limits, _, numbers = self.index.range_search(_rows(points), squared)
         return torch.from_numpy(np.stack([np.arange(len(points)).repeat(np.diff(limits.astype(np.int64))), numbers]))
@@ -151,7 +151,7 @@ def sampled_recall(points: Tensor) -> Callable[[Callable[[Tensor, int], Tensor]]
     chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
 
     def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exact distances of answers, and which count: not missing ones, the asking point, or one too many."""
+        """Return exact distances of answers, and which count: the first k that are neither missing nor the query."""
         apart = (points[numbers] - points[chosen][:, None]).norm(dim=2)
         others = (numbers >= 0) & (numbers != chosen[:, None])
         return apart, others & (others.cumsum(1) <= k)

@@ -51,8 +51,9 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
-_Part = tuple[dict[int, int], dict[int, str], list[int]]
-"""By number in a listing: vector numbers and reasons for unreadable files; then images with NaN or infinity."""
+Batch = Mapping[int, Vectors | str]
+"""By an image's place: its embedding, or why it cannot be read."""
+_NOT_FINITE = ""  # in place of the number of a vector that has NaN or infinity
 
 
 class ImageEmbedder:
@@ -69,7 +70,7 @@ class ImageEmbedder:
         replace: bool = True,  # whether to replace a collection of other weights in that place
         workers: int | None = None,
         listener: Listener | None = None,
-        frozen: bool = False,  # whether the trunk is, so that runs may have kept the features of files
+        frozen: bool = False,  # whether the trunk is frozen, so that its features are in the cache that runs share
     ) -> None:
         self.run, self.network, self.device = run, network, device
         self.replace, self._workers, self._listener = replace, workers, listener
@@ -116,7 +117,7 @@ class ImageEmbedder:
         return rows
 
     def _embed_batch(self, images: Sequence[Path | Tensor]) -> Tensor:
-        """Return the embeddings of a batch: of files from the collection, where it has them, and computed ones."""
+        """Return the embeddings of a batch; look files up in the collection, and compute the others."""
         files = {place: _key_and_facts(image) for place, image in enumerate(images) if isinstance(image, Path)}
         keys = [files[place][0] if place in files else place for place in range(len(images))]
         facts, known = dict(files.values()), dict[bytes | int, Tensor]()
@@ -137,7 +138,7 @@ class ImageEmbedder:
         return torch.stack([known[key].to(self.device) for key in keys])
 
     def _keep(self, new: Mapping[bytes, Facts], rows: Mapping[bytes | int, Tensor]) -> None:
-        """Store new single files if they are several; leave another network's collection unchanged."""
+        """Store at least eight new single files; leave the collection of another network unchanged."""
         if len(new) < SEVERAL:
             return
         try:
@@ -151,7 +152,7 @@ class ImageEmbedder:
 
     @contextlib.contextmanager
     def folder_pass(self, folder: Path, batch_size: int = 256, workers: int | None = None) -> Iterator[Embedded]:
-        """Embed a folder's images that the collection lacks, and lock the collection while the block runs."""
+        """Embed a folder's new images, and lock the collection while the block runs."""
         first = rank() == 0
         listing: Listing = from_rank_0(list_folder(folder) if first else None)
         root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
@@ -164,7 +165,8 @@ class ImageEmbedder:
             missing = [number for number, key in enumerate(keys) if key not in found]
             own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
             parts = from_ranks(self._embed_missing(listing, keys, own, batch_size, workers))
-            vectors, skipped = from_rank_0(self._joined(listing, parts) if first else None)
+            results = {number: result for part in parts for number, result in part.items()}
+            vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
             new = len(vectors)
             vectors |= {number: found[key] for number, key in enumerate(keys) if key in found}
             if not vectors:
@@ -179,89 +181,80 @@ class ImageEmbedder:
             if num_processes() == 1:
                 collection.compact(gone)
 
-    def embed_files(
-        self, files: Sequence[Any], workers: int | None = None
-    ) -> Iterator[tuple[list[int], Vectors, dict[int, str]]]:
-        """Embed files, or open ones, without the collection.
+    def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
+        """Embed files, or open ones, in batches of 64: yield embeddings, or why an image cannot be read."""
+        for batch in self._embedded(files, READ, workers):
+            bad = [place for place, row in batch.items() if not isinstance(row, str) and not np.isfinite(row).all()]
+            if bad:
+                raise self._not_finite(len(bad), len(batch), str(files[min(bad)]))
+            yield [batch[place] for place in sorted(batch)]
 
-        Yields:
-            For each batch of 64 the places in it of those that can be read, their embeddings, and why others cannot.
-        """
-        for read, rows, bad in self._embedded(files, READ, workers):
-            if not np.isfinite(rows).all():
-                wrong = np.flatnonzero(~np.isfinite(rows).all(1))
-                raise self._not_finite(len(wrong), len(rows), str(files[read[wrong[0]]]))
-            yield [place % READ for place in read], rows, {place % READ: why for place, why in bad.items()}
-
-    def _embedded(
-        self, files: Sequence[Any], batch_size: int, workers: int | None, keep: bool = False
-    ) -> Iterator[tuple[list[int], Vectors, dict[int, str]]]:
-        """Yield the places of a batch's readable files, their embeddings, and why others are not; tell the listener."""
+    def _embedded(self, files: Sequence[Any], size: int, workers: int | None, keep: bool = False) -> Iterator[Batch]:
+        """Embed files in batches, and tell the listener."""
         workers = self._workers if workers is None else workers
         workers = default_workers(len(files)) if workers is None else workers
         begun, done = time.perf_counter(), 0
-        for images, read, bad in read_batches(files, self.channels, self.transform, batch_size, workers, self.device):
-            rows = np.empty((0, self.collection.size), dtype=np.float32)
+        for images, read, bad in read_batches(files, self.channels, self.transform, size, workers, self.device):
+            batch: dict[int, Vectors | str] = {**bad}
             if images is not None:
                 rows = self._forward(images, [files[place] for place in read] if keep else ()).cpu().numpy()
-            done += len(read) + len(bad)
+                batch |= zip(read, rows, strict=True)
+            done += len(batch)
             if self._listener is not None:
                 rate = done / max(time.perf_counter() - begun, 1e-9)
                 self._listener(Progress(done, len(files), rate, (len(files) - done) / rate))
-            yield read, rows, bad
+            yield batch
 
     @torch.no_grad()
     def _embed_missing(
         self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int, workers: int | None
-    ) -> _Part:
-        """Embed images and write them in batches; on an error too, those that are finished."""
-        vectors, unreadable, not_finite = dict[int, int](), dict[int, str](), list[int]()
-        waiting, last = dict[int, Vectors](), time.perf_counter()
+    ) -> dict[int, int | str]:
+        """Embed images and write them; return the numbers of their vectors, or why there are none."""
+        results, waiting, last = dict[int, int | str](), dict[int, Vectors](), time.perf_counter()
 
         def write() -> None:
             if waiting:
                 facts, own = [listing.facts[number] for number in waiting], [keys[number] for number in waiting]
                 first = self.collection.append(own, facts, np.stack([*waiting.values()]))
-                vectors.update(zip(waiting, itertools.count(first)))
+                results.update(zip(waiting, itertools.count(first)))
                 waiting.clear()
 
         try:
-            for rows, bad in self._rows(listing, numbers, min(batch_size, READ), workers):
-                unreadable |= bad
-                finite = {number: row for number, row in rows.items() if np.isfinite(row).all()}
-                waiting |= finite
-                not_finite += rows.keys() - finite.keys()
+            for batch in self._batches(listing, numbers, min(batch_size, READ), workers):
+                for number, row in batch.items():
+                    if isinstance(row, str):
+                        results[number] = row
+                    elif np.isfinite(row).all():
+                        waiting[number] = row
+                    else:
+                        results[number] = _NOT_FINITE
                 if len(waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
                     write()
                     last = time.perf_counter()
         except BaseException:
-            with contextlib.suppress(OSError):  # the original error is more informative
+            with contextlib.suppress(OSError):  # what is finished is written; the original error says more
                 write()
             raise
         write()
-        return vectors, unreadable, not_finite
+        return results
 
-    def _rows(
-        self, listing: Listing, numbers: Sequence[int], batch_size: int, workers: int | None
-    ) -> Iterator[tuple[dict[int, Vectors], dict[int, str]]]:
-        """Yield embeddings by number, first those whose features are kept, and why files cannot be read."""
+    def _batches(self, listing: Listing, numbers: Sequence[int], size: int, workers: int | None) -> Iterator[Batch]:
+        """Yield embeddings by number, first of images whose features are cached."""
         files = {number: listing.folder / listing.names[number] for number in numbers}
         for start in range(0, len(numbers) if self._features is not None else 0, WRITTEN):
             ready = self._from_features({number: files[number] for number in numbers[start : start + WRITTEN]})
-            yield {number: row.cpu().numpy() for number, row in ready.items()}, {}
+            yield {number: row.cpu().numpy() for number, row in ready.items()}
             files = {number: file for number, file in files.items() if number not in ready}
         left = [*files]
-        for read, rows, bad in self._embedded([*files.values()], batch_size, workers, keep=True):
-            own = {left[place]: row for place, row in zip(read, rows, strict=True)}
-            yield own, {left[place]: why for place, why in bad.items()}
+        for batch in self._embedded([*files.values()], size, workers, keep=True):
+            yield {left[place]: row for place, row in batch.items()}
 
-    def _joined(self, listing: Listing, parts: Sequence[_Part]) -> tuple[dict[int, int], dict[str, str]]:
+    def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:
         """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
-        skipped, vectors, not_finite = dict(listing.others), dict[int, int](), list[int]()
-        for found, unreadable, bad in parts:
-            vectors |= found
-            not_finite += bad
-            skipped |= {listing.names[number]: why for number, why in unreadable.items()}
+        vectors = {number: vector for number, vector in results.items() if isinstance(vector, int)}
+        not_finite = [number for number, why in results.items() if why == _NOT_FINITE]
+        unreadable = {listing.names[number]: why for number, why in results.items() if isinstance(why, str) and why}
+        skipped = listing.others | unreadable
         for why in skipped.values():
             warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
         if not_finite:
@@ -293,7 +286,7 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def _from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
-        """Return the embeddings of files whose features are kept; none without a frozen trunk."""
+        """Return the embeddings of files whose features are cached; none without a frozen trunk."""
         features: dict[int, Vectors] = {}
         with self._features_may_fail():
             features = self._features.of_files([*files.values()]) if self._features is not None and files else {}

@@ -43,7 +43,6 @@ with needs_extra("parquet", "embeddings as Parquet"):
 FILES = 1024  # segments of a listing, at most; of tables and of shards, each row group and each shard is one
 _META = b"pml_ext"
 _MISSING = -1, -1  # the facts of a listed file that is not there
-_ROWS = 10_000  # embeddings that a collection takes at a time
 
 
 class _Held(io.BytesIO):
@@ -272,10 +271,11 @@ def tables(
         segment, rows, skipped = work.segments[number], list[tuple[Any, ...]](), dict[str, str]()
         images = segment.images()
         while batch := [*itertools.islice(images, READ)]:
-            read, points, bad = next(stream or embedder.embed_files([source for *_, source in batch], 0))
-            skipped |= {batch[place][0]: why for place, why in bad.items()}
-            for (name, facts, _), point in zip([batch[place] for place in read], points, strict=True):
-                if any("\ud800" <= letter <= "\udfff" for letter in name):
+            points = next(stream or embedder.embed_files([source for *_, source in batch], 0))
+            for (name, facts, _), point in zip(batch, points, strict=True):
+                if isinstance(point, str):
+                    skipped[name] = point
+                elif any("\ud800" <= letter <= "\udfff" for letter in name):
                     skipped[name] = f"{name!a}: its name is no UTF-8"
                 else:
                     rows.append((name, class_of(name), *facts, point))
@@ -319,65 +319,55 @@ def _about(file: Path) -> dict[str, Any]:
     return about
 
 
-class Parts:
-    """The files of a whole listing; a ConfigError says what is missing, or of another network or listing."""
-
-    def __init__(self, place: Path, identity: str) -> None:
-        self.place, self.files = place, sorted(place.glob("embeddings-*.parquet"))
-        if not self.files:
-            raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
-        every = [_about(file) for file in self.files]
-        for file, about in zip(self.files, every, strict=True):
-            if about["identity"] != identity:
-                raise DataError(f"{file}: of another network, or another state of the run ({about['identity']})")
-            if about["listing"] != every[0]["listing"]:
-                raise DataError(f"{file}: of another listing of images than {self.files[0]}; delete one of them")
-        wanted, found = every[0]["segments"], {about["number"] for about in every}
-        if missing := sorted({*range(wanted)} - found):
-            first = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
-            raise DataError(f"{place}: {first}; embed the parts that are missing, or were stopped, again")
-        self.folder = Path(every[0]["folder"])
-        self.skipped: dict[str, str] = {name: why for about in every for name, why in about["skipped"].items()}
-
-    def tables(self) -> Iterator[pyarrow.Table]:
-        """Yield the rows of several files at a time, since each transaction of a collection costs a flush."""
-        waiting = list[pyarrow.Table]()
-        for file in self.files:
-            try:
-                with _read(file) as opened:
-                    waiting.append(opened.read())
-            except (OSError, pyarrow.ArrowException) as error:
-                raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-            if file is self.files[-1] or sum(table.num_rows for table in waiting) >= _ROWS:
-                yield pyarrow.concat_tables(waiting)
-                waiting.clear()
+def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
+    """Return the metadata of the files of a whole listing; a DataError says what is missing, or of another network."""
+    every = {file: _about(file) for file in sorted(place.glob("embeddings-*.parquet"))}
+    if not every:
+        raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
+    first = min(every)
+    for file, about in every.items():
+        if about["identity"] != identity:
+            raise DataError(f"{file}: of another network, or another state of the run ({about['identity']})")
+        if about["listing"] != every[first]["listing"]:
+            raise DataError(f"{file}: of another listing of images than {first}; delete one of them")
+    wanted, found = every[first]["segments"], {about["number"] for about in every.values()}
+    if missing := sorted({*range(wanted)} - found):
+        text = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
+        raise DataError(f"{place}: {text}; embed the parts that are missing, or were stopped, again")
+    return every
 
 
 @contextlib.contextmanager
-def parts_pass(embedder: ImageEmbedder, parts: Parts, folder: Path) -> Iterator[Embedded]:
-    """Write the embeddings of parts that the collection lacks, and lock the collection while the block runs."""
-    collection, root = embedder.collection, path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Iterator[Embedded]:
+    """Write new embeddings of a whole listing's files, and lock the collection while the block runs."""
+    every, collection = _whole(place, embedder.collection.identity), embedder.collection
+    skipped = {name: why for about in every.values() for name, why in about["skipped"].items()}
+    folder = folder or Path(every[min(every)]["folder"])
+    root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
     check_writable("--store", collection.place)
     with collection.locked(embedder.replace):
         names, facts, numbers, new = list[str](), list[Facts](), list[int](), 0
-        for table in parts.tables():
+        for file in every:
+            try:
+                with _read(file) as opened:
+                    table = opened.read()
+            except (OSError, pyarrow.ArrowException) as error:
+                raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
             own, points = table["path"].to_pylist(), points_of(table)
             about = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
             keys = [root + path_bytes(name) for name in own]
             found = collection.find(dict(zip(keys, about, strict=True)))[0]
-            missing = [row for row, key in enumerate(keys) if key not in found]
-            if missing:
+            if missing := [row for row, key in enumerate(keys) if key not in found]:
                 facts_of_missing = [about[row] for row in missing]
                 first = collection.append([keys[row] for row in missing], facts_of_missing, points[missing])
-                found |= {keys[row]: first + place for place, row in enumerate(missing)}
+                found |= {keys[row]: first + offset for offset, row in enumerate(missing)}
             names, facts, numbers = names + own, facts + about, numbers + [found[key] for key in keys]
             new += len(missing)
         if twice := [name for name, count in Counter(names).items() if count > 1]:
-            first_of_them = shortened(twice[0], 200)
-            raise DataError(f"{parts.place}: {first_of_them} is there twice; give images names of their own")
+            raise DataError(f"{place}: {shortened(twice[0], 200)} is there twice; give images names of their own")
         if not names:
-            raise DataError(f"{parts.place}: no readable image among {len(parts.skipped)}")
-        every = np.array(numbers, dtype=np.int64)
-        mapped = torch.from_numpy(collection.vectors_of(every))
-        yield Embedded(folder, names, mapped, parts.skipped, np.array(facts, dtype=np.int64), new, every)
+            raise DataError(f"{place}: no readable image among {len(skipped)}")
+        every_number = np.array(numbers, dtype=np.int64)
+        mapped = torch.from_numpy(collection.vectors_of(every_number))
+        yield Embedded(folder, names, mapped, skipped, np.array(facts, dtype=np.int64), new, every_number)
         collection.compact()

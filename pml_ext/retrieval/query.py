@@ -71,8 +71,8 @@ Answers = Callable[[Sequence[str], Tensor], list[Answer]]
 class Gallery:
     """The index of a collection, opened for search.
 
-    Vectors and faiss's lists are mapped into memory: what a query does not look at is not read. When another process
-    has written the index anew, the next query is answered by the new one.
+    Vectors and faiss's lists are mapped into memory, so that a query reads only those that it is compared with. When
+    another process has replaced the index, the next query searches the new one.
     """
 
     def __init__(self, collection: Collection, device: torch.device, changes: Changes | None = None) -> None:
@@ -83,7 +83,7 @@ class Gallery:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Begin a transaction in which the index does not change; one that was written meanwhile is opened first."""
+        """Begin a transaction, in which the index does not change; open an index that was written meanwhile."""
         with self._lock:
             if self._opened[1] < 0 and not self._collection.exists:
                 raise DataError(f"{self.place}: no index; type: {self._collection.command()}")
@@ -156,7 +156,7 @@ class Gallery:
         return image
 
     def _image_of(self, current: Transaction, name: str) -> Image | None:
-        """Return the indexed image that a file is: by its own name, or by that of the file that it links to."""
+        """Return the indexed image of a file, by its own path or by that of the file that it links to."""
         folder, (parent, last) = os.path.join(self._index.folder, ""), os.path.split(name)
         place = os.path.join(os.path.realpath(parent), last)
         for path in (place, os.path.realpath(place)):
@@ -166,7 +166,7 @@ class Gallery:
         return None
 
     def images_of(self, names: Sequence[str]) -> list[Image | None]:
-        """Return the indexed images that files are; None of a file, or an empty name, that is none."""
+        """Return the indexed image of each file; None of other files, and of an empty name."""
         with self.reading() as current:
             return [self._image_of(current, name) if name else None for name in names]
 
@@ -243,7 +243,7 @@ class Gallery:
             warnings.warn(f"{text}; type: {self.again}", RetrievalWarning, stacklevel=4)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
-        """Return groups of images that are within a radius of one another, directly or over others of the group.
+        """Return groups of images that pairs within a radius connect.
 
         *Cost:* an index ``IVF...`` compares an image with the lists that a query looks at; else each is compared with
         each: 10,000 take less than a second.
@@ -329,7 +329,7 @@ def open_store(text: str, identity: str, size: int) -> Store:
 
 
 def bring_over(embedded: Embedded, store: Store) -> Changes:
-    """Write the images that a store lacks or has otherwise, and delete those that an index lacks."""
+    """Write new and changed images into a store, and delete those that are not in the index."""
     vectors, ids = embedded.embeddings.cpu().numpy(), embedded.ids
     columns = ids.tolist(), embedded.paths, embedded.facts.tolist(), vectors
     marks = np.array(
@@ -369,7 +369,7 @@ def recall_of(embedded: Embedded, store: Store) -> float | None:
 def answers_from(
     store: Store, gallery: Gallery | None, names: Sequence[str], points: Tensor, k: int, where: Where
 ) -> list[Answer]:
-    """Return the answers of a store to queries of these embeddings; an image of the gallery is none to itself."""
+    """Return the answers of a store to queries of these embeddings, without the query where the gallery has it."""
     check_query(k, where.radius)
     own = [None] * len(names) if gallery is None else gallery.images_of(names)
     answers = answers_of(names, own, store.search(points.cpu().numpy(), k + 1, where), k)

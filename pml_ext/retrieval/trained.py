@@ -220,11 +220,10 @@ class TrainedRun:
 
         ``folder`` has the images; by default the one that they were read from. A DataError says that a part is missing.
         """
-        from .parts import Parts, parts_pass
+        from .parts import parts_pass
 
-        found = Parts(Path(parts), self.collection.identity)
-        place = found.folder if folder is None else Path(folder)
-        return self._write_index(parts_pass(self.images, found, place), factory)
+        place = None if folder is None else Path(folder)
+        return self._write_index(parts_pass(self.images, Path(parts), place), factory)
 
     def _write_index(self, embedding: contextlib.AbstractContextManager[Embedded], factory: str) -> Gallery:
         if factory and factory != EXACT:

@@ -21,7 +21,7 @@ class Rows(NamedTuple):
     """Images of an index, N of them."""
 
     ids: Numbers  # [N]
-    marks: Numbers  # [N], a checksum of all that the index has of an image, below 2^32
+    marks: Numbers  # [N], checksums of the images' rows in the index, below 2^32
     paths: Sequence[str]  # relative to the indexed folder; bytes that are no UTF-8 are escaped
     classes: Sequence[str]  # "" where there is none
     vectors: Vectors  # [N, D], of length 1
@@ -100,7 +100,7 @@ def masked(address: str) -> str:
 
 
 @contextlib.contextmanager
-def answering(name: str, *errors: type[Exception]) -> Iterator[None]:
+def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
     """Turn a database's errors into a DataError of one line, without the password of its address."""
     try:
         yield

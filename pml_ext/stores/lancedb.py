@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import needs_extra
-from . import BATCH, Found, Rows, Vectors, Where, answering
+from . import BATCH, Found, Rows, Vectors, Where, database_errors
 
 with needs_extra("lancedb", "the store lancedb:"):
     import lancedb
@@ -23,7 +23,7 @@ class LanceDB:
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._name, self._title, self._size = f"lancedb:{address}", table, size
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             self._database = lancedb.connect(address)
             self._table: Any = None
             try:
@@ -34,7 +34,7 @@ class LanceDB:
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Merge batches in, each as a version of the table; make lists of many, and add to those that there are."""
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             for batch in rows:
                 vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
                 columns = {"id": batch.ids, "mark": batch.marks, "path": [*batch.paths], "class": [*batch.classes]}
@@ -57,7 +57,7 @@ class LanceDB:
         """Search the nearest lists, or all images."""
         if self._table is None or not len(vectors):
             return [[] for _ in vectors]
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             probes = max(1, math.ceil(PROBES * math.sqrt(self._table.count_rows())))
             found, columns = list[list[Found]](), ["id", "path", "class", "_distance"]
             for vector in vectors:
@@ -74,19 +74,19 @@ class LanceDB:
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete images in batches."""
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             for start in range(0, len(ids) if self._table is not None else 0, BATCH):
                 self._table.delete(f"id IN ({', '.join(map(str, ids[start : start + BATCH]))})")
 
     def count(self) -> int:
         """Count rows."""
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             return int(self._table.count_rows()) if self._table is not None else 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
         if self._table is None:
             return {}
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             table = self._table.search().select(["id", "mark"]).limit(max(1, self.count())).to_arrow()
         return dict(zip(table["id"].to_pylist(), table["mark"].to_pylist(), strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import DataError, needs_extra
-from . import Found, Rows, Vectors, Where, answering
+from . import Found, Rows, Vectors, Where, database_errors
 
 with needs_extra("pgvector", "the store pgvector:"):
     import pgvector.psycopg
@@ -24,7 +24,7 @@ class PgVector:
         names = {"table": table, "hnsw": f"{table}_hnsw", "by_class": f"{table}_class"}
         self._names = {key: sql.Identifier(name) for key, name in names.items()}
         self._there = False
-        with answering(self._name, psycopg.Error):
+        with database_errors(self._name, psycopg.Error):
             self._connection = psycopg.connect(address, autocommit=True)
             if not self._execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
                 self._execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -39,7 +39,7 @@ class PgVector:
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Copy batches in, each in a transaction; the graph is built after the first ones, and grows from then on."""
-        with answering(self._name, psycopg.Error):
+        with database_errors(self._name, psycopg.Error):
             columns = f"id bigint PRIMARY KEY, mark bigint, path text, class text, embedding vector({self._size})"
             self._execute(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})")
             self._there = True
@@ -75,7 +75,11 @@ class PgVector:
         )
         values = [{"point": vector, "k": k, **where._asdict()} for vector in vectors]
         found: list[list[Found]] = []
-        with answering(self._name, psycopg.Error), self._connection.transaction(), self._connection.cursor() as cursor:
+        with (
+            database_errors(self._name, psycopg.Error),
+            self._connection.transaction(),
+            self._connection.cursor() as cursor,
+        ):
             self._execute(f"SET LOCAL hnsw.ef_search = {min(max(CANDIDATES, k), 1000)}")
             self._execute("SET LOCAL hnsw.iterative_scan = strict_order")
             cursor.executemany(query, values, returning=True)
@@ -88,15 +92,15 @@ class PgVector:
         """Delete images in one transaction."""
         if not self._there:
             return
-        with answering(self._name, psycopg.Error):
+        with database_errors(self._name, psycopg.Error):
             self._execute("DELETE FROM {table} WHERE id = ANY(%s)", list(ids))
 
     def count(self) -> int:
         """Count rows."""
-        with answering(self._name, psycopg.Error):
+        with database_errors(self._name, psycopg.Error):
             return int(self._execute("SELECT count(*) FROM {table}").fetchone()[0]) if self._there else 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
-        with answering(self._name, psycopg.Error):
+        with database_errors(self._name, psycopg.Error):
             return dict(self._execute("SELECT id, mark FROM {table}").fetchall()) if self._there else {}

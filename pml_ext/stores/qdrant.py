@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import needs_extra
-from . import BATCH, Found, Rows, Vectors, Where, answering
+from . import BATCH, Found, Rows, Vectors, Where, database_errors
 
 with needs_extra("qdrant", "the store qdrant:"):
     from qdrant_client import QdrantClient, models
@@ -27,14 +27,14 @@ class Qdrant:
         place: dict[str, Any] = {"path": address}
         if "://" in address:
             place = {"url": address, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": 60}
-        with answering(self._name, *_ERRORS), warnings.catch_warnings():
+        with database_errors(self._name, *_ERRORS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of the server's version, and of folders of many points
             self._client = QdrantClient(**place)
             self._there = self._client.collection_exists(table)
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Send points in requests of 1,000, each of which is taken whole."""
-        with answering(self._name, *_ERRORS), warnings.catch_warnings():
+        with database_errors(self._name, *_ERRORS), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if not self._there:
                 about = models.VectorParams(size=self._size, distance=models.Distance.EUCLID)
@@ -60,7 +60,7 @@ class Qdrant:
             condition = models.FieldCondition(key="class", match=models.MatchValue(value=where.within))
             options["filter"] = models.Filter(must=[condition])
         requests = [models.QueryRequest(query=vector, **options) for vector in vectors.tolist()]
-        with answering(self._name, *_ERRORS), warnings.catch_warnings():
+        with database_errors(self._name, *_ERRORS), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of parameters that a folder has no use for
             answers = self._client.query_batch_points(self._table, requests)
         return [
@@ -70,19 +70,19 @@ class Qdrant:
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete points in batches."""
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             for start in range(0, len(ids) if self._there else 0, BATCH):
                 self._client.delete(self._table, models.PointIdsList(points=list(ids[start : start + BATCH])))
 
     def count(self) -> int:
         """Count points."""
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             return int(self._client.count(self._table, exact=True).count) if self._there else 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
         found, after, more = dict[int, int](), None, self._there
-        with answering(self._name, *_ERRORS):
+        with database_errors(self._name, *_ERRORS):
             while more:
                 points, after = self._client.scroll(self._table, limit=BATCH, offset=after, with_payload=["mark"])
                 found |= {int(point.id): point.payload["mark"] for point in points}

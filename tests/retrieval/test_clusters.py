@@ -109,16 +109,13 @@ def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_re
 # Contact sheets
 
 
-def test_a_sheet_has_every_image_in_its_place():
+def test_a_sheet_has_every_image_in_its_place_and_frames_strange_ones():
     colors = [(10 * number, 40, 200) for number in range(23)]
     sheet = contact_sheet("23 of them", [Image.new("RGB", (5, 5), color) for color in colors])
     assert sheet.size == (10 * CELL + 6, 30 + 3 * CELL + 6)
     for number, color in enumerate(colors):
         row, column = divmod(number, 10)
         assert sheet.getpixel((6 + column * CELL + 50, 30 + row * CELL + 50)) == color
-
-
-def test_strange_ones_are_framed():
     images = [Image.new("L", (400, 200), 255)] * 3
     sheet = np.asarray(contact_sheet("", images, ["a", "b", "c"], [False, True, False]))
     red = (sheet == (224, 49, 49)).all(axis=2)

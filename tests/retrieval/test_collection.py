@@ -5,7 +5,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import sqlite3
 import warnings
 from pathlib import Path
@@ -215,22 +214,6 @@ def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
     assert vectors.stat().st_size == 100 * 64 * 4
     shutil.rmtree(images.parent / "store")
     torch.testing.assert_close(embedded.embeddings, make().embed_folder(images).embeddings, rtol=0, atol=1e-5)
-
-
-def test_a_worker_that_dies_is_named_with_its_image(make, images, monkeypatch):
-    """Torch looks for dead workers every five seconds; here more often."""
-    reading = torch.utils.data.dataloader._MultiProcessingDataLoaderIter
-    monkeypatch.setattr(reading._try_get_data, "__defaults__", (0.2,))
-    write_some(images, range(5))
-
-    def deadly(path, *_, **__):
-        if path.name == "0003.png":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros(1, 8, 8, dtype=torch.uint8)
-
-    monkeypatch.setattr("pml_ext.retrieval.reading.read_image", deadly)
-    with pytest.raises(DataError, match=r"worker.* died.*0003.png"):
-        make(workers=1).embed_folder(images, batch_size=2)
 
 
 # Files

@@ -30,17 +30,6 @@ def test_embeddings_are_those_of_the_run(runs, folder):
     assert run.embed(file).shape == run.embed([file]).shape == (1, 64)
 
 
-def test_folders_without_an_image(indexed, tmp_path):
-    (tmp_path / "only.txt").write_text("")
-    with (
-        pytest.warns(SkippedImage),
-        pytest.raises(DataError, match="no readable image among 1 files; the first: .*only"),
-    ):
-        indexed[0].embed_folder(tmp_path)
-    with pytest.raises(DataError, match="no such folder"):
-        indexed[0].embed_folder(tmp_path / "nowhere")
-
-
 def test_what_is_an_image(indexed, folder):
     """Each of these is the same image, or the same three."""
     files = sorted(folder.glob("3/*.png"))[:3]
@@ -107,8 +96,13 @@ def test_what_is_no_image(make, images, error, text):
     assert "\n" not in str(caught.value)
 
 
-def test_embeddings_that_are_not_finite_are_refused(make, few, monkeypatch):
+def test_folders_without_an_image_and_embeddings_that_are_not_finite_are_refused(make, few, tmp_path, monkeypatch):
     run = make()
+    (tmp_path / "only.txt").write_text("")
+    with pytest.warns(SkippedImage), pytest.raises(DataError, match=r"no readable image among 1 files; .*: .*only"):
+        run.embed_folder(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        run.embed_folder(tmp_path / "nowhere")
     monkeypatch.setattr("pml_ext.retrieval.embedding.nn.functional.normalize", lambda rows: rows * torch.nan)
     with pytest.raises(DataError, match=r"one: its network gives NaN or infinity for 20 of 20 images, 0/0000.png"):
         run.index(few[0])
