@@ -20,8 +20,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
     rich_markup_mode=None,
-    help="More methods for pytorch-metric-learning: list them, train them, measure them, use what was trained. "
-    "A recipe is the TOML description of a run; a run is the folder that training it leaves.",
+    help="Train, compare and use embeddings with the methods of pml_ext and pytorch-metric-learning. A recipe is a "
+    "TOML file that describes a training; a run is the folder that the training writes. Start with: pml-ext train "
+    "cbml/digits",
 )
 COMMANDS: list[Callable[..., None]] = [train, report, compare, show, plugins, data, bench, check, new_plugin]
 COMMANDS += [probe, embed, index, query, cluster, browse, export]

@@ -15,25 +15,25 @@ SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
 def bench(
     losses: Annotated[
-        list[str] | None, Argument(metavar="[LOSS ...]", help="Names of losses; all of the plugins if left out.")
+        list[str] | None, Argument(metavar="[LOSS ...]", help="Names of losses (default: all of the plugins).")
     ] = None,
-    shapes: Annotated[str | None, Option(help=f"BATCHxSIZExPER_CLASS, by commas (default {SHAPES}).")] = None,
+    shapes: Annotated[str | None, Option(help=f"BATCHxSIZExPER_CLASS,... (default {SHAPES}).")] = None,
     repeats: Annotated[int | None, Option(min=1, help=f"Rounds (default {ROUNDS}; {STEPS} with --run).")] = None,
-    run: Annotated[str | None, Option(metavar="RECIPE", help="Measure a recipe's steps instead of losses.")] = None,
+    run: Annotated[str | None, Option(metavar="RECIPE", help="Measure training steps of a recipe instead.")] = None,
     data: DataFolder = None,
     overrides: Overrides = None,
     scale: Annotated[bool, Option("--scale", help="Measure time and peak memory as the batch doubles.")] = False,
     to: Annotated[int, Option(help="With --scale: the largest batch.")] = 32768,
     device: OnDevice = "auto",
-    threads: Annotated[int | None, Option(min=1, help="Threads of torch; as torch chooses if left out.")] = None,
+    threads: Annotated[int | None, Option(min=1, help="Threads of torch (default: torch's own choice).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time losses beside each other and against a floor, or (--run) the steps of a training.
+    """Measure time and memory of losses or training steps.
 
-    Losses, PML's too (pml/multi-similarity), are timed forward and backward. The floor is what no pair loss can avoid:
-    normalize, one product of all pairs, exp and a mean. Matrices are the traffic: the bytes that operators read and
-    write, in float32 matrices of batch x batch; the limit is the time that this takes at the speed of a copy. A step is
-    compared with a bare loop over the same batches.
+    Times forward and backward passes of losses, also PML's (pml/multi-similarity). The floor is the work that every
+    pair loss needs: normalization, one product of all pairs, exp and a mean. The column matrices has the memory traffic
+    of all operators in float32 matrices of batch x batch; limit is the time of this traffic at the speed of a copy.
+    With --run, the steps of a training are compared with a bare loop over the same batches.
     """
     from ..errors import ConfigError
 

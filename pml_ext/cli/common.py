@@ -21,18 +21,22 @@ if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
 Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run (pml-ext train).")]
 ImageFolder = Annotated[Path, Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
-DataFolder = Annotated[Path | None, Option("--data", help="The folder of the data, where the data set wants one.")]
-OnDevice = Annotated[Device, Option("--device", help="Where to compute.")]
-AsJson = Annotated[bool, Option("--json", help="Write JSON on stdout.")]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all that is known, with tracebacks.")]
-Overrides = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Override a key; repeatable.")]
+DataFolder = Annotated[Path | None, Option("--data", help="The folder of the data set's files, if it needs one.")]
+OnDevice = Annotated[Device, Option("--device", help="The device to compute on.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all details, with tracebacks.")]
+Overrides = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as loss.margin=0.1; repeatable."),
+]
 Workers = Annotated[
-    int | None, Option(help="Processes that read images (default: none below 256, else one a processor, up to 8).")
+    int | None,
+    Option(help="Processes that read images (default: none below 256 images, else one per processor, up to 8)."),
 ]
 StoreFolder = Annotated[
     Path | None, Option("--store", metavar="FOLDER", help="The collection of embeddings (default RUN/collection).")
 ]
-RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (default: one is started).")]
+RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (default: start Ray on this machine).")]
 WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
 SECONDS = 10.0  # between two lines of progress where there is no bar
 

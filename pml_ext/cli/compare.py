@@ -36,29 +36,34 @@ def compare(
     runs: Annotated[
         list[str] | None, Argument(metavar="RECIPE|FOLDER...", help="Recipes to run, and folders of finished runs.")
     ] = None,
-    metric: Annotated[list[str] | None, Option(help="Default recall_at_1, map_at_r and nmi; repeatable.")] = None,
-    phase: Annotated[str, Option(help="before, after, training (images), learned_metric, shortlist, raw.")] = "after",
-    out: Annotated[Path | None, Option("--out", "-o", help="The folder of runs and comparison, perhaps begun.")] = None,
-    baseline: Annotated[str | None, Option(help="The row from which the others differ (default the first).")] = None,
-    table: Annotated[str | None, Option(help="Add a paper's table, cbml/7: small recipes, full with --data.")] = None,
+    metric: Annotated[list[str] | None, Option(help="Repeatable (default recall_at_1, map_at_r, nmi).")] = None,
+    phase: Annotated[
+        str, Option(help="after, before, training, learned_metric, shortlist, raw, frozen, pca.")
+    ] = "after",
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder for runs and comparison, old or new.")] = None,
+    baseline: Annotated[str | None, Option(help="The row that others are compared with (default the first).")] = None,
+    table: Annotated[
+        str | None, Option(help="Add a paper's table, cbml/7: on small data, or its own with --data.")
+    ] = None,
     seeds: Annotated[int, Option(min=1, help="Runs of each recipe.")] = 1,
-    folds: Annotated[int, Option(min=0, help="Hold out each of so many parts of the training classes.")] = 0,
-    jobs: Annotated[int, Option(min=1, help="Runs at a time.")] = 1,
-    on: Annotated[Literal["here", "ray", "slurm"], Option(help="Where runs are done.")] = "here",
+    folds: Annotated[int, Option(min=0, help="Folds of the training classes that choose the epoch in turn.")] = 0,
+    jobs: Annotated[int, Option(min=1, help="Number of simultaneous runs.")] = 1,
+    on: Annotated[Literal["here", "ray", "slurm"], Option(help="Where runs are executed.")] = "here",
     ray_address: RayAddress = None,
     data: DataFolder = None,
     device: OnDevice = "auto",
     overrides: Overrides = None,
-    tune: Annotated[int, Option(min=0, metavar="TRIALS", help="Choose values in [tune] ranges by so many trials.")] = 0,
+    tune: Annotated[int, Option(min=0, metavar="TRIALS", help="Tune each recipe in its [tune] ranges first.")] = 0,
     save_recipe: Annotated[bool, Option("--save-recipe", help="Write the tuned recipes to --out, as TOML.")] = False,
-    latex: Annotated[bool, Option("--latex", help="Write comparison.tex too.")] = False,
+    latex: Annotated[bool, Option("--latex", help="Also write comparison.tex.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare recipes and finished runs: means, paired differences from a baseline, and what tests say of them.
+    """Compare recipes or runs, with significance tests.
 
-    Runs of recipes that --out does not have are done; a comparison that was ended goes on. Runs of one recipe with the
-    same settings are one row. Differences are of runs with the same seed; p is of the two-sided paired t-test, as it
-    is: among twenty rows that do not differ, one has p < 0.05. Sentences have it corrected by Holm's procedure.
+    Trains the recipes' runs that --out does not have yet; repeat an interrupted command to continue. Runs of a recipe
+    with equal settings form a row. Prints means and differences from a baseline, paired by seed. p is that of the
+    two-sided paired t-test, uncorrected: one in twenty equal rows has p < 0.05. The sentences use p-values corrected by
+    Holm's procedure.
     """
     from ..errors import ConfigError
     from ..experiment.comparing import Group, compare, groups_below
@@ -208,17 +213,21 @@ def _cells(mine: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def probe(
-    data_set: Annotated[str, Argument(metavar="FOLDER", help="Photographs, table:FILE.csv, or a data set.")],
-    trunks: Annotated[str, Option(help="Trunks, by commas; NAME=WEIGHTS for a file, or a library's weights.")],
-    head: Annotated[str | None, Option(metavar="RECIPE", help="Train this head too, such as cbml/frozen.")] = None,
+    data_set: Annotated[str, Argument(metavar="FOLDER", help="Images, table:FILE.csv, or the name of a data set.")],
+    trunks: Annotated[str, Option(help="Names, separated by commas; NAME=WEIGHTS for a file or named weights.")],
+    head: Annotated[str | None, Option(metavar="RECIPE", help="Also train this head, such as cbml/frozen.")] = None,
     seeds: Annotated[int, Option(min=1, help="Number of heads for each trunk.")] = 1,
-    out: Annotated[Path, Option("--out", "-o", help="The folder to write, or to go on in.")] = Path("runs/probe"),
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write or continue.")] = Path("runs/probe"),
     device: OnDevice = "auto",
     data: DataFolder = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare frozen trunks on your images, with and without a trained head; nothing finished is done again."""
+    """Compare frozen trunks (backbones) on your images.
+
+    Tests the features of each trunk, their principal components and, with --head, heads that are trained on them.
+    Repeat an interrupted command to continue.
+    """
     from ..experiment.probing import HEADS, probe, table_rows
 
     name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set

@@ -20,15 +20,16 @@ What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "tr
 
 
 def list_names(
-    what: Annotated[What | None, Argument(help="What to list; losses and recipes if left out.")] = None,
+    what: Annotated[What | None, Argument(help="The kind to list (default: losses and recipes).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List losses, miners, regularizers, distances, samplers, reducers, recipes, tables, pipelines, data sets ...
+    """List losses, recipes, data sets and more.
 
-    A recipe is the TOML description of a run. A table is one of a paper: its recipes at the paper's scale and on small
-    data, whether the README has results, and where there is no recipe, why. A pipeline prepares images. A trunk is the
-    network that turns an image into features; the embedder on top makes the embedding of them. A tracker takes the
-    numbers of a run while it trains; a store searches an index. With --json and no name, everything is listed.
+    A recipe is a TOML file that describes a training. A table is a table or figure of a paper; its entry has recipes
+    on the paper's data and on small data, or the reason why there are none, and says whether the README has results.
+    A pipeline is a partial recipe for preprocessing or a pretrained trunk. A trunk is the backbone, which turns an
+    image into features; the embedder turns these into the embedding. A tracker records a run's numbers while it
+    trains. A store is a database that searches an index. --json without a kind lists everything.
     """
     kinds = [what] if what else get_args(What) if as_json else ["losses", "recipes"]
     listed = {each: _entries(each) for each in kinds}
@@ -104,11 +105,17 @@ def _recipe_summary(name: str) -> str:
 
 
 def show(
-    name: Annotated[str, Argument(help="A component, recipe, paper's table, data set or trunk: cbml, cbml/7.")],
-    kind: Annotated[str | None, Option(help="loss, miner, ...: where two kinds share the name.")] = None,
+    name: Annotated[
+        str, Argument(help="A loss, miner, ..., recipe, table of a paper (cbml/7), data set or trunk (backbone).")
+    ],
+    kind: Annotated[str | None, Option(help="loss, miner, ...; needed if two kinds share the name.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a name stands for: equation, settings with defaults, paper, recipes; a table as printed."""
+    """Show the settings of a loss, recipe or data set.
+
+    For a loss or another component: equation, settings with defaults, paper, recipes. For a recipe: all settings with
+    their origin. For a table of a paper: the table as printed.
+    """
     from ..description import describe
 
     described = describe(name, kind)
@@ -137,12 +144,16 @@ def show(
 
 
 def data(
-    name: Annotated[str | None, Argument(help="A published data set; all of them if left out.")] = None,
-    root: Annotated[Path | None, Option("--data", help="The folder that it lies in, or is to lie in.")] = None,
-    download: Annotated[bool, Option("--download", help="Fetch what is missing, and unpack it.")] = False,
+    name: Annotated[str | None, Argument(help="A published data set (default: list all).")] = None,
+    root: Annotated[Path | None, Option("--data", help="Its folder (default: as pml-ext data NAME prints).")] = None,
+    download: Annotated[bool, Option("--download", help="Download missing archives, and unpack them.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Describe a data set, its sources and its place, and check the files that are there; exit code 1 if one is not."""
+    """Describe, check and download a data set.
+
+    Prints sources, license and expected files, and checks the files that are there. Exit code 1 if files are missing or
+    damaged.
+    """
     from ..data import get_archives, published_sets
     from ..errors import ConfigError, UnknownNameError, unknown
 

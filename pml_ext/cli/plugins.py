@@ -25,7 +25,7 @@ def plugins(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the plugins found, broken ones and ones left out included; exit code 1 if one is broken."""
+    """List the installed plugins; exit code 1 if one is broken."""
     from .. import registry
     from ..errors import PluginWarning
 
@@ -56,12 +56,12 @@ def _details(record: PluginRecord) -> str:
 
 
 def check(
-    what: Annotated[str, Argument(metavar="WHAT", help="Package, package.Class, entry point, component or pml.")],
-    fast: Annotated[bool, Option("--fast", help="Leave out compiler, devices, processes, PML's trainer.")] = False,
+    what: Annotated[str, Argument(metavar="NAME", help="Package, package.Class, plugin, component, or pml.")],
+    fast: Annotated[bool, Option("--fast", help="Skip compiler, devices, processes and PML's trainer.")] = False,
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the conformance checks over a package's components; exit code 1 if one fails."""
+    """Run the conformance checks; exit code 1 if one fails."""
     from ..errors import ConfigError
     from ..testing.runner import CheckResult, check_component
     from ..testing.subject import components_of
@@ -99,10 +99,10 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
 
 
 def new_plugin(
-    name: Annotated[str, Argument(help="Of the package, its entry point and its loss: kebab-case, my-loss.")],
+    name: Annotated[str, Argument(help="Name of package, entry point and loss, in kebab-case: my-loss.")],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
 ) -> None:
-    """Write the package of a new plugin: a loss, a recipe, and tests that pass as written."""
+    """Write a new plugin: a package with a loss, a recipe and tests."""
     from ..scaffold import new_plugin as write
 
     for path in write(name, out):

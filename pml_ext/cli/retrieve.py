@@ -77,26 +77,27 @@ def embed(
         Option(
             "--out",
             "-o",
-            help="The .npz file to write: embeddings of length 1, paths, classes; with --part and --on a folder of "
+            help="The .npz file to write: normalized embeddings, paths, classes; with --part and --on, a folder for "
             "Parquet files.",
         ),
     ],
     part: Annotated[str | None, Option(metavar="K/N", help="Embed the K-th of N parts, for index --from.")] = None,
     listing: Annotated[
-        Path | None, Option("--list", metavar="FILE", help="With --part or --on: paths in FOLDER, a line each.")
+        Path | None, Option("--list", metavar="FILE", help="With --part or --on: a file with one path per line.")
     ] = None,
     on: Annotated[Literal["here", "ray"], Option(help="Embed with workers of Ray Data, into Parquet files.")] = "here",
     ray_address: RayAddress = None,
-    jobs: Annotated[int, Option("--jobs", "-j", help="Workers of Ray.")] = 2,
-    num_gpus: Annotated[float, Option(help="GPUs of each worker of Ray.")] = 0.0,
+    jobs: Annotated[int, Option("--jobs", "-j", help="Number of Ray workers.")] = 2,
+    num_gpus: Annotated[float, Option(help="GPUs per Ray worker.")] = 0.0,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Embed the images of a folder with a trained run.
+    """Embed the images of a folder into a file.
 
-    Over several devices: torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; so do index and cluster.
+    For several devices, type torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; this also works for
+    index and cluster.
     """
     from ..retrieval import check_writable, load_run, save_embeddings
 
@@ -157,17 +158,17 @@ def cluster(
         str,
         Option(
             metavar="N|auto",
-            help="How many, by k-means; auto where that is not known, by HDBSCAN, which leaves images in cluster -1.",
+            help="Number of clusters for k-means; auto uses HDBSCAN, which puts outliers into cluster -1.",
         ),
     ],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
-    smallest: Annotated[int | None, Option(help="With --clusters auto: images of a cluster (default 5).")] = None,
+    smallest: Annotated[int | None, Option(help="With --clusters auto: smallest cluster size (default 5).")] = None,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Sort the images of a folder into clusters: a CSV, and contact sheets of the largest."""
+    """Cluster a folder: a CSV table and contact sheets."""
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
     with embedding(run, folder, device, workers, store) as trained:
         if trained is None:
@@ -197,10 +198,10 @@ def cluster(
 def export(
     run: RunFolder,
     out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
-    onnx: Annotated[bool, Option("--onnx", help="Write model.onnx too, for batches of any size.")] = False,
+    onnx: Annotated[bool, Option("--onnx", help="Also write model.onnx, for batches of any size.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write the network for programs without pml_ext: model.safetensors, preprocess.json and a model card."""
+    """Export the network: safetensors, ONNX, model card."""
     from ..files import read_json
     from ..retrieval import load_run
 
@@ -231,16 +232,16 @@ def index(
         ),
     ] = "",
     parts: Annotated[
-        Path | None, Option("--from", metavar="PARTS", help="Take the embeddings of embed --part; embed nothing.")
+        Path | None, Option("--from", metavar="PARTS", help="Use the embeddings of embed --part; embed nothing.")
     ] = None,
-    to: Annotated[str | None, Option(metavar="STORE", help=f"Bring changes over to {_STORES}.")] = None,
-    check: Annotated[bool, Option("--check", help="Build nothing: read the index, and look for its images.")] = False,
+    to: Annotated[str | None, Option(metavar="STORE", help=f"Also write changes to a database: {_STORES}.")] = None,
+    check: Annotated[bool, Option("--check", help="Only verify the index and its image files.")] = False,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Index the images of a folder, to query them; again, take up what is new, changed and gone."""
+    """Index the images of a folder, or update the index."""
     from ..retrieval import load_run
     from ..stores import masked
 
@@ -294,25 +295,29 @@ def index(
 
 def query(
     run: RunFolder,
-    images: Annotated[list[Path] | None, Argument(metavar="IMAGE...", help="Images; with -o a folder.")] = None,
-    k: Annotated[int, Option("-k", help="How many answers.")] = 8,
+    images: Annotated[
+        list[Path] | None, Argument(metavar="IMAGE...", help="Images to look for; with -o a folder.")
+    ] = None,
+    k: Annotated[int, Option("-k", help="Number of answers.")] = 8,
     metric: Annotated[
-        Literal["euclidean", "learned"], Option(help="Distances of embeddings, or the run's learned metric.")
+        Literal["euclidean", "learned"], Option(help="Euclidean distance of embeddings, or the run's learned metric.")
     ] = "euclidean",
     shortlist: Annotated[
-        int | None, Option(help="With the learned metric: how many of the nearest it re-ranks (default: all).")
+        int | None, Option(help="With the learned metric: number of nearest images to re-rank (default: all).")
     ] = None,
-    within: Annotated[str | None, Option(metavar="CLASS", help="Images of this class, a sub-folder, alone.")] = None,
+    within: Annotated[str | None, Option(metavar="CLASS", help="Search only in this class (a sub-folder).")] = None,
     radius: Annotated[
-        float | None, Option(help="Answers within this distance; with --duplicates how near they are (default 0.1).")
+        float | None, Option(help="Maximum distance of an answer; with --duplicates, of duplicates (default 0.1).")
     ] = None,
-    duplicates: Annotated[bool, Option("--duplicates", help="No IMAGE: near-duplicates in the index.")] = False,
+    duplicates: Annotated[bool, Option("--duplicates", help="Find near-duplicates in the index.")] = False,
     picture: Annotated[
-        Path | None, Option(help="The PNG (default RUN/query.png; none with --json or a store).")
+        Path | None, Option(help="The PNG file (default RUN/query.png; none with --json or a store).")
     ] = None,
-    listing: Annotated[Path | None, Option("--list", metavar="FILE", help="With -o: paths in FOLDER.")] = None,
+    listing: Annotated[
+        Path | None, Option("--list", metavar="FILE", help="With -o: a file with one path per line.")
+    ] = None,
     out: Annotated[
-        Path | None, Option("--out", "-o", help="Look for many images; the .parquet or .jsonl file of the answers.")
+        Path | None, Option("--out", "-o", help="Query all images of a folder into this .parquet or .jsonl file.")
     ] = None,
     store: Annotated[
         str | None,
@@ -325,7 +330,7 @@ def query(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Find the nearest images of an index: a table, and a picture."""
+    """Find the nearest images of an image."""
     from ..files import write_atomically
     from ..retrieval import RADIUS, check_writable, load_run
     from ..retrieval.query import is_store
@@ -398,15 +403,16 @@ def browse(
     folder: Annotated[
         Path | None, Argument(metavar="[FOLDER]", help="A folder of images (default: the one that is indexed).")
     ] = None,
-    beside: Annotated[Path | None, Option(metavar="RUN", help="Another run, its answers to the same beside.")] = None,
+    beside: Annotated[Path | None, Option(metavar="RUN", help="Another run to show side by side.")] = None,
     store: Annotated[str | None, Option(metavar="STORE", help="Search in a store that index --to filled.")] = None,
-    port: Annotated[int, Option(min=0, max=65535, help="The page's port; 0 for any that is free.")] = 7860,
+    port: Annotated[int, Option(min=0, max=65535, help="The page's port; 0 for any free one.")] = 7860,
     opened: Annotated[bool, Option("--open/--no-open", help="Open the page in the browser.")] = True,
     device: OnDevice = "auto",
 ) -> None:
-    """Look at a folder's photographs as a run sees them: a page on this machine, until Ctrl-C.
+    """Browse a folder in a local web page, until Ctrl-C.
 
-    Drop a photograph, or click one, to see its nearest; clusters; a map of the embeddings; right and wrong answers.
+    Drop or click a photograph to see its nearest images. The page also shows clusters, a map of the embeddings, and
+    correct and wrong answers.
     """
     from ..browse import open_collections
     from ..browse.server import listening, serve

@@ -29,34 +29,33 @@ def train(
     recipe: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe, the TOML description of a run: loss, data, network, schedule. One that is installed, such "
-            "as cbml/digits (pml-ext list recipes), or a .toml file. Default with --images: pml/photographs."
+            help="A recipe, the TOML description of a training: data, network, loss, schedule. The name of a packaged "
+            "one, such as cbml/digits (pml-ext list recipes), or a .toml file. Default with --images: pml/photographs."
         ),
     ] = None,
     images: Annotated[
         Path | None,
         typer.Option(
-            help="Your own images: a folder with a sub-folder per class, or a .csv table. Split, image size and "
-            "batches are chosen to fit them, and printed with the options that change them."
+            help="Your own images: a folder with a sub-folder per class, or a .csv table. The command chooses split, "
+            "image size and batches to fit them, and prints the options that change its choice."
         ),
     ] = None,
     data: DataFolder = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The folder to write (default runs/NAME-SEED-TIME).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The seed, or the first of several.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Number of seeds: one run each, and a table of mean and spread.")] = 1,
+    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option(help="Number of seeds: a run for each, then mean and standard deviation.")] = 1,
     device: OnDevice = "auto",
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
     on_nonfinite: Annotated[
-        Literal["stop", "skip"], typer.Option(help="What to do where loss, embeddings or gradients are not finite.")
+        Literal["stop", "skip"],
+        typer.Option(help="If the loss, an embedding or a gradient is not finite: end the run, or skip the iteration."),
     ] = "stop",
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="Leave out the tests before training and of the training images, and most figures."
-        ),
+        typer.Option("--quick", help="Skip the tests before training and on training images, and most figures."),
     ] = False,
     track: Annotated[
         list[str] | None,
@@ -64,12 +63,12 @@ def train(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train a recipe, test it, and leave a folder with metrics, checkpoints and a report.
+    """Train and test a recipe, and write a report.
 
-    A recipe may train in successive stages with different losses; a sweep (sweep.KEY = [...]) starts one run per value.
-    Over several processes: torchrun --nproc-per-node N -m pml_ext train RECIPE; the batch size of the recipe is
-    that of all processes together. SIGINT (Ctrl-C), SIGTERM and SIGHUP end training after the iteration, with a
-    checkpoint; a second one ends it at once.
+    The run's folder gets metrics, checkpoints and report.html. A recipe may have stages, which train with other losses
+    first, and a sweep (sweep.KEY = [...]), which makes one run per value. For several processes, type
+    torchrun --nproc-per-node N -m pml_ext train RECIPE; batch_size is the total over all processes. SIGINT (Ctrl-C),
+    SIGTERM and SIGHUP end the training after the current iteration with a checkpoint, a second signal at once.
     """
     from ..errors import ConfigError
     from ..experiment import FailedRunsError, summarize
@@ -118,7 +117,7 @@ def train(
 
 
 def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -> None:
-    """Draw the report of a finished run again."""
+    """Write the report of a finished run again."""
     from ..experiment import draw_report
 
     with Progress() as bar:
