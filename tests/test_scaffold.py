@@ -23,23 +23,16 @@ def test_writes_a_package_and_nothing_over_it(tmp_path):
         new_plugin("my-loss", tmp_path / "out")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("MyLoss", "kebab-case"),
-        ("my_loss", "kebab-case"),
-        ("cbml", "taken by a plugin"),
-        ("pml", "taken by a plugin"),
-        ("", "kebab-case"),
-        ("folder", "taken by a plugin"),
-        ("pml-ext", "taken by a plugin"),
-        ("hard-pair", "taken by a component"),
-        ("n-pair-loss", "taken by a component"),
-        ("json", "taken by an installed package"),
-        ("pytorch-metric-learning", "taken by an installed package"),
-    ],
-)
-def test_names_that_will_not_do(tmp_path, name, text):
+REFUSED = {
+    "kebab-case": ["MyLoss", "my_loss", ""],
+    "taken by a plugin": ["cbml", "pml", "folder", "pml-ext"],
+    "taken by a component": ["hard-pair", "n-pair-loss"],
+    "taken by an installed package": ["json", "pytorch-metric-learning"],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for text, names in REFUSED.items() for name in names])
+def test_names_that_are_refused(tmp_path, name, text):
     with pytest.raises(ConfigError, match=text):
         new_plugin(name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
