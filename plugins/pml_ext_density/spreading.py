@@ -103,10 +103,7 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
     """
 
     def __init__(
-        self,
-        distance: BaseDistance | None = None,
-        tile_size: int | None = None,
-        collect_stats: bool | None = None,
+        self, distance: BaseDistance | None = None, tile_size: int | None = None, collect_stats: bool | None = None
     ) -> None:
         check_tile_size(self, tile_size)
         super().__init__(distance=distance, collect_stats=collect_stats)

@@ -6,15 +6,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from pml_ext.plugin import (
-    BaseDistance,
-    ModuleSettings,
-    PairMiner,
-    Relation,
-    check_count,
-    check_flag,
-    matrix_of,
-)
+from pml_ext.plugin import BaseDistance, ModuleSettings, PairMiner, Relation, check_count, check_flag, matrix_of
 
 from .functional import hard_quadruplets
 

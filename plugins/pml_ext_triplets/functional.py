@@ -223,12 +223,7 @@ class _HingeSums(torch.autograd.Function):
 
 
 def _hinge_sums(
-    distances: Tensor,
-    pairs: Positives,
-    negatives: Tensor,
-    kind: Hinge,
-    everything: bool,
-    weights: Tensor | None = None,
+    distances: Tensor, pairs: Positives, negatives: Tensor, kind: Hinge, everything: bool, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return sums, counts and derivatives by d_ap, ``[B, P]``, and by -d_an, ``[B, R]``; those times each weight."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))

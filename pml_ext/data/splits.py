@@ -136,8 +136,7 @@ def hold_out_classes(
 ) -> tuple[LabeledImages, LabeledImages]:
     """Return the rest of the images, and those of a ``fraction`` of the classes: drawn, or the last by label.
 
-    With ``fold``, from 1, the classes are divided at random, whatever the seed, into ``1 / fraction`` parts, of which
-    this is taken.
+    A ``fold``, from 1, is one of the ``1 / fraction`` random parts of the classes, the same for every seed.
     """
     classes = np.unique(images.labels)
     if len(classes) < 2:
@@ -173,9 +172,9 @@ def prepare(
 ) -> tuple[LabeledImages, dict[str, str]]:
     """Return a split ready to be read, its images cached where wanted, and ``{path: reason}`` of what it leaves out.
 
-    The result of the first of ``steps`` is cached. With ``skip_unreadable`` every file is read once to know. So many
-    ``workers`` are threads that read, 0 for as many as there are processors, up to 8. ``tell`` is called before images
-    are read. A ConfigError says that there is nothing to cache, a DataError that a file, or none, can be read.
+    The result of the first of ``steps`` is cached. With ``skip_unreadable`` every file is read once, by ``workers``
+    threads (0 for one per processor, up to 8). ``tell`` is called before images are read. Raises a ConfigError where
+    nothing can be cached, a DataError where a file, or none, can be read.
     """
     in_memory, first, keep = isinstance(images.images, Tensor), steps.first, cache == "memory"
     if in_memory and keep:

@@ -51,10 +51,7 @@ def test_digits_are_halved_within_every_class():
     assert (image.dtype, tuple(image.shape)) == (torch.uint8, (1, 8, 8))
     assert splits.train.images.max() == 255
     assert isinstance(label, int)
-    assert np.array_equal(digits().test.labels, splits.test.labels)
     assert torch.equal(digits().test.images, splits.test.images)
-    everything = torch.cat([splits.train.images, splits.test.images]).flatten(1)
-    assert len(everything) == 1797
     with pytest.raises(ConfigError, match="leave --data out"):
         digits(Path("somewhere"))
 
@@ -194,7 +191,6 @@ def test_held_out_classes():
     assert len(set(held_out.labels)) == 3
     assert len(set(rest.labels)) == 7
     assert not set(rest.labels) & set(held_out.labels)
-    assert len(rest) + len(held_out) == len(train)
     assert set(hold_out_classes(train, 0.3, seed=4)[1].labels) != set(held_out.labels)
     rest, held_out = hold_out_classes(train, 0.3, which="last")
     assert (set(rest.labels.tolist()), set(held_out.labels.tolist())) == ({*range(7)}, {7, 8, 9})
@@ -217,9 +213,7 @@ def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):
     images = digits().test
     _, plain = build_transforms(8, 1)
     pixels = raw_pixels(torch.stack([image for image, _ in images.with_transform(plain)]))
-    assert pixels.shape == (len(images), 64)
-    assert pixels.dtype == torch.float32
-    assert torch.allclose(pixels[5], images.images[5].flatten() / 255)
+    assert torch.allclose(pixels, images.images.flatten(1) / 255)
     photographs = folder(path=str(photos(tmp_path / "photos", classes=2)), split="image", image_size=48).test
     _, plain = build_transforms(48, 3, crop=True)
     images = torch.stack([image for image, _ in photographs.with_transform(plain)])
@@ -234,9 +228,6 @@ def test_augmentation_shifts_within_its_range():
     torch.manual_seed(0)
     places = {tuple(augmented(image)[0].nonzero()[0].tolist()) for _ in range(400)}
     assert places == {(row, column) for row in range(2, 7) for column in range(2, 7)}
-
-
-# Images that are kept resized, and files that cannot be read
 
 
 TRAIN, PLAIN = build_transforms(20, 3, crop=True, pipeline=Pipeline(resize=30, random_crop_scale=(0.2, 1.0), flip=True))

@@ -1,39 +1,32 @@
-"""Eq. 2 to 4 of Huang et al. (2016), line by line in Python: what the tests compare with."""
+"""Eq. 2 to 4 of Huang et al. (2016), pair by pair: what the tests compare with."""
 
 import itertools
-import math
 
 import torch
 
 
 def layer(module, x):
-    weights = torch.atleast_2d(module.weight).tolist()
-    return [
-        sum(w * v for w, v in zip(row, x, strict=True)) + b
-        for row, b in zip(weights, module.bias.tolist(), strict=True)
-    ]
-
-
-def relu(x):
-    return [max(0.0, value) for value in x]
+    return torch.atleast_2d(module.weight).double() @ x + module.bias.double()
 
 
 def unit(x):
-    length = sum(value * value for value in x) ** 0.5
-    return [value / length if length else 0.0 for value in x]
+    length = x.norm()
+    return x / length if length > 0 else 0 * x
 
 
 def score(distance, x, y):
     """Eq. 2 of two embeddings."""
-    x, y = unit(x.tolist()), unit(y.tolist())
-    inner = unit(relu(layer(distance.difference, [abs(a - b) for a, b in zip(x, y, strict=True)])))
+    x, y = unit(x), unit(y)
+    inner = [unit(layer(distance.difference, (x - y).abs()).relu())]
     if distance.position is not None:
-        inner += unit(relu(layer(distance.position, [(a + b) / 2 for a, b in zip(x, y, strict=True)])))
-    return layer(distance.score, relu(layer(distance.combine, inner)))[0]
+        inner.append(unit(layer(distance.position, (x + y) / 2).relu()))
+    return layer(distance.score, layer(distance.combine, torch.cat(inner)).relu())[0]
 
 
 def matrix(distance, x, y):
-    return torch.tensor([[score(distance, a, b) for b in y] for a in x], dtype=torch.float64)
+    if not len(x) or not len(y):
+        return x.new_zeros(len(x), len(y))
+    return torch.stack([torch.stack([score(distance, a, b) for b in y]) for a in x])
 
 
 def quadruplets(similarity, labels, count=1, per_class=False):
@@ -57,14 +50,11 @@ def quadruplets(similarity, labels, count=1, per_class=False):
 def pointwise(distance, embeddings, labels, kind):
     """Eq. 1 with logistic regression, or the Fisher criterion, over the unordered pairs of a batch."""
     pairs = list(itertools.combinations(range(len(labels)), 2))
-    scores = [score(distance, embeddings[i], embeddings[j]) for i, j in pairs]
-    same = [labels[i] == labels[j] for i, j in pairs]
+    scores = [(score(distance, embeddings[i], embeddings[j]), labels[i] == labels[j]) for i, j in pairs]
     if kind == "logistic":
-        terms = [
-            -math.log(p if y else 1 - p) for s, y in zip(scores, same, strict=True) for p in [1 / (1 + math.exp(-s))]
-        ]
+        terms = [-torch.log(p if same else 1 - p) for s, same in scores for p in [1 / (1 + torch.exp(-s))]]
         return sum(terms) / max(1, len(terms))
-    groups = [[s for s, y in zip(scores, same, strict=True) if y == wanted] for wanted in (True, False)]
+    groups = [[s for s, same in scores if same == wanted] for wanted in (True, False)]
     if not all(groups):
         return 0.0
     means = [sum(group) / len(group) for group in groups]
@@ -79,7 +69,7 @@ def mahalanobis(weight, x, y):
 
 
 def norm(x, y):
-    return sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) ** 0.5
+    return (x - y).norm()
 
 
 def objective(
@@ -97,17 +87,17 @@ def objective(
     mined=None,
 ):
     """E_m and E_e times its weight, Eq. 3 and 4."""
-    size, x = len(labels), [unit(row.tolist()) for row in embeddings]
-    s = matrix(distance, embeddings, embeddings).tolist()
+    size, x = len(labels), [unit(row) for row in embeddings]
+    s = matrix(distance, embeddings, embeddings)
     found = quadruplets(s, labels, count, per_class) if mined is None else mined
     if scaling:
         values = [s[i][j] for i in range(size) for j in range(size) if i != j]
         low, high = min(values), max(values)
         s = [[(value - low) / (high - low) if high > low else 0.0 for value in row] for row in s]
-    metric = embedding = 0.0
+    metric = embedding = 0 * embeddings.sum()
     for i, j, k, other in found:
         d_ij, d_ik, d_jl = (norm(x[a], x[b]) ** power for a, b in ((i, j), (i, k), (j, other)))
-        metric += max(0.0, alpha + s[i][k] - s[i][j]) + max(0.0, alpha + s[j][other] - s[i][j])
-        embedding += max(0.0, beta + d_ij - d_ik) + max(0.0, beta + d_ij - d_jl)
+        metric = metric + (alpha + s[i][k] - s[i][j]).relu() + (alpha + s[j][other] - s[i][j]).relu()
+        embedding = embedding + (beta + d_ij - d_ik).relu() + (beta + d_ij - d_jl).relu()
     number = max(1, len(found))
     return metric / number, weight * embedding / number

@@ -117,10 +117,10 @@ def test_triplets_are_hinges_divided_by_half_their_number():
     loss, x = build(), embeddings()
     metric, embedding = loops.objective(loss.distance, x, LABELS.tolist(), mined=[(0, 2, 1, 3)])
     pair = (torch.tensor([0, 2]), torch.tensor([2, 0]), torch.tensor([1, 3]))
-    assert loss(x, LABELS, pair).item() == pytest.approx(metric + embedding, rel=1e-9)
+    assert loss(x, LABELS, pair).item() == pytest.approx((metric + embedding).item(), rel=1e-9)
     one, other = (loss(x, LABELS, tuple(index[k : k + 1] for index in pair)).item() for k in (0, 1))
-    assert (one + other) / 2 == pytest.approx(metric + embedding, rel=1e-9)
-    assert loss(x, None, pair).item() == pytest.approx(metric + embedding, rel=1e-9)
+    assert (one + other) / 2 == pytest.approx((metric + embedding).item(), rel=1e-9)
+    assert loss(x, None, pair).item() == pytest.approx((metric + embedding).item(), rel=1e-9)
 
 
 def test_pairs_of_a_miner_are_all_that_it_mines_among():
@@ -151,7 +151,7 @@ def test_one_mask_for_the_whole_step():
                 layer.weight.copy_(weight)
                 layer.bias.copy_(bias)
         metric, _ = loops.objective(twin, x, LABELS.tolist())
-        assert found["losses"].sum().item() == pytest.approx(metric, rel=1e-9)
+        assert found["losses"].sum().item() == pytest.approx(metric.item(), rel=1e-9)
         assert ((found["losses"] >= 0) & (found["losses"] <= 1.5)).all()
     loss.eval()
     assert loss(x, LABELS) == loss(x, LABELS)
@@ -173,7 +173,7 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     loss = build(embedding_loss=triplet, embedding_weight=3.0, num_quadruplets=3, collect_stats=True)
     triplets = HardQuadrupletMiner(loss.distance, num_quadruplets=3)(x, LABELS)
     metric, _ = loops.objective(loss.distance, x, LABELS.tolist(), count=3)
-    expected = metric + 3 * triplet(x, LABELS, triplets).item()
+    expected = (metric + 3 * triplet(x, LABELS, triplets)).item()
     assert loss(x, LABELS).item() == pytest.approx(expected, rel=1e-9)
     assert loss.feature_loss.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
 

@@ -6,6 +6,7 @@ import torch
 
 from pml_ext import HardNegativePoolSampler
 from pml_ext.evaluation import kmeans
+from pml_ext.experiment import train
 from pml_ext.pairwise import euclidean_distances, normalize
 
 
@@ -144,10 +145,24 @@ def test_what_was_collected_is_saved_too():
         HardNegativePoolSampler(labels, 12, 120, pool="nearest", per="anchor")
 
 
+def run(out, *overrides):
+    return train(
+        "triplets/digits",
+        out=out,
+        device="cpu",
+        overrides=(
+            "schedule.epochs=3",
+            "schedule.milestones=[2]",
+            "model.trunk.width=8",
+            "loss.triplets=all",
+            *overrides,
+        ),
+    )[0]
+
+
+@pytest.mark.usefixtures("without_report")
 def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
     """Every step's embeddings reach the sampler, with the images that they are of."""
-    from pml_ext.experiment import train
-
     seen, pools = [], []
     collect, refresh = HardNegativePoolSampler.collect, HardNegativePoolSampler.refresh_pool
 
@@ -163,20 +178,19 @@ def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
 
     monkeypatch.setattr(HardNegativePoolSampler, "collect", collected)
     monkeypatch.setattr(HardNegativePoolSampler, "refresh_pool", refreshed)
-    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
-    train(
-        "triplets/digits",
-        out=tmp_path / "out",
-        device="cpu",
-        overrides=(
-            "schedule.epochs=3",
-            "schedule.milestones=[2]",
-            "model.trunk.width=8",
-            "loss.triplets=all",
-            "sampler={name='hard-negative-pool', batch_size=30, iterations=3, pool_size=2}",
-            "loss.miner=pml/embeddings-already-packaged-as-triplets",
-            "evaluation.baselines=false",
-        ),
+    run(
+        tmp_path / "out",
+        "sampler={name='hard-negative-pool', batch_size=30, iterations=3, pool_size=2}",
+        "loss.miner=pml/embeddings-already-packaged-as-triplets",
+        "evaluation.baselines=false",
     )
     assert len(seen) == 9
     assert pools == [True]  # before epoch 3
+
+
+def test_the_conventional_pipeline_in_a_run(tmp_path):
+    sampler = "sampler={name='hard-negative-pool', batch_size=60, iterations=4, refresh=1, strategy='misclassified'}"
+    metrics = run(tmp_path / "out", sampler, "loss.miner=anchor-swap")
+    assert {"nmi_3", "f1_3", "purity", "purity_3", "precision_at_8"} <= set(metrics["after"])
+    assert "Four classes by the two greatest principal components" in (tmp_path / "out" / "report.html").read_text()
+    assert (tmp_path / "out" / "figures" / "four-classes-by-the-two-greatest-principal-components.png").exists()
