@@ -1,4 +1,4 @@
-"""Griffe extension: reStructuredText's math and cross references in docstrings as Markdown."""
+"""Griffe extension: reStructuredText's math, code blocks and cross references in docstrings as Markdown."""
 
 import re
 import textwrap
@@ -7,6 +7,12 @@ from typing import Any
 import griffe
 
 MATH_BLOCK = re.compile(r"^( *)\.\. math::[ ]*(.*)\n((?:(?:\1 +.*)?\n)*)", re.M)
+CODE_BLOCK = re.compile(r"^( *)\.\. code-block:: (\w+)\n\n?((?:(?:\1 +.*)?\n)*)", re.M)
+
+
+def _code(match: re.Match[str]) -> str:
+    indent, language, code = match.groups()
+    return f"{indent}```{language}\n{textwrap.indent(textwrap.dedent(code).strip(), indent)}\n{indent}```\n\n"
 
 
 def _display(match: re.Match[str]) -> str:
@@ -17,11 +23,11 @@ def _display(match: re.Match[str]) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return a docstring with `.. math::`, `:math:` and `:class:` as Markdown."""
-    text = MATH_BLOCK.sub(_display, text + "\n")
+    """Return a docstring with `.. math::`, `.. code-block::`, `:math:` and `:class:` as Markdown."""
+    text = CODE_BLOCK.sub(_code, MATH_BLOCK.sub(_display, text + "\n"))
     text = re.sub(r":math:`([^`]+)`", r"$\1$", text)
     text = re.sub(r":(?:class|func|meth|mod|attr|data):`~?(?:[\w.]*\.)?([\w ]+)`", r"`\1`", text)
-    return text.replace("``", "`").rstrip("\n")
+    return re.sub(r"(?<!`)``(?!`)", "`", text).rstrip("\n")
 
 
 class ReStructuredText(griffe.Extension):
