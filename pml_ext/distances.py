@@ -12,16 +12,10 @@ from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistanc
 from .settings import check_number
 
 
-class DistanceSettings(ModuleSettings, total=False):
-    """Keyword arguments of PML's distances, but ``power``."""
-
-    normalize_embeddings: bool
-    p: float
-
-
-class SimilaritySettings(DistanceSettings, total=False):
+class SimilaritySettings(ModuleSettings, total=False):
     """Keyword arguments of PML's similarities."""
 
+    p: float
     power: float
 
 
@@ -58,17 +52,17 @@ class GramDotProductSimilarity(_Gram, DotProductSimilarity):  # type: ignore[mis
 
 
 class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
-    """PML's Euclidean distance of normalized embeddings, from one matrix product, and right for near points too.
+    """PML's Euclidean distance of normalized embeddings, from one matrix product, accurate for near points too.
 
     Equal embeddings have distance 0 with gradient 0. *Cost:* one product of ``B x D x R`` forward and one backward (two
     with references).
 
     Args:
-        power: of the matrix of distances, as of PML's, at least 1; 2 for squared distances.
-        kwargs: as in PML's distances, but ``normalize_embeddings`` and ``p``, which are True and 2.
+        power: exponent of the distances, at least 1; 2 for squared distances.
+        kwargs: ``collect_stats``; ``normalize_embeddings`` and ``p`` are True and 2.
     """
 
-    def __init__(self, power: float = 1, **kwargs: Unpack[DistanceSettings]) -> None:
+    def __init__(self, power: float = 1, **kwargs: Unpack[ModuleSettings]) -> None:
         check_number(self, "power", power, least=1)
         super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
 
@@ -109,7 +103,7 @@ class TileMatrix:
     """The matrix of a distance, a tile of anchors at a time, each with the random numbers of the whole matrix."""
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
-        draws = distance.training and any(True for _ in distance.parameters())  # others are taken to draw none
+        draws = distance.training and any(True for _ in distance.parameters())  # the only ones with dropout
         self._distance, self._ends, self._device = distance, (points[:1].detach(), columns[:1].detach()), points.device
         self._states = generator_states(points.device) if draws else None
 

@@ -33,8 +33,8 @@ class PairMinerSettings(MinerSettings, total=False):
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners that choose among positive and negative pairs; a subclass writes ``mine`` with :meth:`pairs_of`.
 
-    A ``relation``, as of a :class:`pml_ext.PairLoss`, says which pairs are positive and negative, by labels of any
-    shape; an ``indices_tuple`` in a call narrows them. Other settings: PML's ``distance``, ``collect_stats``.
+    A ``relation``, as of a :class:`pml_ext.PairLoss`, makes the pairs from labels of any shape; an ``indices_tuple`` in
+    a call narrows them. Other settings: PML's ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "relation"})
@@ -53,16 +53,16 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         indices_tuple: tuple[Tensor, ...] | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return indices of pairs or triplets, in row-major order; of those in ``indices_tuple``, where it is given."""
+        """Return indices of pairs or triplets, in row-major order, all of them in ``indices_tuple`` if it is given."""
         check_indices_tuple(indices_tuple)
-        pairs, asked = indices_tuple, None
+        asked = None
         if (relation := self.relation if relation is None else relation) is not None:
             labels, found, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             if isinstance(found, Related):  # PML's base wants one integer for each row
                 asked = found
                 labels = torch.arange(len(embeddings), device=embeddings.device)
                 ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
-        self._asked = pairs, asked
+        self._asked = indices_tuple, asked
         try:
             return super().forward(embeddings, labels, ref_emb, ref_labels)
         finally:
@@ -70,7 +70,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     @property
     def related(self) -> bool:
-        """Whether the call at hand has labels that are no classes, for a relation."""
+        """Whether the call at hand has a relation, and labels that are no classes."""
         return self._asked[1] is not None
 
     def pairs_of(
@@ -79,9 +79,8 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         """Return the pairs of the call at hand, with the arguments of ``mine``; ``rows`` for slices of so many rows."""
         pairs, asked = self._asked
         references = ref_emb is not embeddings
-        return PairsOfRows(
-            embeddings.device, labels, pairs, ref_labels, references=references, rows=rows, related=asked
-        )
+        arguments = embeddings.device, labels, pairs, ref_labels, None, asked
+        return PairsOfRows(*arguments, references=references, rows=rows)
 
     def get_default_distance(self) -> BaseDistance:
         """Return the Euclidean distance of normalized embeddings."""
@@ -176,12 +175,9 @@ class SemiHardTripletMiner(TiledMiner):
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """Return the triplets of a tile."""
         distances = -matrix if self.distance.is_inverted else matrix
-        anchors, partners = torch.where(positives)
         step = max(1, _ENTRIES // max(1, matrix.shape[1]))
-        chosen = [
-            self._of_pairs(distances, negatives, anchors[start : start + step], partners[start : start + step])
-            for start in range(0, max(1, len(anchors)), step)
-        ]
+        parts = zip(*(each.split(step) for each in torch.where(positives)), strict=True)
+        chosen = [self._of_pairs(distances, negatives, anchors, partners) for anchors, partners in parts]
         return tuple(torch.cat(each) for each in zip(*chosen, strict=True))
 
     def _of_pairs(

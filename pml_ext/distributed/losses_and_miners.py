@@ -107,22 +107,22 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     ) -> Any:
         """Return indices of pairs or triplets of the joined batch, of this process's part of each argument."""
         self.reset_stats()
-        mined = self._mine(embeddings, labels, ref_emb, ref_labels)
+        batch: dict[str, Any] = {
+            "embeddings": embeddings,
+            "labels": labels,
+            "ref_emb": ref_emb,
+            "ref_labels": ref_labels,
+        }
+        if num_processes() > 1:
+            batch["labels"], batch["ref_labels"] = checked(self.relation, embeddings, labels, None, ref_emb, ref_labels)
+            batch = join(batch)
+        given = list(batch.values())[: 2 if ref_emb is None else 4]
+        mined = self.miner(*given) if rank() == 0 else ()
+        if num_processes() > 1:
+            mined = tuple(index.to(embeddings.device) for index in from_rank_0([index.cpu() for index in mined]))
         if len(mined) in (3, 4):
             self.output_assertion(mined)  # which counts them
         return mined
-
-    def _mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None, ref_labels: Tensor | None) -> Any:
-        if num_processes() == 1:
-            optional = [] if ref_emb is None else [ref_emb, ref_labels]
-            return self.miner(embeddings, labels, *optional)
-        labels, ref_labels = checked(relation_of(self.miner), embeddings, labels, None, ref_emb, ref_labels)
-        joined = join({"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels})
-        mined: list[Tensor] = []
-        if rank() == 0:
-            references = [] if ref_emb is None else [joined["ref_emb"], joined["ref_labels"]]
-            mined = [index.cpu() for index in self.miner(joined["embeddings"], joined["labels"], *references)]
-        return tuple(index.to(embeddings.device) for index in from_rank_0(mined))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import TrainingWarning
 from ..settings import check_count
-from .calling import WrapperCapabilities, call_loss
+from .calling import WrapperCapabilities, call_loss, check_module
 
 
 class CachedGradients(nn.Module):
@@ -45,9 +45,8 @@ class CachedGradients(nn.Module):
     capabilities = WrapperCapabilities(set(), lambda self: set())  # it takes inputs, not embeddings
 
     def __init__(self, network: nn.Module, loss: nn.Module, micro_batch: int, miner: nn.Module | None = None) -> None:
-        for name, module in (("network", network), ("loss", loss)):
-            if not isinstance(module, nn.Module):
-                raise TypeError(f"{name} of CachedGradients must be a module; got {module!r}")
+        check_module(self, "network", network, "resnet50()")
+        check_module(self, "loss", loss, "ContrastiveLoss()")
         super().__init__()
         self.network = MicroBatched(network, micro_batch)
         self.loss, self.miner = loss, miner

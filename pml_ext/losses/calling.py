@@ -15,7 +15,7 @@ from ..pairwise import Relation, check_batch, check_indices_tuple, check_referen
 class WrapperCapabilities:
     """The ``capabilities`` of a class that wraps losses: ``at_most`` of the class, ``of(self)`` of an instance.
 
-    A relation in a call is not handed on, unless ``at_most`` has it.
+    An instance takes ``relation=`` in a call only where ``at_most`` has it.
     """
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
@@ -26,7 +26,7 @@ class WrapperCapabilities:
 
 
 class WrapsLoss:
-    """Mixin of wrappers around a ``loss``, any that has the capabilities, whose relation is theirs too."""
+    """Mixin of wrappers around a ``loss``: any loss that has the capabilities fits, and its relation is theirs."""
 
     loss: torch.nn.Module
 
@@ -41,7 +41,7 @@ class WrapsLoss:
 
 
 def check_module(owner: object, name: str, module: Any, example: str) -> None:
-    """Raise TypeError unless a setting is a loss or a miner, and no class of one."""
+    """Raise TypeError unless a setting is a module, not the class of one."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{name} of {type(owner).__name__} must be an object such as {example}; got {module!r}")
 
@@ -52,7 +52,7 @@ def inside(loss: torch.nn.Module) -> torch.nn.Module:
 
 
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
-    """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` for an ``indices_tuple``, as ours do."""
+    """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` as ``indices_tuple``, as ours do."""
     return bool(getattr(inside(loss), "takes_all_pairs", False))
 
 
@@ -64,16 +64,14 @@ def relation_of(module: torch.nn.Module | None) -> Relation | None:
 def checked(
     relation: Relation | None, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
 ) -> tuple[Any, Any]:
-    """Check the arguments of a wrapper; return labels and those of references, as tensors that the relation takes."""
-    free = relation is not None
-    check_batch(embeddings, None if free else labels)
+    """Check the arguments of a wrapper; return labels and ref_labels, as tensors where a relation takes lists too."""
     check_indices_tuple(indices_tuple)
-    check_references(embeddings, ref_emb, None if free and ref_emb is not None else ref_labels)
-    if relation is not None:
-        if labels is not None and not isinstance(labels, Tensor):
-            labels = relation.tensor(labels, len(embeddings), embeddings.device)
-        if ref_labels is not None and not isinstance(ref_labels, Tensor):
-            ref_labels = relation.tensor(ref_labels, len(ref_emb), embeddings.device, 1)
+    check_batch(embeddings, labels if relation is None else None)
+    check_references(embeddings, ref_emb, ref_labels if relation is None or ref_emb is None else None)
+    if relation is not None and labels is not None and not isinstance(labels, Tensor):
+        labels = relation.tensor(labels, len(embeddings), embeddings.device)
+    if relation is not None and ref_labels is not None and not isinstance(ref_labels, Tensor):
+        ref_labels = relation.tensor(ref_labels, len(ref_emb), embeddings.device, 1)
     return labels, ref_labels
 
 

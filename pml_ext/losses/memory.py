@@ -27,15 +27,15 @@ _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
 
 
 class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
-    r"""Compares a batch with the embeddings of past batches too (cross-batch memory, XBM).
+    r"""A loss that compares a batch with the embeddings of past batches too (cross-batch memory, XBM).
 
-    The last ``memory_size`` embeddings are kept in a queue. A batch first enters the queue, then each of its embeddings
-    is an anchor whose partners are all the queue holds, itself left out by index. Past embeddings have no gradient; the
-    batch's own do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
+    The last ``memory_size`` embeddings are kept in a queue. A batch first enters the queue; then each of its embeddings
+    is an anchor whose partners are all rows of the queue but its own. Past embeddings have no gradient; the batch's own
+    do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
 
-    It takes any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees
-    the batch alone. Only training fills the queue: in ``eval()``, and where gradients are disabled, a batch is compared
-    with it and does not enter. :meth:`add_to_memory` writes in any mode.
+    The loss is any with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees the
+    batch alone. Only training fills the queue: in ``eval()``, and where gradients are disabled, a batch is compared
+    with the queue and does not enter. :meth:`add_to_memory` writes in any mode.
 
     Queue, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
     digit. Each process keeps the queue of its own batches (no buffer, which DistributedDataParallel would overwrite),
@@ -53,7 +53,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         first_epoch: in a run of ``pml-ext train``, the epoch from which on it is active.
 
     Attributes:
-        active: set it to False to use the plain loss (and the miner on the batch alone) and leave the queue as it is.
+        active: False for the plain loss (and the miner on the batch alone), which leaves the queue as it is.
         embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``; ``[memory_size, C]`` for
             label sets, where the loss has a relation.
         queue_idx: the row that the next batch begins at; the rows before it are filled, or all (``has_been_filled``).
@@ -93,10 +93,9 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         if missing := _NEEDED - capabilities(loss):
             name = type(loss).__name__
             ours = "; type: from pml_ext import MultipleLosses, which passes references on"
-            more = ours if name == "MultipleLosses" else ""
             raise TypeError(
                 f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
-                f"{' and '.join(sorted(missing))}{more}"
+                f"{' and '.join(sorted(missing))}{ours if name == 'MultipleLosses' else ''}"
             )
         check_count(self, "embedding_size", embedding_size)
         check_count(self, "memory_size", memory_size)
@@ -112,7 +111,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)
 
     def start_epoch(self, run: Any) -> None:
-        """Activate the memory from ``first_epoch`` on; a run calls this before each epoch."""
+        """Activate the memory from ``first_epoch`` on; a run calls this method before each epoch."""
         self.active = run.epoch >= self.first_epoch
 
     def reset_queue(self) -> None:
@@ -143,9 +142,9 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     ) -> Tensor:
         """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the queue; in training, after it has entered.
 
-        An ``indices_tuple`` has pairs or triplets of rows of the batch, in addition. Of ``enqueue_mask``, ``[B]``, rows
-        that are True enter the queue, without gradient, and are no anchors (the keys of a momentum encoder, say); the
-        others are anchors and do not enter it.
+        An ``indices_tuple`` adds pairs or triplets of rows of the batch. Rows where ``enqueue_mask``, ``[B]``, is True
+        enter the queue without gradient and are no anchors (the keys of a momentum encoder, say); the others are
+        anchors and do not enter.
         """
         labels, _ = checked(self.relation, embeddings, labels, indices_tuple, None, None)
         if labels is None:
@@ -163,11 +162,10 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             if enqueue_mask is not None:
                 entering = enqueue_mask.to(embeddings.device)
                 if writes:
-                    rows = embeddings[entering]
-                    apart(self.add_to_memory, rows, labels[entering], len(rows))
+                    apart(self.add_to_memory, embeddings[entering], labels[entering])
                 embeddings, labels = embeddings[~entering], labels[~entering]
             elif writes:
-                apart(self.add_to_memory, embeddings, labels, len(embeddings))
+                apart(self.add_to_memory, embeddings, labels)
             in_queue = writes and enqueue_mask is None
             queue, queue_labels = apart(self._queue, embeddings, in_queue)
             if len(embeddings) == 0 or (len(queue) == 0 and indices_tuple is None):
@@ -202,11 +200,9 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
-        """Write embeddings over the oldest rows of the queue; a call of the memory does it in training."""
+        """Write embeddings over the oldest rows of the queue, as a call in training does; ``batch_size`` is PML's."""
         labels, _ = checked(self.relation, embeddings, labels, None, None, None)
         count = len(embeddings)
-        if batch_size not in (None, count):
-            raise ValueError(f"batch_size must be the {count} of the embeddings, or be left out; got {batch_size!r}")
         if count > self.memory_size:
             raise ValueError(
                 f"{count} embeddings do not fit into a memory of memory_size={self.memory_size}; make it at least as "
@@ -246,8 +242,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         """Return a copy of the filled rows and labels, the batch's own rows with their gradient."""
         held, labels = self.embedding_memory.to(embeddings), self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
-            filled = self.queue_idx
-            held, labels = held[:filled], labels[:filled]
+            held, labels = held[: self.filled], labels[: self.filled]
         if in_queue and not self.detach_batch:
             return held.index_put((self.curr_batch_idx,), embeddings), labels.clone()
         return held.clone(), labels.clone()
@@ -256,16 +251,15 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, own: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Return what the miner finds between the batch and the queue, or all pairs; no embedding with itself."""
-        if (self.miner is None or len(queue) == 0) and self.relation is not None:
-            mined = related_pairs(self.relation, labels, queue_labels, itself=False)
-        elif self.miner is None or len(queue) == 0:
-            mined = get_all_pairs_indices(labels, queue_labels)
-        else:
+        if self.miner is not None and len(queue):
             mined = self.miner(embeddings, labels, queue, queue_labels)
+        elif self.relation is not None:
+            mined = related_pairs(self.relation, labels, queue_labels, itself=False)
+        else:
+            mined = get_all_pairs_indices(labels, queue_labels)
         if own is not None:
-            kept = mined[1] != own[mined[0]]
-            both = [index[kept] for index in mined[:2]]
-            mined = (*both, mined[2][kept]) if len(mined) == 3 else (*both, *mined[2:])
+            kept, positives = mined[1] != own[mined[0]], 3 if len(mined) == 3 else 2
+            mined = (*(index[kept] for index in mined[:positives]), *mined[positives:])
         return mined  # type: ignore[no-any-return]
 
     # The queue is moved, saved and loaded as buffers are.
@@ -287,21 +281,19 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         rest = dict(state_dict)
         saved = {name: rest.pop(f"{prefix}{name}", None) for name in _STATE}
         super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
-        absent = [f"{prefix}{name}" for name, value in saved.items() if value is None]
-        if absent:
+        embeddings, labels, cursor, filled = saved.values()
+        if absent := [f"{prefix}{name}" for name, value in saved.items() if value is None]:
             missing += absent if strict else []
-            return
-        for name in _STATE[:2]:
-            value, own = saved[name], getattr(self, name)
-            if value.shape[: 1 + (name == _STATE[0])] != own.shape[: 1 + (name == _STATE[0])]:
-                errors.append(
-                    f"size mismatch for {prefix}{name}: it has shape {tuple(value.shape)} in the state, "
-                    f"{tuple(own.shape)} in a memory of these sizes"
-                )
-                return
-            setattr(self, name, value.detach().to(own.device, copy=True))  # in its own dtype
-        self._cursor = torch.tensor(int(saved["cursor"]), device="cpu")
-        self.has_been_filled = int(saved["filled"]) == self.memory_size
+        elif embeddings.shape != self.embedding_memory.shape:
+            errors.append(
+                f"size mismatch for {prefix}embedding_memory: it has shape {tuple(embeddings.shape)} in the state, "
+                f"{tuple(self.embedding_memory.shape)} in a memory of these sizes"
+            )
+        else:  # in the dtypes of the state
+            self.embedding_memory = embeddings.detach().to(self.embedding_memory.device, copy=True)
+            self.label_memory = labels.detach().to(self.label_memory.device, copy=True)
+            self._cursor = torch.tensor(int(cursor), device="cpu")
+            self.has_been_filled = int(filled) == self.memory_size
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -310,8 +302,6 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
 def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
     """Return a tuple of rows of the batch with its partners at their places in the queue."""
-    if len(indices_tuple) not in (3, 4):
-        raise ValueError(f"indices_tuple must hold three or four index tensors, not {len(indices_tuple)}")
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
     indices = [index.to(places.device) for index in indices_tuple]
     return tuple(index if number in anchors else places[index] for number, index in enumerate(indices))

@@ -26,7 +26,6 @@ from ..pairwise import (
     related,
     rows_per_tile,
     tiles_of_rows,
-    transformed,
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
 from ..reducers import reduced_alike, weighs_alike
@@ -37,15 +36,15 @@ _REQUIRED = {"larger": require_similarity, "smaller": require_distance}
 
 
 class Given(NamedTuple):
-    """The arguments of a call; ``own``: the reference that each embedding is itself, ``[B]``, or None."""
+    """The arguments of a call."""
 
     embeddings: Tensor
     labels: Tensor | None
     indices_tuple: tuple[Tensor, ...] | None
     ref_emb: Tensor
     ref_labels: Tensor | None
-    own: Tensor | None
-    related: Related | None = None  # a relation and its labels, where these are not classes
+    own: Tensor | None  # the reference that is a copy of each embedding, [B]
+    related: Related | None  # a relation and its labels, where these are not classes
 
 
 class PairLossSettings(LossSettings, total=False):
@@ -73,8 +72,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     Args:
         tile_size: how many anchors are computed at a time; None chooses.
-        relation: what two items are to each other by their labels, in the place of equal labels: a
-            :class:`pml_ext.SharedLabel`, :class:`pml_ext.Hierarchy`, ... A call may be given another one.
+        relation: in place of equal labels, a :class:`pml_ext.SharedLabel`, :class:`pml_ext.Hierarchy`, ...; a call may
+            have another one.
         kwargs: PML's keyword arguments of losses.
 
     Raises:
@@ -173,10 +172,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
         given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related)
         terms = self._dense(given) if size is None else self._in_tiles(size, given)
-        zero = reduced(0)["loss"]  # what PML's reducers want where there is no value
-        terms = {
-            name: zero if info["losses"].ndim and not len(info["losses"]) else info for name, info in terms.items()
-        }
+        for name, info in terms.items():
+            if info["losses"].ndim and not len(info["losses"]):
+                terms[name] = reduced(0)["loss"]  # PML's reducers take no empty tensor
         return self.finished(terms, given)
 
     def finished(self, terms: Terms, given: Given) -> Terms:
@@ -189,21 +187,16 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         matrix, references = matrix_of(self.distance, embeddings, ref_emb)
         asked = indices_tuple if related is None else related
         everywhere = bool(torch.compiler.is_compiling() and self._everywhere(embeddings, asked, ref_emb))
-        rule = PairsOfRows(
-            matrix.device, labels, indices_tuple, ref_labels, references=references, own_columns=own, related=related
-        )
-        positives, negatives, weights = rule.weighted_masks(matrix)
+        rule = PairsOfRows(matrix.device, labels, indices_tuple, ref_labels, own, related, references=references)
         pairs = Pairs(
             matrix,
-            positives,
-            negatives,
+            *rule.weighted_masks(matrix),
             embeddings,
             ref_emb,
             self.distance,
             references,
             labels=None if references or indices_tuple is not None else labels,
             triplets=rule.triplets(),
-            weights=weights,
             whole_classes=not references,
             everywhere=everywhere,
         )
@@ -226,24 +219,15 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if by_class and labels is not None:
             order = labels.argsort(stable=True)
             embeddings, labels = embeddings[order], labels[order]
-            last = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0)
-            ends = [int(end) for end in last] if transformed() else last.tolist()  # torch 2.4 has no list of the former
+            ends = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
             ref_emb = embeddings
         own_apart = own is not None and self.tiles == "rows" and ref_emb.requires_grad
         if own_apart:  # a memory's other rows have no gradient: it would be as large as the memory
             ref_emb = ref_emb.detach()
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
-        rule = PairsOfRows(
-            points.device,
-            labels,
-            indices_tuple,
-            ref_labels,
-            references=references,
-            own_columns=own,
-            rows=len(points),
-            related=related,
-        )
+        arguments = points.device, labels, indices_tuple, ref_labels, own, related
+        rule = PairsOfRows(*arguments, references=references, rows=len(points))
         tile_matrix, joined = TileMatrix(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
@@ -251,18 +235,15 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             matrix = tile_matrix.of(anchors[0], whole[0])
             if own is not None and own_apart:
                 matrix = matrix.index_copy(1, own, tile_matrix.of(anchors[0], whole[2]))
-            positives, negatives, weights = rule.weighted_masks(matrix, rows)
             pairs = Pairs(
                 matrix,
-                positives,
-                negatives,
+                *rule.weighted_masks(matrix, rows),
                 anchors[1],
                 whole[1],
                 self.distance,
                 references,
                 labels=labels[rows] if alone and labels is not None else None,
                 triplets=rule.triplets(rows),
-                weights=weights,
                 first=rows.start,
                 whole_classes=by_class,
                 normalized=(anchors[0], whole[0]),

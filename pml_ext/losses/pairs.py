@@ -18,7 +18,7 @@ Triplets = tuple[Tensor, Tensor, Tensor]
 
 
 class AllButItself(NamedTuple):
-    """An ``indices_tuple`` for all pairs by the labels, where references hold the batch, at ``places`` ``[B]``."""
+    """An ``indices_tuple`` for all pairs by the labels, where the references have the batch at ``places``, ``[B]``."""
 
     places: Tensor
 
@@ -30,6 +30,7 @@ class Pairs:
     matrix: Tensor  # similarities or distances, by the loss's distance
     positives: Tensor  # masks
     negatives: Tensor
+    weights: Tensor | None  # of the positive pairs, above 0 and up to 1, where the relation is graded
     embeddings: Tensor  # the anchors, [T, D], float32 or float64, not normalized
     ref_emb: Tensor  # the columns, [R, D], likewise
     distance: BaseDistance
@@ -40,7 +41,6 @@ class Pairs:
     whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in its order
     normalized: tuple[Tensor, Tensor] | None = None  # anchors and columns as the distance takes them
     compare: Callable[[Tensor, Tensor], Tensor] | None = None  # the matrix of two sets of such
-    weights: Tensor | None = None  # of the positive pairs, above 0 and up to 1, where the relation is graded
     everywhere: bool = False  # all places stand for the positive pairs; see PairLoss.takes_all_places
 
     @property

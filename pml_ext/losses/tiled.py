@@ -16,9 +16,9 @@ from ..distances import EuclideanDistance
 from ..pairwise import in_parts, log_one_plus_exp, log_sum_exp, log_sums_exp, masked_mean, masked_sum, with_log_weights
 from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
-from ..settings import check_flag, check_number
+from ..settings import check_number
 from .pair_loss import Given, PairLoss, PairLossSettings
-from .pairs import Pairs, Terms, Triplets, per_anchor, per_pair, per_triplet, reduced
+from .pairs import Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
 
 _ENTRIES = 1 << 23  # entries of gathered rows held at a time
 
@@ -271,8 +271,6 @@ class TiledTripletMarginLoss(_SummedByRow):
         self, margin: float = 0.05, swap: bool = False, smooth_loss: bool = False, **kwargs: Unpack[PairLossSettings]
     ) -> None:
         check_number(self, "margin", margin)
-        check_flag(self, "swap", swap)
-        check_flag(self, "smooth_loss", smooth_loss)
         super().__init__(**kwargs)
         self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
 
@@ -283,33 +281,23 @@ class TiledTripletMarginLoss(_SummedByRow):
     def equation(self, pairs: Pairs) -> Terms:
         """Return one sum per pair (a, p), or one value per listed triplet."""
         if pairs.triplets is not None:
-            return self._listed(pairs, pairs.triplets)
-        anchors, partners = pairs.listed
+            values = self._values(pairs, *pairs.triplets)
+            return per_triplet(values, pairs.triplets, divisor=(values != 0).sum())
         reducer = reducer_of(self.reducer, "loss")
 
         def sums(a: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-            d_pn = None
-            if self.swap:
-                matrix, rows = pairs.between(p)
-                d_pn = matrix[rows]
-            values = self._values(pairs.matrix[a, p][:, None], pairs.matrix[a], d_pn)
-            return row_sums(reducer, values, pairs.negatives[a])
+            return row_sums(reducer, self._values(pairs, a, p), pairs.negatives[a])
 
-        parts = in_parts(sums, max(1, _ENTRIES // pairs.matrix.shape[1]), anchors, partners)
+        parts = in_parts(sums, max(1, _ENTRIES // pairs.matrix.shape[1]), *pairs.listed)
         totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
         return per_pair(totals, pairs, divisor=counts.sum())
 
-    def _values(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None) -> Tensor:
-        if d_pn is not None:
-            d_an = self.distance.smallest_dist(d_an, d_pn)
-        excess: Tensor = self.distance.margin(d_ap, d_an) + self.margin
-        return torch.nn.functional.softplus(excess) if self.smooth_loss else excess.clamp(min=0)
-
-    def _listed(self, pairs: Pairs, triplets: Triplets) -> Terms:
-        a, p, n = triplets
-        d_pn = None
+    def _values(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor | None = None) -> Tensor:
+        """Return the losses of triplets, ``[T]``; without ``n``, of pairs with every column, ``[P, R]``."""
+        columns = slice(None) if n is None else n
+        d_ap, d_an = pairs.matrix[a, p], pairs.matrix[a, columns]
         if self.swap:
             matrix, rows = pairs.between(p)
-            d_pn = matrix[rows, n]
-        values = self._values(pairs.matrix[a, p], pairs.matrix[a, n], d_pn)
-        return per_triplet(values, triplets, divisor=(values != 0).sum())
+            d_an = self.distance.smallest_dist(d_an, matrix[rows, columns])
+        excess: Tensor = self.distance.margin(d_ap[:, None] if n is None else d_ap, d_an) + self.margin
+        return torch.nn.functional.softplus(excess) if self.smooth_loss else excess.clamp(min=0)

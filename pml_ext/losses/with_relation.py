@@ -15,14 +15,13 @@ from .pairs import AllButItself
 
 
 class WithRelation(nn.Module):
-    r"""A loss or a miner with a relation in the place of equal labels; see :class:`pml_ext.pairwise.Relation`.
+    r"""A loss or a miner with a relation in place of equal labels; see :class:`pml_ext.pairwise.Relation`.
 
-    Labels may have any form that the relation takes. Pair losses and miners of ours get the relation itself. Another
-    loss gets all positive and negative pairs as ``indices_tuple``, and no labels, which PML's ``AngularLoss``,
-    ``FastAPLoss``, ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` ask for. Another miner gets one anchor at a time,
-    the items that are related to it as references, and labels that say which of these are positive; it finds what it
-    would find in the batch if it chooses for each anchor by itself, as PML's do, apart from ``HDCMiner`` and
-    ``UniformHistogramMiner``.
+    Labels have any form that the relation takes. Our pair losses and miners get the relation itself. Another loss gets
+    all positive and negative pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``, ``FastAPLoss``,
+    ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` need labels and refuse. Another miner is called once for each
+    anchor, with the related items as references, labeled positive or negative. The result is that of the whole batch
+    for a miner that chooses for each anchor by itself: all of PML's but ``HDCMiner`` and ``UniformHistogramMiner``.
 
     *Cost:* around PML's losses a list of all pairs; around PML's miners a call for each anchor. Around ours, nothing.
 
@@ -62,9 +61,8 @@ class WithRelation(nn.Module):
         self.inner, self.relation = loss_or_miner, relation
 
     def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
-        """Return the loss, or what is mined; arguments as of the loss or the miner inside."""
-        call = self._mined if self.mines else self._loss
-        return call(embeddings, labels, *arguments, **named)
+        """Return the loss or the mined indices; arguments as of the loss or the miner inside."""
+        return (self._mined if self.mines else self._loss)(embeddings, labels, *arguments, **named)
 
     def _loss(
         self,
@@ -79,19 +77,16 @@ class WithRelation(nn.Module):
             return self.inner(embeddings, labels, indices_tuple, **references, relation=self.relation)
         check_indices_tuple(indices_tuple)
         if indices_tuple is None or isinstance(indices_tuple, AllButItself):
-            own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
-            indices_tuple = self._pairs(embeddings, labels, ref_emb, ref_labels, own)
+            a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels)
+            if isinstance(indices_tuple, AllButItself):
+                pulled, pushed = p != indices_tuple.places[a1], n != indices_tuple.places[a2]
+                a1, p, a2, n = a1[pulled], p[pulled], a2[pushed], n[pushed]
+            indices_tuple = a1, p, a2, n
         return call_loss(self.inner, embeddings, None, indices_tuple, ref_emb)
 
-    def _pairs(
-        self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any, own: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
+    def _pairs(self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any) -> tuple[Tensor, ...]:
         rows, columns = label_tensors(self.relation, embeddings, labels, ref_emb, ref_labels)
-        a1, p, a2, n = related_pairs(self.relation, rows, columns, ref_emb is None or ref_emb is embeddings)
-        if own is None:
-            return a1, p, a2, n
-        pulled, pushed = p != own[a1], n != own[a2]
-        return a1[pulled], p[pulled], a2[pushed], n[pushed]
+        return related_pairs(self.relation, rows, columns, ref_emb is None or ref_emb is embeddings)
 
     @torch.no_grad()
     def _mined(
@@ -113,7 +108,7 @@ class WithRelation(nn.Module):
         with autocast_off(embeddings.device):
             for anchor, (positive, negative) in enumerate(zip(positives, negatives, strict=True)):
                 places = torch.cat([positive, negative])
-                alike = torch.zeros_like(places).index_fill_(0, torch.arange(len(positive), device=places.device), 1)
+                alike = torch.cat([torch.ones_like(positive), torch.zeros_like(negative)])
                 if len(places):
                     one = torch.ones_like(places[:1])
                     mined = self.inner(embeddings[anchor : anchor + 1], one, columns[places], alike)
@@ -121,5 +116,5 @@ class WithRelation(nn.Module):
                     indices = [index.to(places.device) for index in mined]
                     found.append([index + anchor if k in ends else places[index] for k, index in enumerate(indices)])
         if not found:
-            return tuple(torch.zeros(0, dtype=torch.long, device=embeddings.device) for _ in range(4))
+            return a1, p, a2, n
         return tuple(torch.cat(each) for each in zip(*found, strict=True))

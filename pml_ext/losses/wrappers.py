@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import pml
 from ..components import capabilities
 from ..pairwise import FullPrecisionForward, Related, Relation, check_batch, to_full_precision
-from ..settings import check_flag, check_number
+from ..settings import check_number
 from .calling import (
     WrapperCapabilities,
     WrapsLoss,
@@ -38,7 +38,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         loss: any PML loss or loss wrapper.
         regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML; a labeled one is refused beside a loss with
             a relation.
-        weight: on the regularizer; may be 0.
+        weight: of the regularizer; may be 0.
         kwargs: as in PML's losses.
     """
 
@@ -92,12 +92,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
+        self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
         """Return the two parts, both already reduced."""
         if isinstance(indices_tuple, Related):
@@ -118,12 +113,12 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
 
 class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
-    r"""PML's weighted sum of losses, with references, and never summed in half precision.
+    r"""PML's weighted sum of losses, with references, summed in float32 or float64.
 
     .. math:: \mathcal{L} = \sum_i w_i \, \mathcal{L}_i
 
-    It nests, and goes into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
-    :class:`pml_ext.RegularizedLoss`. Take a dictionary where PML's HookContainer records it.
+    It nests, and fits into :class:`pml_ext.CrossBatchMemory`, :class:`pml_ext.DistributedLoss` and
+    :class:`pml_ext.RegularizedLoss`. PML's HookContainer records a dictionary of losses, not a list.
 
     Args:
         losses: a list or a dictionary of losses, PML's or registered ones; at least one.
@@ -190,7 +185,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
     r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
 
-    PML's has the same values, but refuses our losses by name; this one asks what a loss says it takes (see
+    Values are those of PML's, which refuses our losses by name; here the capabilities of a loss decide (see
     :func:`pml_ext.components.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
 
     Args:
@@ -203,7 +198,6 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
 
     def __init__(self, loss: torch.nn.Module, symmetric: bool = True) -> None:
         check_module(self, "loss", loss, "NTXentLoss()")
-        check_flag(self, "symmetric", symmetric)
         if reason := _no_views(loss, symmetric):
             raise TypeError(f"SelfSupervisedLoss labels images by their place in the batch, and {reason}")
         super().__init__(loss, symmetric)

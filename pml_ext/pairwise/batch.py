@@ -23,15 +23,15 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
     what, labels_what = names
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
         raise TypeError(
-            f"{what} must be a floating point tensor of shape (batch size, embedding size); got {_describe(embeddings)}"
+            f"{what} must be a floating point tensor of shape (batch size, embedding size); got {describe(embeddings)}"
         )
     if embeddings.ndim != 2:
-        raise ValueError(f"{what} must have two dimensions, (batch size, embedding size); got {_describe(embeddings)}")
+        raise ValueError(f"{what} must have two dimensions, (batch size, embedding size); got {describe(embeddings)}")
     if labels is None:
         return
     text = (
         f"{labels_what} must be a tensor of integers of shape ({len(embeddings)},), one for each row of {what}; got "
-        f"{_describe(labels)}"
+        f"{describe(labels)}"
     )
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
         raise TypeError(f"{text}; type {labels_what}.long() where they are floating point")
@@ -44,7 +44,7 @@ def check_indices_tuple(indices_tuple: Any) -> None:
     if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
         raise TypeError(
             "indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
-            f"gives, or None; got {_describe(indices_tuple)}. References go by name: type ref_emb=..., "
+            f"gives, or None; got {describe(indices_tuple)}. References go by name: type ref_emb=..., "
             "ref_labels=..."
         )
 
@@ -58,11 +58,12 @@ def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
     check_batch(ref_emb, ref_labels, names=("ref_emb", "ref_labels"))
     if ref_emb.shape[1] != embeddings.shape[1]:
         raise ValueError(
-            f"ref_emb must have the embedding size of embeddings, {embeddings.shape[1]}; got {_describe(ref_emb)}"
+            f"ref_emb must have the embedding size of embeddings, {embeddings.shape[1]}; got {describe(ref_emb)}"
         )
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """Return a value in words, for the text of an error."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, Sequence) and not isinstance(value, str):

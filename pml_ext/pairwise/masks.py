@@ -57,9 +57,9 @@ def all_places(matrix: Tensor) -> tuple[Tensor, Tensor]:
 class PairsOfRows:
     """The pairs of any rows of a batch, as :func:`pair_masks` gives them for all rows; arguments as there.
 
-    ``own_columns``, ``[B]``: the reference that each embedding is itself, and no partner of; None where it is none.
-    ``rows``: B, to ask for slices of the rows; None to ask for all of them. ``related``: a relation and its labels, in
-    the place of labels.
+    ``own_columns``, ``[B]``: the reference that is a copy of each embedding, and no partner of it; None for no copies.
+    ``rows``: B where slices of the rows are asked for, else None. ``related``: a relation with its labels, in place of
+    labels.
     """
 
     def __init__(
@@ -68,13 +68,14 @@ class PairsOfRows:
         labels: Tensor | None,
         indices_tuple: tuple[Tensor, ...] | None,
         ref_labels: Tensor | None,
+        own_columns: Tensor | None = None,
+        related: Related | None = None,
         *,
         references: bool,
-        own_columns: Tensor | None = None,
         rows: int | None = None,
-        related: Related | None = None,
     ) -> None:
         self._own, self._references, self._related = own_columns, references, related
+        self._graded = related is not None and related.relation.graded
         self._labels, self._ref_labels = labels, ref_labels if references else labels
         self._lists: list[tuple[Tensor, ...]] | None = None
         if indices_tuple is not None:
@@ -96,33 +97,28 @@ class PairsOfRows:
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
         """Return the masks of positive and negative pairs of some rows; of all by default."""
-        positives, negatives, _ = self.weighted_masks(matrix, rows)
-        return positives, negatives
+        return self.weighted_masks(matrix, rows)[:2]
 
     def weighted_masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the masks, and the weights of a graded relation, ``[T, R]``; None where there is none."""
         chosen, first = slice(None) if rows is None else rows, 0 if rows is None else rows.start
         weights = None
-        if self._related is not None and (self._lists is None or self._related.relation.graded):
+        if self._related is not None and (self._lists is None or self._graded):
             weights = self._related.relation.matrix(self._related.labels[chosen], self._related.ref_labels)
         if self._lists is not None:
             both = (*self._listed(0, rows), *self._listed(1, rows))
-            positives, negatives = pair_masks(matrix, None, both, references=self._references, first=first)
-        elif weights is not None:
-            positives, negatives = weights > 0, weights == 0
-            if not self._references:
-                positives.diagonal(first).zero_()
-                negatives.diagonal(first).zero_()
-        else:
+            masks = pair_masks(matrix, None, both, references=self._references, first=first)
+        elif weights is None:
             labels = None if self._labels is None else self._labels[chosen]
             masks = pair_masks(matrix, labels, None, self._ref_labels, references=self._references, first=first)
-            positives, negatives = masks
+        else:
+            masks = weights > 0, weights == 0
+            for mask in masks if not self._references else ():
+                mask.diagonal(first).zero_()
         if self._own is not None and self._lists is None:
-            positives.scatter_(1, self._own[chosen, None], False)
-            if weights is not None:
-                negatives.scatter_(1, self._own[chosen, None], False)
-        graded = self._related is not None and self._related.relation.graded
-        return positives, negatives, weights.to(matrix.dtype) if weights is not None and graded else None
+            for mask in masks if weights is not None else masks[:1]:
+                mask.scatter_(1, self._own[chosen, None], False)
+        return *masks, weights.to(matrix.dtype) if weights is not None and self._graded else None
 
     def triplets(self, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the listed triplets of some rows, their anchors counted from the first of them; None for pairs."""

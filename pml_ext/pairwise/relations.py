@@ -1,27 +1,28 @@
-"""What two items are to each other where equal labels do not say it: label sets, trees, matrices, unknown classes."""
+"""Relations between items beyond equal labels: label sets, trees, matrices, unknown classes."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .batch import check_batch, check_references
+from .batch import check_batch, check_references, describe
 
 
 class Relation(nn.Module):
     r"""Base of relations between items, by their labels ``[B, ...]``. A subclass writes :meth:`weights`.
 
-    The weight :math:`w_{ij} \in [0, 1]` of two items says what they are to each other: above 0 positive, and how much
-    where the relation is ``graded``; 0 negative; NaN neither. An item is no partner of itself, by index.
+    Two items are positive where their weight :math:`w_{ij} \in [0, 1]` is above 0, negative where it is 0, and neither
+    where it is NaN. A ``graded`` relation has weights between 0 and 1. An item is no partner of itself, by index.
 
     Attributes:
         graded: whether positive pairs have weights other than 1, for the losses that use them.
-        levels: of a tree, those but the relation's own.
-        places: how many classes labels are places of, where they are; None where labels are any integers.
-        needs_labels: whether there is no relation without labels.
+        levels: the other levels of a tree.
+        places: the number of classes, where labels are places in a list of classes; None where they are any integers.
+        needs_labels: whether labels must be given.
     """
 
     graded: bool = False
@@ -48,24 +49,26 @@ class Relation(nn.Module):
         """
         labels = _from_array(labels)
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
-            raise TypeError(
-                f"{type(self).__name__} wants a tensor of integers of shape ({count},); got {_text(labels)}"
-            )
-        known = self.places
-        if known is not None and len(labels) and labels.device.type == "cpu" and not torch.compiler.is_compiling():
-            least, most = int(labels.min()), int(labels.max())
-            if least < 0 or most >= known:
-                found = least if least < 0 else most
-                raise ValueError(f"labels of {self} are places from 0 to {known - 1}; got {found}")
+            name = type(self).__name__
+            raise TypeError(f"{name} wants a tensor of integers of shape ({count},); got {describe(labels)}")
+        if self.places is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling():
+            outside = labels[(labels < 0) | (labels >= self.places)]
+            if len(outside):
+                raise ValueError(f"labels of {self} are places from 0 to {self.places - 1}; got {int(outside[0])}")
         return _counted(labels.to(device, torch.long), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Return integers ``[B]`` that are equal where items are positive and differ where negative; None for none."""
+        """Return integers ``[B]``, equal for positive items and different for negative ones; None if there are none."""
         return None
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        names = [name for name in inspect.signature(type(self)).parameters if vars(self).get(name) is not None]
+        return ", ".join(f"{name}={vars(self)[name]}" for name in names)
 
 
 class SharedLabel(Relation):
-    r"""Items with sets of labels :math:`L_i`; those that share a label are positive.
+    r"""Sets of labels :math:`L_i`: items that share a label are positive.
 
     .. math:: w_{ij} = [\,|L_i \cap L_j| > 0\,], \qquad \text{graded: } w_{ij} = |L_i \cap L_j| \, / \, |L_i \cup L_j|
 
@@ -99,10 +102,9 @@ class SharedLabel(Relation):
         sets: Sequence[Iterable[Any]] | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(threshold, bool) or not isinstance(threshold, (int, float)) or not 0 <= threshold <= 1:
+        if not 0 <= threshold <= 1:
             raise ValueError(f"threshold of SharedLabel must be a number from 0 to 1, not {threshold!r}")
-        self.threshold, self.graded, self.num_labels = float(threshold), graded, num_labels
-        table = None
+        self.threshold, self.graded, self.num_labels, table = float(threshold), graded, num_labels, None
         if sets is not None:
             names = sorted({name for each in sets for name in each})
             places = {name: place for place, name in enumerate(names)}
@@ -122,8 +124,9 @@ class SharedLabel(Relation):
             isinstance(each, str) or not isinstance(each, Iterable) for each in labels
         ):
             raise TypeError(
-                f"SharedLabel wants multi-hot labels ({count}, C) or {count} lists of integers; got {_text(labels)}. A "
-                "class for each item needs no relation, or the labels of each class: SharedLabel(sets=...)"
+                f"SharedLabel wants multi-hot labels ({count}, C) or {count} lists of integers; got "
+                f"{describe(labels)}. A class for each item needs no relation, or the labels of each class: "
+                "SharedLabel(sets=...)"
             )
         width = self.num_labels or 1 + max((int(label) for each in labels for label in each), default=0)
         return _counted(multi_hot(labels, width).to(device), count)
@@ -163,10 +166,6 @@ class SharedLabel(Relation):
         sets = [[part.strip() for part in name.split("|") if part.strip()] for name in names]
         return cls(threshold, graded, sets=sets)
 
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        return f"threshold={self.threshold}, graded={self.graded}"
-
 
 class Hierarchy(Relation):
     r"""Classes in a tree; items with a common ancestor at a level are positive.
@@ -192,12 +191,10 @@ class Hierarchy(Relation):
     def __init__(self, paths: Sequence[str | Sequence[str]], level: int | None = None, graded: bool = False) -> None:
         super().__init__()
         self.paths = [tuple(path.split("/") if isinstance(path, str) else path) for path in paths]
-        if not self.paths or not all(self.paths):
-            raise ValueError("paths of Hierarchy must have a path for each class, at least one")
         self.depth = max(map(len, self.paths))
         if level is None:
             level = 1 if graded else self.depth
-        if isinstance(level, bool) or not isinstance(level, int) or not 1 <= level <= self.depth:
+        if level not in range(1, self.depth + 1):
             raise ValueError(f"level of Hierarchy must be from 1 to {self.depth}, the depth of the tree, not {level!r}")
         self.level, self.graded, self.places = level, graded, len(self.paths)
         self.levels = [each for each in range(1, self.depth + 1) if each != level]
@@ -245,10 +242,10 @@ class Hierarchy(Relation):
 
 
 class FromMatrix(Relation):
-    """Pairs that a matrix ``[B, R]`` says: 1 positive, 0 negative, NaN neither.
+    """Pairs from a matrix ``[B, R]``: 1 positive, 0 negative, NaN neither.
 
-    Rows are the batch in its order and columns the references, or the batch itself; labels are not needed, and not
-    looked at. With ``by_label`` rows and columns are classes, and labels their places, integers ``[B]``, which travel
+    Row i is the i-th item of the batch, column j the j-th reference, or item of the batch; labels are not needed and
+    not read. With ``by_label`` rows and columns are classes, and labels their places, integers ``[B]``, which travel
     through memories and processes.
 
     Args:
@@ -261,9 +258,7 @@ class FromMatrix(Relation):
 
     def __init__(self, matrix: Tensor, by_label: bool = False, graded: bool = False) -> None:
         super().__init__()
-        if not isinstance(matrix, Tensor) or matrix.ndim != 2:
-            raise TypeError(f"matrix of FromMatrix must be a tensor [B, R]; got {_text(matrix)}")
-        values = matrix.detach().float()
+        values = torch.as_tensor(matrix).detach().float()
         allowed = values.isnan() | ((values >= 0) & (values <= 1) if graded else (values == 0) | (values == 1))
         if not bool(allowed.all()):
             found = float(values[~allowed][0])
@@ -288,15 +283,11 @@ class FromMatrix(Relation):
         """Return the values of the matrix."""
         return self.values.to(x.device)[x.long(), y.long()]
 
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        return f"{list(self.values.shape)}, by_label={self.by_label}, graded={self.graded}"
-
 
 class NegativesOnly(Relation):
-    """Items of unknown class are nobody's positive, and negatives of all items whose class is known.
+    """Equal labels, and items of unknown class: nobody's positive, and negatives of all items of known class.
 
-    Two unknown ones are neither. Labels are integers ``[B]``.
+    Two unknown items are neither. Labels are integers ``[B]``.
 
     Args:
         unknown: the label of items whose class is not known.
@@ -304,8 +295,6 @@ class NegativesOnly(Relation):
 
     def __init__(self, unknown: int = -1) -> None:
         super().__init__()
-        if isinstance(unknown, bool) or not isinstance(unknown, int):
-            raise TypeError(f"unknown of NegativesOnly must be an integer, the label of unknown items, not {unknown!r}")
         self.unknown = unknown
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
@@ -318,10 +307,6 @@ class NegativesOnly(Relation):
         if unknown not in names:
             raise ValueError(f"no class is called {unknown!r}; classes: {', '.join(names)[:200]}")
         return cls(list(names).index(unknown))
-
-    def extra_repr(self) -> str:
-        """Return the setting."""
-        return f"unknown={self.unknown}"
 
 
 RELATIONS: dict[str, Callable[..., Relation]] = {
@@ -360,7 +345,7 @@ def label_tensors(
 def related(
     relation: Relation, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Tensor | None, ref_labels: Any
 ) -> tuple[Tensor | None, Any, Tensor | None]:
-    """Return labels, indices_tuple and labels of references as a pair loss takes them, of a batch with a relation.
+    """Return labels, indices_tuple and ref_labels as PML's base classes take them, of a batch with a relation.
 
     Labels that are classes are returned as such: one-hot sets give what labels give, to the last bit.
     """
@@ -401,16 +386,10 @@ def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
 
 def _from_array(labels: Any) -> Any:
     """Return an array as a tensor, and all else as it is."""
-    return torch.as_tensor(labels) if hasattr(labels, "__array__") and not isinstance(labels, Tensor) else labels
+    return torch.as_tensor(labels) if hasattr(labels, "__array__") else labels
 
 
 def _counted(labels: Tensor, count: int) -> Tensor:
     if len(labels) != count:
         raise ValueError(f"labels of {len(labels)} items are given for {count} embeddings; wanted one row for each")
     return labels
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
-    return f"{value!r:.80}"
