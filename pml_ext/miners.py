@@ -176,7 +176,7 @@ class SemiHardTripletMiner(TiledMiner):
         """Return the triplets of a tile."""
         distances = -matrix if self.distance.is_inverted else matrix
         step = max(1, _ENTRIES // max(1, matrix.shape[1]))
-        parts = zip(*(each.split(step) for each in torch.where(positives)), strict=True)
+        parts = zip(*(torch.split(each, step) for each in torch.where(positives)), strict=True)
         chosen = [self._of_pairs(distances, negatives, anchors, partners) for anchors, partners in parts]
         return tuple(torch.cat(each) for each in zip(*chosen, strict=True))
 

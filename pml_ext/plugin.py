@@ -71,7 +71,6 @@ if TYPE_CHECKING:
     from .pairwise import in_parts as in_parts
     from .pairwise import in_tiles as in_tiles
     from .pairwise import log_one_plus_exp as log_one_plus_exp
-    from .pairwise import log_one_plus_sum_exp as log_one_plus_sum_exp
     from .pairwise import log_sum_exp as log_sum_exp
     from .pairwise import log_sums_exp as log_sums_exp
     from .pairwise import masked_max as masked_max

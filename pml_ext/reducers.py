@@ -27,8 +27,7 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         """Return the sum over the divisor, or 0 times the sum, which has gradient 0; NaN of embeddings shows."""
         total = losses.sum() if len(losses) else losses.sum() + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
-            there = divisor != 0
-            return total / torch.where(there, divisor, 1) * there
+            return _over(total, divisor)
         return total / divisor if divisor else total * 0
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
@@ -93,5 +92,9 @@ def reduced_alike(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: 
         return total
     if isinstance(reducer, reducers.MeanReducer):
         divisor = count
-    there = torch.as_tensor(divisor, device=total.device) != 0
+    return _over(total, torch.as_tensor(divisor, device=total.device))
+
+
+def _over(total: Tensor, divisor: Tensor) -> Tensor:
+    there = divisor != 0
     return total / torch.where(there, divisor, 1) * there

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -86,21 +85,10 @@ class MicroBatched(nn.Module):
                 TrainingWarning,
                 stacklevel=2,
             )
+        contexts = contextlib.nullcontext(), _StatisticsKept(self.network)  # of the forward and the backward pass
         parts = torch.split(inputs, self.micro_batch)
-        return torch.cat([checkpoint(_Part(self.network), part, use_reentrant=False) for part in parts])
-
-
-class _Part:
-    """The network on a micro-batch; called once forward, and once more in the backward pass."""
-
-    def __init__(self, network: nn.Module) -> None:
-        self._network, self._again = network, False
-
-    def __call__(self, inputs: Tensor) -> Any:
-        keep = _statistics_kept(self._network) if self._again else contextlib.nullcontext()
-        self._again = True
-        with keep:
-            return self._network(inputs)
+        outputs = [checkpoint(self.network, x, use_reentrant=False, context_fn=lambda: contexts) for x in parts]
+        return torch.cat(outputs)
 
 
 def _batch_norms(network: nn.Module) -> list[Any]:
@@ -108,13 +96,16 @@ def _batch_norms(network: nn.Module) -> list[Any]:
     return [module for module in network.modules() if isinstance(module, kinds)]
 
 
-@contextlib.contextmanager
-def _statistics_kept(network: nn.Module) -> Iterator[None]:
-    """Keep the statistics of batch norms, which have counted the batch already."""
-    buffers = [buffer for module in _batch_norms(network) if module.training for buffer in module.buffers()]
-    kept = [buffer.clone() for buffer in buffers]
-    try:
-        yield
-    finally:
-        for buffer, before in zip(buffers, kept, strict=True):
+class _StatisticsKept:
+    """A block that leaves the statistics of batch norms as they are: they have counted the batch already."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+
+    def __enter__(self) -> None:
+        norms = [module for module in _batch_norms(self._network) if module.training]
+        self._kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
+
+    def __exit__(self, *_: object) -> None:
+        for buffer, before in self._kept:
             buffer.data.copy_(before)

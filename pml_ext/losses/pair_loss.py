@@ -154,12 +154,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return False if takes and (triplets or self.collect_stats or not weighs_alike(self.reducer)) else takes
 
     def compute_loss(
-        self,
-        embeddings: Tensor,
-        labels: Tensor | None,
-        indices_tuple: tuple[Tensor, ...] | None,
-        ref_emb: Tensor,
-        ref_labels: Tensor | None,
+        self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
         """Return PML's loss dictionary: the equation on the pairs of the batch."""
         if len(embeddings) == 0 or len(ref_emb) == 0:

@@ -43,7 +43,7 @@ class Pairs:
     compare: Callable[[Tensor, Tensor], Tensor] | None = None  # the matrix of two sets of such
     everywhere: bool = False  # all places stand for the positive pairs; see PairLoss.takes_all_places
 
-    @property
+    @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:
         """Anchors (rows of the tile) and partners (columns) of the positive pairs, each ``[P]``, in row-major order.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from .. import pml
 from ..components import capabilities
-from ..pairwise import FullPrecisionForward, Related, Relation, check_batch, to_full_precision
+from ..pairwise import FullPrecisionForward, Relation, check_batch, to_full_precision
 from ..settings import check_number
 from .calling import (
     WrapperCapabilities,
@@ -23,6 +23,12 @@ from .calling import (
     takes_all_pairs,
 )
 from .pairs import Terms, reduced
+
+
+class _Given(NamedTuple):
+    labels: Any
+    indices_tuple: Any
+    ref_labels: Any
 
 
 class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunction):  # type: ignore[misc]
@@ -84,19 +90,15 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         ref_labels: Any = None,
     ) -> Any:
         """Return the weighted sum; arguments as of the loss."""
-        if (relation := self.relation) is not None:
-            labels, ref_labels = checked(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-            if labels is not None and labels.ndim > 1:  # which PML's base refuses
-                columns = labels if ref_emb is None else ref_labels
-                indices_tuple, labels, ref_labels = Related(relation, labels, columns, indices_tuple), None, None
-        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        given = _Given(labels, indices_tuple, ref_labels)  # PML's base refuses labels of two dimensions
+        return super().forward(embeddings, None, given, ref_emb, None)
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
         """Return the two parts, both already reduced."""
-        if isinstance(indices_tuple, Related):
-            _, labels, ref_labels, indices_tuple = indices_tuple
+        labels, indices_tuple, ref_labels = indices_tuple
         references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
         loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
         regularizer = self.regularizer(embeddings, *([labels] if self._labeled_regularizer else []))
@@ -144,8 +146,9 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             super().__init__(*(each if each is None else kind(each) for each in (losses, miners, weights)))
         except (AssertionError, TypeError, ValueError) as error:
             wanted = f"the keys {sorted(losses)}" if isinstance(losses, Mapping) else f"the length {len(losses)}"
-            text = f"miners and weights of MultipleLosses must have {wanted} of the losses: {error}"
-            raise ValueError(text) from None
+            raise ValueError(
+                f"miners and weights of MultipleLosses must have {wanted} of its losses: {error}"
+            ) from None
 
     @property
     def takes_all_pairs(self) -> bool:

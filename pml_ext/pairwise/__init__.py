@@ -22,7 +22,6 @@ from .masks import hard_pair_masks as hard_pair_masks
 from .masks import pair_masks as pair_masks
 from .reductions import exp_bounded as exp_bounded
 from .reductions import log_one_plus_exp as log_one_plus_exp
-from .reductions import log_one_plus_sum_exp as log_one_plus_sum_exp
 from .reductions import log_sum_exp as log_sum_exp
 from .reductions import log_sums_exp as log_sums_exp
 from .reductions import masked_max as masked_max

@@ -103,24 +103,6 @@ def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> tuple[Te
     return results
 
 
-def log_one_plus_sum_exp(
-    matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0, log_scale: Tensor | float = 0.0
-) -> Tensor:
-    r"""Return :math:`\log(1 + \delta \sum_j \exp(k (s_{ij} - c)))` over each row's masked entries, stably.
-
-    Args:
-        matrix: as of :func:`log_sums_exp`, like mask, slope and center.
-        mask: boolean, ``[B, R]``.
-        slope: :math:`k`.
-        center: :math:`c`.
-        log_scale: :math:`\log \delta`, a number or ``[B]``, without gradient; minus infinity is allowed.
-
-    Returns:
-        ``[B]``, 0 for a row without entries.
-    """
-    return log_one_plus_exp(log_sum_exp(matrix, mask, slope=slope, center=center) + log_scale)
-
-
 def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope: float) -> Tensor:
     r"""Return the matrix whose exponentials :math:`e^{k s_{ij}}` are multiplied by weights inside of a mask.
 

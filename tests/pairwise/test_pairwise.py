@@ -10,12 +10,6 @@ from pml_ext import pairwise
 from pml_ext.pairwise import similarity
 
 
-def batch(rows=7, size=5, classes=3, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, size, generator=generator, dtype=torch.float64).to(dtype)
-    return x, torch.randint(0, classes, (rows,), generator=generator)
-
-
 class TestSimilarity:
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
     def test_normalize_is_torchs_to_the_last_digit(self, dtype):
@@ -53,15 +47,12 @@ class TestSimilarity:
 
 
 class TestEuclideanDistances:
-    @staticmethod
-    def pair():
-        x, (y, _) = batch()[0], batch(4, seed=1)
+    def test_of_normalized_rows(self):
+        generator = torch.Generator().manual_seed(0)
+        x, y = (torch.randn(rows, 5, generator=generator, dtype=torch.float64) for rows in (7, 4))
         y[0] = x[2] + 1e-3  # near
         y[1] = 4 * x[4]  # equal, once normalized
-        return x.requires_grad_(), y.requires_grad_()
-
-    def test_of_normalized_rows(self):
-        x, y = (pairwise.normalize(z) for z in self.pair())
+        x, y = pairwise.normalize(x), pairwise.normalize(y)
         expected = torch.stack([(row - other).norm() for row in x for other in y]).view(7, 4)
         torch.testing.assert_close(pairwise.euclidean_distances(x, y), expected, rtol=1e-12, atol=1e-15)
         assert pairwise.euclidean_distances(x, y)[4, 1] == 0
@@ -87,12 +78,11 @@ class TestPairMasks:
             pairwise.pair_masks(torch.empty(3, 3), None, (torch.arange(1),) * 2)
 
 
-class TestHardPairs:
-    def test_the_inequalities_are_strict(self):
-        similarity = torch.tensor([[1.0, 0.75, 0.5]])
-        positives, negatives = torch.tensor([[False, True, False]]), torch.tensor([[False, False, True]])
-        assert not any(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.25))
-        assert all(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.26))
+def test_the_inequalities_of_hard_pairs_are_strict():
+    similarity = torch.tensor([[1.0, 0.75, 0.5]])
+    positives, negatives = torch.tensor([[False, True, False]]), torch.tensor([[False, False, True]])
+    assert not any(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.25))
+    assert all(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.26))
 
 
 class TestReductions:
@@ -107,7 +97,7 @@ class TestReductions:
 
     @pytest.mark.parametrize("log_scale", [0.0, math.log(0.25), -math.inf, torch.tensor([1.5, 2.0, -1.0])])
     @pytest.mark.parametrize(("slope", "center"), [(1.0, 0.0), (-2.0, 0.5)])
-    def test_log_one_plus_sum_exp(self, log_scale, slope, center):
+    def test_log_sum_exp(self, log_scale, slope, center):
         values = self.values.clone().requires_grad_()
         scale = torch.as_tensor(log_scale, dtype=torch.float64).expand(3)
         sums = [
@@ -117,7 +107,8 @@ class TestReductions:
         expected = torch.stack([torch.log(1 + scale[i].exp() * total) for i, total in enumerate(sums)])
 
         def compute(matrix):
-            return pairwise.log_one_plus_sum_exp(matrix, self.mask, slope=slope, center=center, log_scale=scale)
+            sums = pairwise.log_sum_exp(matrix, self.mask, slope=slope, center=center)
+            return pairwise.log_one_plus_exp(sums + scale)
 
         found = compute(values)
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
@@ -129,10 +120,10 @@ class TestReductions:
 
     @pytest.mark.filterwarnings("ignore:Anomaly Detection")
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_log_one_plus_sum_exp_far_out(self, dtype):
+    def test_log_sum_exp_far_out(self, dtype):
         values = torch.tensor([[1e4, -1e4], [-1e4, -2e4], [1e5, 1e5]], dtype=dtype, requires_grad=True)
         mask = torch.tensor([[True, True], [True, True], [False, True]])
-        found = pairwise.log_one_plus_sum_exp(values, mask)
+        found = pairwise.log_one_plus_exp(pairwise.log_sum_exp(values, mask))
         assert found.tolist() == [1e4, 0.0, 1e5]
         with torch.autograd.detect_anomaly(check_nan=True):
             found.sum().backward()
@@ -146,8 +137,7 @@ class TestReductions:
         assert not torch.autograd.grad(found.sum(), values)[0].any()
 
     def test_small_sums_keep_their_digits(self):
-        value = pairwise.log_one_plus_sum_exp(torch.tensor([[-30.0]]), torch.tensor([[True]]))
-        torch.testing.assert_close(value, torch.tensor([math.exp(-30)]), rtol=1e-5, atol=0)
+        assert pairwise.log_one_plus_exp(torch.tensor(-30.0)).item() == pytest.approx(math.exp(-30), rel=1e-5, abs=0)
 
     def test_exp_bounded(self):
         x = torch.tensor([-3.0, 0.0, 60.0, 1e5], requires_grad=True)
@@ -169,12 +159,9 @@ class TestBatch:
             ([[1.0]], None, TypeError, "embeddings must be a floating point tensor .* got a list of length 1"),
             (torch.ones(2, 2, dtype=torch.long), None, TypeError, r"floating point .* \(2, 2\) and dtype torch.int64"),
             (torch.ones(4), None, ValueError, r"two dimensions, \(batch size, embedding size\); got .* \(4,\)"),
-            (torch.ones(4, 2, 2), None, ValueError, r"two dimensions.* got a tensor of shape \(4, 2, 2\)"),
             (torch.ones(4, 2), [0, 1, 0, 1], TypeError, r"labels .* integers of shape \(4,\).* got a list of length 4"),
-            (torch.ones(4, 2), "abcd", TypeError, "labels must be a tensor of integers.* got 'abcd'"),
             (torch.ones(4, 2), torch.ones(4), TypeError, r"of integers .* dtype torch.float32; type labels.long\(\)"),
             (torch.ones(4, 2), torch.arange(3), ValueError, r"shape \(4,\).* got a tensor of shape \(3,\)"),
-            (torch.ones(4, 2), torch.ones(4, 2).long(), ValueError, r"shape \(4,\).* got a tensor of shape \(4, 2\)"),
         ],
     )
     def test_check_batch(self, embeddings, labels, error, text):
@@ -183,8 +170,6 @@ class TestBatch:
 
     def test_check_references(self):
         x = torch.ones(4, 2)
-        pairwise.check_references(x, None, None)
-        pairwise.check_references(x, torch.ones(3, 2), torch.arange(3))
         with pytest.raises(ValueError, match="ref_labels are given without ref_emb"):
             pairwise.check_references(x, None, torch.arange(3))
         with pytest.raises(ValueError, match=r"ref_emb must have the embedding size of embeddings, 2; got .* \(3, 5\)"):
