@@ -70,11 +70,6 @@ def _note(axes: Any, text: str) -> None:
     axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GRAY)
 
 
-def _percent_lines(axes: Any, curves: Series) -> None:
-    for (label, (xs, values)), (color, style) in zip(curves.items(), _STYLES, strict=False):
-        axes.plot(xs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
-
-
 def loss_curves(series: Series) -> Figure:
     """Draw the loss and its terms over the iterations, a panel each, and a running mean over a twentieth of the curve.
 
@@ -94,22 +89,10 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     """Draw metrics over the epochs, ``{metric: {images: (epochs, fractions)}}``: panels of lines."""
     figure, row = panels_of(3.6 * len(panels), len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
-        _percent_lines(axes, curves)
+        for (label, (epochs, values)), (color, style) in zip(curves.items(), _STYLES, strict=False):
+            axes.plot(epochs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
         axes.xaxis.get_major_locator().set_params(integer=True)
         finish(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
-    return figure
-
-
-def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
-    """Draw Recall@K over K: ``{label: {K: fraction}}``."""
-    figure, (axes,) = panels_of(3.6, 1)
-    _percent_lines(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
-    ks = sorted({k for curve in curves.values() for k in curve})
-    if len(ks) > 1:
-        axes.set_xscale("log", base=2)
-    axes.set_xticks(ks, [str(k) for k in ks])
-    axes.minorticks_off()
-    finish(axes, legend=True, xlabel="K", ylabel="Recall@K, %")
     return figure
 
 

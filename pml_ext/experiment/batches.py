@@ -47,8 +47,8 @@ def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoc
 def epoch_batches(joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> Batches:
     """Return an epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
 
-    The augmentation of an image depends on the seed, the epoch and the place in it, and on nothing else: not on the
-    number of processes, nor on that of a data loader's workers.
+    The augmentation of an image depends on the seed, the epoch and the place in it alone: on the number of neither
+    processes nor workers.
     """
     seeds = iter(np.random.default_rng((seed, epoch)).integers(2**63, size=sum(map(len, joined))).tolist())
     whole = [list(zip(batch, islice(seeds, len(batch)), strict=True)) for batch in joined]
@@ -61,7 +61,7 @@ def indices_of(batch: list[Item]) -> Tensor:
 
 
 class BatchReader:
-    """Reader of one epoch's batches after another's, by processes (``workers``) that live as long as it does."""
+    """Reader of the batches of epochs, by worker processes that live as long as it does."""
 
     def __init__(
         self,
@@ -76,9 +76,12 @@ class BatchReader:
         self._generator = torch.Generator()
         self.images = Watched(images, workers)
         self.naming_images = self.images.naming_images
-        settings: dict[str, Any] = {"batch_sampler": self._now, "persistent_workers": workers > 0}
-        loader = loader_of(self.images, workers, device, generator=self._generator, **settings)
-        self._loader: DataLoader[Any] | None = loader
+        settings: dict[str, Any] = {
+            "batch_sampler": self._now,
+            "persistent_workers": workers > 0,
+            "generator": self._generator,
+        }
+        self._loader: DataLoader[Any] | None = loader_of(self.images, workers, device, **settings)
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
@@ -105,9 +108,9 @@ class BatchReader:
 
 def loader_of(images: Watched, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
     """Return a loader whose workers leave signals to their run, and which draws nothing from torch's generator."""
-    pinned, generator = device.type in ("cuda", "xpu"), settings.pop("generator", None) or torch.Generator()
+    pinned, generator = device.type in ("cuda", "xpu"), torch.Generator()
     common: dict[str, Any] = {"num_workers": workers, "pin_memory": pinned, "worker_init_fn": begin}
-    return DataLoader(images, generator=generator, **common, **settings)
+    return DataLoader(images, **(common | {"generator": generator} | settings))
 
 
 @torch.no_grad()
@@ -136,7 +139,7 @@ def embed_batches(
 
 @contextlib.contextmanager
 def modes_kept(*networks: nn.Module) -> Iterator[None]:
-    """Inside, networks may be put into evaluation mode; afterwards each module has its mode of before."""
+    """Restore the mode of each module, training or evaluation, after the block."""
     modes = {module: module.training for network in networks for module in network.modules()}
     try:
         yield
@@ -149,10 +152,10 @@ _read: weakref.WeakSet[Watched] = weakref.WeakSet()  # images that workers of th
 
 
 class Watched(Dataset[tuple[Tensor, int]]):
-    """Images ``(image, label)`` of which it is known which one each worker reads.
+    """Images ``(image, label)`` with a table of the image that each worker reads.
 
-    An item is asked for by its index, or by it and the seed for random transforms; torch's generator stays as it was.
-    Workers read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest.
+    An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Workers
+    read :class:`LabeledImages` by :meth:`~LabeledImages.for_workers`, and :attr:`finish` does the rest to a batch.
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
@@ -188,7 +191,7 @@ class Watched(Dataset[tuple[Tensor, int]]):
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:
-        """Inside, torch's error about a worker that died is a DataError with the image that it read."""
+        """Turn torch's error about a worker that died into a DataError with the image that it read."""
         try:
             try:
                 yield
@@ -212,7 +215,7 @@ class Watched(Dataset[tuple[Tensor, int]]):
 
 @atexit.register
 def _end_workers() -> None:
-    """End workers before multiprocessing does so by one SIGTERM, which workers ignore, and waits without end."""
+    """Kill workers before multiprocessing sends them a single SIGTERM, which they ignore, and waits for ever."""
     own = {process for images in list(_read) for process, _ in images.reading.tolist()}
     left = [child for child in multiprocessing.active_children() if child.pid in own]
     if left and hasattr(signal, "SIGCHLD"):

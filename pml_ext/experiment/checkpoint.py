@@ -1,7 +1,7 @@
 """Checkpoints of a run, which run no code when they are read.
 
 ``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
-epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's embeddings.
+epoch, ``best.pt`` and ``model.pt`` weights.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-import hashlib
 import importlib.metadata
 import io
-import json
 import platform
 import random
 import shutil
@@ -51,15 +49,10 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def save_last(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``last.pt``, and keep the one that it replaces as ``previous.pt``."""
+    """Write ``last.pt``; the old one becomes ``previous.pt``."""
     if path.exists():
         replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(shutil.copyfile, path))
     save(path, state)
-
-
-def identity(recipe: Mapping[str, Any], seed: int) -> str:
-    """Return a name that the checkpoints of a run have in common, unlike those of another recipe or seed."""
-    return hashlib.sha256(json.dumps([recipe, seed], sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def load(
@@ -67,7 +60,7 @@ def load(
 ) -> dict[str, Any]:
     """Read a checkpoint without running code that may be in it.
 
-    ``of`` is the :func:`identity` of the run that asks; None takes a checkpoint of any run. ``digest`` is the file's
+    ``of`` is the ``identity`` of the run that asks; None takes a checkpoint of any run. ``digest`` is the file's
     SHA-256, where the caller has it. DataError for a file that is missing, damaged or of another run.
     """
     if not path.is_file():
@@ -97,14 +90,14 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
     except DataError as error:
         with contextlib.suppress(DataError):
             state, reason = load(previous, device, of), str(error).partition("; ")[0]
-            going = f"the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
-            return state, f"{reason}; {going}"
+            resumed = f"the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
+            return state, f"{reason}; {resumed}"
         raise
 
 
 @contextlib.contextmanager
 def taking(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
-    """Add a checkpoint's path, and the versions that wrote its state, to errors of loading it into networks."""
+    """Add a checkpoint's path, and the versions that wrote it, to errors of loading its state into networks."""
     try:
         yield
     except torch.cuda.OutOfMemoryError:
@@ -118,17 +111,16 @@ def taking(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _refused(path: Path, reason: str) -> DataError:
-    remedies = {
-        "model.pt": "train with --resume: it is made again from last.pt",
-        "before.pt": "the report leaves out its figure",
-        "within.pt": "the epoch begins again",
-    }
-    anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
-    return DataError(f"{path}: {reason}; {remedies.get(path.name, anew)}")
+    remedy = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
+    if path.name == "model.pt":
+        remedy = "train with --resume: it is made again from last.pt"
+    elif path.name == "within.pt":
+        remedy = "the epoch begins again"
+    return DataError(f"{path}: {reason}; {remedy}")
 
 
 def state_of_sampler(sampler: Any) -> Any:
-    """Return a sampler's ``state_dict()``, or a copy of its attributes but for generators, with a warning of these."""
+    """Return a sampler's ``state_dict()``, or a copy of its attributes; one that cannot be saved is left out."""
     if hasattr(sampler, "state_dict"):
         return sampler.state_dict()
     state = {}
@@ -144,21 +136,19 @@ def state_of_sampler(sampler: Any) -> Any:
     return state
 
 
-@functools.cache
+@functools.cache  # once
 def _warn_of(text: str) -> None:
     more = "a state_dict() and load_state_dict() of its own would keep it"
     warnings.warn(f"{text}; {more}", PluginWarning, stacklevel=3)
 
 
 def set_state_of_sampler(sampler: Any, state: Any) -> None:
-    """Put a sampler back to what :func:`state_of_sampler` returned."""
-    if hasattr(sampler, "load_state_dict"):
-        sampler.load_state_dict(state)
-        return
-    vars(sampler).update(state)
+    """Restore a state of :func:`state_of_sampler`."""
+    getattr(sampler, "load_state_dict", vars(sampler).update)(state)
 
 
 def _plain(value: Any) -> Any:
+    """Return dictionaries of other classes, such as ``defaultdict``, as ``dict``."""
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
@@ -168,7 +158,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put the generators back to what :func:`random_state` returned."""
+    """Restore a state of :func:`random_state`."""
     set_generator_states(state["torch"])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
@@ -183,7 +173,7 @@ def seed_all(seed: int) -> None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Return the versions of what a run depends on."""
+    """Return the versions of Python, this package and the libraries that results depend on."""
     known = {"python": platform.python_version(), "pml-ext": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

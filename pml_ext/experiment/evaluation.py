@@ -35,7 +35,7 @@ Metrics = dict[str, float]
 def metrics_before(view: View) -> dict[str, Metrics]:
     """Return the metrics of raw pixels and of the untrained network, from one pass over the tested images.
 
-    Of a pretrained trunk, or one that is frozen, those of its features and of their whitened principal components too.
+    A pretrained or frozen trunk adds those of its features, and of their whitened principal components.
     """
     split = view.queries
     parts = list(dict.fromkeys((split, view.gallery_of(split))))
@@ -49,10 +49,10 @@ def metrics_before(view: View) -> dict[str, Metrics]:
         with torch.no_grad():
             points |= {"frozen": features, "pca": {part: components(features[part]) for part in parts}}
     metrics = {}
-    for phase, each in points.items():
-        each = {part: nn.functional.normalize(rows) for part, rows in each.items()}
-        metrics[phase] = {**_searched(view, split, each).accuracies}
-        metrics[phase] |= _searched(view, split, each, clusters=True).accuracies
+    for phase, rows in points.items():
+        each = {part: nn.functional.normalize(rows[part]) for part in parts}
+        results = _searched(view, split, each), _searched(view, split, each, clusters=True)
+        metrics[phase] = {**results[0].accuracies, **results[1].accuracies}
     return metrics | {"before": evaluate_split(view, split)}
 
 
@@ -75,7 +75,7 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
 
 
 def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
-    """Return the metrics of a split by cosine similarity, with ``clustering`` those of clusters and classes too.
+    """Return the metrics of a split by cosine similarity, with ``clustering`` those of clusters and protocols too.
 
     TrainingError for embeddings that are not finite.
     """
@@ -103,7 +103,7 @@ def recall_by_class(view: View) -> dict[str, float]:
 
 
 def confusions(view: View) -> list[tuple[str, str, int]]:
-    """Return the ten most frequent wrong nearest images: class of the query, class that it is taken for, how often."""
+    """Return the ten most frequent confusions: class of the query, class of its nearest image, count."""
     result, names = nearest(view, view.queries), view.images(view.queries).class_names
     labels, others = view.images(view.queries).labels, view.images(view.gallery_of(view.queries)).labels
     wrong = (~result.right[:, 0].cpu()).nonzero().flatten().tolist()
@@ -135,7 +135,7 @@ def _searched(
     keep: int = NEIGHBORS,
     clusters: bool = False,
 ) -> Evaluation:
-    """Return the metrics of retrieval, or those of clusters, under their names in ``metrics.json``; plugins' follow."""
+    """Return metrics of retrieval, or of clusters, by their names in ``metrics.json``, those of plugins last."""
     table, where = view.recipe.evaluation, view.gallery_of(split)
     relation = None if clusters else view.relation
     levels = () if relation is None else relation.levels
@@ -197,10 +197,10 @@ def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
 
 
 def collapse(embeddings: Tensor, labels: Any) -> float | None:
-    """Return the mean cosine similarity of different images where embeddings ``[N, D]`` have collapsed, else None.
+    """Return the mean cosine similarity of different images if embeddings ``[N, D]`` have collapsed to one point.
 
-    They have if their mean cosine similarity is above :data:`COLLAPSED` and the nearest other image is of the same
-    class less often than halfway from chance to always. Images that a search in float32 cannot tell apart share a rank.
+    It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
+    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse.
     """
     count = len(embeddings)
     if count < 2:

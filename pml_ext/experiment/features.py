@@ -30,7 +30,7 @@ _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the 
 
 
 class Features:
-    """Features of a split, ``[N, F]``, float32, mapped from a file: those that are asked for are read."""
+    """Features of a split, ``[N, F]``, float32, mapped from a file: indexing reads rows."""
 
     def __init__(self, vectors: Tensor, numbers: Tensor) -> None:
         self._vectors, self._numbers = vectors, numbers
@@ -43,16 +43,10 @@ class Features:
 
 
 class FeatureCache:
-    """The features of images under a frozen trunk, on the disk.
+    """The features ``[F]`` of images under a frozen trunk, on the disk.
 
-    Args:
-        trunk: maps ``[B, C, S, S]`` to features ``[B, F]``.
-        size: F.
-        about: all else that features depend on, as JSON has it.
-        device: of the trunk.
-        batch_size: images in a forward pass; a process that is killed loses the features of one.
-        workers: of the data loader.
-        tell: called with a line before images go through the trunk.
+    ``about`` is all else that features depend on, as JSON has it. A process that is killed loses the features of one
+    batch. ``tell`` is called with a line before images go through the trunk.
     """
 
     def __init__(
@@ -76,7 +70,7 @@ class FeatureCache:
         self.collection = Collection(place, place, identity, size)
 
     def of(self, images: LabeledImages, view: int = 0) -> Features:
-        """Return the features of images as their transform leaves them; compute those that the collection lacks.
+        """Return the features of transformed images; compute those that the collection lacks.
 
         Several processes compute a part each; another run waits and takes what the first has computed. DataError for
         a feature that is NaN or infinite.
@@ -100,7 +94,7 @@ class FeatureCache:
         return Features(vectors, torch.tensor([found[key] for key in keys]))
 
     def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
-        """Return the features of those files that the collection has, as they are now, by their place in the list."""
+        """Return the features of the unchanged files that the collection has, by place in the list."""
         if not self.collection.exists:
             return {}
         keys = [_file_key(path) + _PLAIN for path in paths]
@@ -110,12 +104,13 @@ class FeatureCache:
     def keep(self, paths: Sequence[Path], features: Tensor) -> None:
         """Write the features of files, ``[N, F]``, without those that are NaN or infinite."""
         rows = features.float().cpu().numpy()
-        finite = [(path, row) for path, row in zip(paths, rows, strict=True) if np.isfinite(row).all()]
+        finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
         if finite:
             if not self.collection.exists:
                 self.collection.create(replace=False)
-            keys, facts = zip(*((_file_key(path) + _PLAIN, _facts_of(path)) for path, _ in finite), strict=True)
-            self.collection.append(keys, facts, np.stack([row for _, row in finite]))
+            files = [paths[place] for place in finite]
+            keys, facts = [_file_key(path) + _PLAIN for path in files], [*map(_facts_of, files)]
+            self.collection.append(keys, facts, rows[finite])
 
     @torch.no_grad()
     def _computed(
@@ -126,9 +121,8 @@ class FeatureCache:
         if not indices:
             return numbers
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
-        seeded = [
-            [(index, int.from_bytes(hashlib.sha256(keys[index]).digest()[:7])) for index in batch] for batch in batches
-        ]
+        seeds = {index: int.from_bytes(hashlib.sha256(keys[index]).digest()[:7]) for index in indices}
+        seeded = [[(index, seeds[index]) for index in batch] for batch in batches]
         watched = Watched(images, self._workers)
         with modes_kept(self._trunk), watched.naming_images():
             self._trunk.eval()
@@ -146,7 +140,7 @@ class FeatureCache:
 
 
 def _keys(images: LabeledImages) -> list[bytes]:
-    """Return what names each image: its file, or the digest of its pixels; and its box."""
+    """Return the key of each image: its file, or the digest of its pixels, and its box."""
     if images.paths is None:
         pixels: Any = images.images
         keys = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
@@ -195,19 +189,16 @@ class FeatureReader:
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield features ``[B, F]`` and labels ``[B]``; an image's view follows from the seed of its augmentation."""
         own = self.labels if labels is None else torch.from_numpy(labels)
-        count = len(self.views)
-        torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: what is random stays the same
+        torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: random numbers stay the same
         for batch in batches:
             indices, seeds = torch.tensor(batch, dtype=torch.int64).T
             features = self.views[0][indices]
-            for view in range(1, count):
-                seen = seeds % count == view
-                features[seen] = self.views[view][indices[seen]]
+            for number, view in enumerate(self.views[1:], start=1):
+                seen = seeds % len(self.views) == number
+                features[seen] = view[indices[seen]]
             yield features.to(self._device), own[indices].to(self._device)
 
-    def naming_images(self) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: no workers read images."""
-        return contextlib.nullcontext()
+    naming_images = staticmethod(contextlib.nullcontext)  # no workers read images
 
     def close(self) -> None:
         """Do nothing."""

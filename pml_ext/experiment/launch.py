@@ -1,4 +1,4 @@
-"""Start runs: which ones, in which folders, on which devices, resumed or not; and their summary."""
+"""Start and resume runs: recipes and seeds, folders, devices, and the summary of several runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import tomli_w
 
 from .. import checksums
-from ..checksums import SUMS, read_sums
+from ..checksums import SUMS
 from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
@@ -35,13 +35,14 @@ _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to do: the recipe with its name and variant, the seed of all generators, and the folder to write."""
+    """A run to do: the recipe with its name and variant, the seed of all generators, and the folder to write."""
 
     name: str
     recipe: Recipe
     seed: int
     folder: Path
     trials: int = 0  # of tuning, by which values of the recipe were chosen
+    epochs_before: int | None = None  # of the run that the folder holds
 
 
 def plan(
@@ -73,8 +74,8 @@ def plan(
         variant = _folder_name(full_name.partition("@")[2])
         for number in range(seed, seed + seeds):
             parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
-            plans.append(Plan(full_name, recipe, number, out.joinpath("-".join(parts)) if several else out))
-            _check_same(plans[-1])
+            folder = out.joinpath("-".join(parts)) if several else out
+            plans.append(Plan(full_name, recipe, number, folder, epochs_before=_epochs_before(folder, recipe, number)))
     return plans
 
 
@@ -87,42 +88,46 @@ def _restarted() -> bool:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
-def _check_same(plan: Plan) -> None:
-    """Refuse a folder that holds a run of another recipe or seed, or no run."""
-    folder, saved = plan.folder, plan.folder / RECIPE
+def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
+    """Return the epochs of the run in a folder, if any; refuse a run of another recipe or seed, or other files."""
     if not folder.exists():
-        return
+        return None
     try:
         checksums.check_unchanged(folder, RECIPE)
-        tables = read_toml(saved, "run")
+        tables = read_toml(folder / RECIPE, "run")
     except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
         own = {*FILES, LOCK, SUMS}
         if any(path.name not in own and left_over(path) is None for path in folder.iterdir()):
             raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out") from None
-        return
-    if (seed := tables.pop("run").get("seed")) != plan.seed:
-        raise ConfigError(f"{folder} holds a run with seed {seed}, not {plan.seed}; type --seed {seed}")
-    old, new = flat(tables), flat(plan.recipe.as_dict())
+        return None
+    if (before := tables.pop("run").get("seed")) != seed:
+        raise ConfigError(f"{folder} holds a run with seed {before}, not {seed}; type --seed {before}")
+    old, new = flat(tables), flat(recipe.as_dict())
+    epochs: int = old["schedule.epochs"]
+    extends = recipe.schedule.epochs > epochs and recipe.schedule.name in ("constant", "cosine")
     for key in [*old, *new]:
-        free = key.startswith("track") or (key == "schedule.epochs" and _extends(old, new))
+        free = key.startswith("track") or (key == "schedule.epochs" and extends)
         if old.get(key) != new.get(key) and not free:
             there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
-            raise ConfigError(f"{saved}: {there}; resume it with the same")
+            raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
+    return epochs
 
 
-def _extends(old: Metrics, new: Metrics) -> bool:
-    """Return whether a recipe differs by more epochs of a schedule that may have them."""
-    longer = new["schedule.epochs"] > old["schedule.epochs"]
-    return longer and new["schedule.name"] in ("constant", "cosine")
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time write a run's folder, which is made; ConfigError if another does.
 
-
-def locked(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a run's folder, so that one process at a time writes it; ConfigError if another does."""
+    Files that a killed process was writing are finished or removed.
+    """
 
     def refuse() -> None:
         raise ConfigError(f"{folder} is being written by another run; wait for it or stop it, or choose another --out")
 
-    return alone_in(folder, refuse)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder, refuse):
+        checksums.recover(folder, ("checkpoints", "figures", "records"))
+        yield
 
 
 def execute(
@@ -134,60 +139,51 @@ def execute(
     on_nonfinite: OnNonfinite = "stop",
 ) -> Metrics:
     """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
-    folder, more = plan.folder, ""
+    folder, schedule, before = plan.folder, plan.recipe.schedule, plan.epochs_before
     metrics, damaged = from_rank_0(_finished(folder) if resume and rank() == 0 else (None, []))
-    if resume and rank() == 0 and (folder / RECIPE).exists():
-        table = plan.recipe.schedule
-        try:
-            epochs = read_toml(folder / RECIPE, "run")["schedule"]["epochs"]
-        except (DamagedError, KeyError):  # it is written again
-            epochs = table.epochs
-        if epochs < table.epochs:
-            falls = ", the learning rate falls along the longer cosine" if table.name == "cosine" else ""
-            more = f"{table.epochs} epochs in place of {epochs}{falls}; metrics and report are made again"
-    more = from_rank_0(more)
-    if metrics is not None and not damaged and not more:
+    longer = before is not None and before < schedule.epochs
+    if metrics is not None and not damaged and not longer:
         return metrics  # type: ignore[no-any-return]
     run = Run(plan.recipe, plan.name, folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
-    run.listener.step(f"{plan.name}, seed {plan.seed}, in {folder}{f': {more}' if more else ''}")
-    again = metrics is not None and MODEL not in damaged and not more  # else the run goes on from its last checkpoint
-    with contextlib.ExitStack() as stack:
+    text = f"{plan.name}, seed {plan.seed}, in {folder}"
+    if longer:
+        falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
+        text += f": {schedule.epochs} epochs in place of {before}{falls}; metrics and report are made again"
+    run.listener.step(text)
+    again = metrics is not None and MODEL not in damaged and not longer  # else training goes on
+    with locked(folder) if rank() == 0 else contextlib.nullcontext():
         if rank() == 0:
-            with writing(folder):
-                folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(folder))
             if MODEL in damaged:
                 run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
-            if more:  # a run with fewer epochs was finished
+            if longer:
                 (folder / METRICS).unlink(missing_ok=True)
-            checksums.recover(folder, ("checkpoints", "figures", "records"))  # what a killed run has left
             if not again or RECIPE in damaged:
                 tables = plan.recipe.as_dict()
                 tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
                 tables["run"] |= {"trials": plan.trials} if plan.trials else {}
-                text = tomli_w.dumps(tables)
-                checksums.replace_file(folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
+                recipe = tomli_w.dumps(tables)
+                checksums.replace_file(folder, RECIPE, lambda path: path.write_text(recipe, "utf-8"))
             if again:
                 run.finish_again(metrics, damaged)
-        from_rank_0(None)  # the others read what lies in the folder now
+        from_rank_0(None)  # the others read the folder's files now
         return metrics if again else run.train(resume)  # type: ignore[no-any-return]
 
 
 def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
-    """Return the metrics of a finished run, else None, and which of its files are gone or damaged."""
+    """Return the metrics of a finished run, or None, and the names of its missing and damaged files."""
     if not (folder / METRICS).exists():
         return None, []
     checksums.check_unchanged(folder, METRICS)
-    metrics, sums = read_metrics(folder / METRICS), read_sums(folder)
-    gone = [name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")]
-    damaged = [*checksums.changed_files(folder), *gone, *([REPORT] if REPORT not in sums and sums else [])]
-    damaged += [name for name in (SUMS, MODEL) if not (folder / name).exists()]
+    metrics = read_metrics(folder / METRICS)
+    damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
+    damaged |= {name for name in (SUMS, MODEL) if not (folder / name).exists()}
+    damaged |= {*checksums.changed_files(folder), *({REPORT} - checksums.read_sums(folder).keys())}
     if MODEL in damaged and not (folder / LAST).exists():
         raise DataError(
             f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone; "
             f"delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
         )
-    return metrics, sorted(set(damaged))
+    return metrics, sorted(damaged)
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
@@ -201,7 +197,6 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     assert metrics is not None
     checksums.check_unchanged(folder, RECIPE)
     with locked(folder):
-        checksums.recover(folder, ("checkpoints", "figures", "records"))
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
         run.finish_again(metrics, damaged)
     return folder / REPORT

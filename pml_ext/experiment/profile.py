@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import timer  # waits for the accelerator
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from ..devices import choose_device
 from ..errors import ConfigError
-from .batches import Batches, BatchReader, draw, epoch_batches
+from .batches import draw, epoch_batches
 from .engine import Engine, Objective, Step
 from .features import FeatureReader
 from .recipe import load_recipes
@@ -39,49 +39,41 @@ class StepProfile:
 
 def profile_steps(
     engine: Engine,
-    images: Dataset[tuple[Tensor, int]],
-    batches: Batches,
     objective: Objective,
-    workers: int = 0,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    plain: Iterable[tuple[Tensor, Tensor]],
+    count: int,
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
-    features: FeatureReader | None = None,
 ) -> StepProfile:
-    """Time an engine and a bare loop over the same batches, in turns, so that a busy machine slows both alike.
+    """Time ``count`` steps of an engine and of a bare loop, in turns, so that a busy machine slows both alike.
 
-    The bare loop has copies of the network, the loss, the miner and the optimizers. ``warm_up`` steps do not count.
-    With ``features`` these are read instead of images; the bare loop takes rows of a tensor that has all of them.
+    The engine reads ``batches``; the bare loop reads the same ones, ``plain``, with copies of the network, the loss,
+    the miner and the optimizers. The first ``warm_up`` steps do not count.
     """
     network, own = copy.deepcopy((nn.Sequential(*engine.networks.values()), objective))
 
     def bare_loop() -> Iterator[None]:
-        indices: Any = [[index for index, _ in batch] for batch in batches]
         network.train()
         own.loss.train()
-        plain: Iterable[tuple[Tensor, Tensor]] = DataLoader(images, batch_sampler=indices, num_workers=workers)
-        if features is not None:
-            rows, own_labels = features.views[0][:], features.labels
-            plain = ((rows[batch], own_labels[batch]) for batch in indices)
-        for pixels, labels in plain:
-            pixels, labels = pixels.to(engine.device), labels.to(engine.device)
+        for images, labels in plain:
+            images, labels = images.to(engine.device), labels.to(engine.device)
             for optimizer in own.optimizers.values():
                 optimizer.zero_grad()
-            embeddings = network(pixels)
+            embeddings = network(images)
             indices_tuple = own.miner(embeddings, labels) if own.miner is not None else None
             own.loss(embeddings, labels, indices_tuple).backward()
             for optimizer in own.optimizers.values():
                 optimizer.step()
             yield
 
-    reader = features or BatchReader(images, workers, engine.device, engine.memory_format)
-    steps, bare = map(record, engine.epoch(reader.read(batches), objective)), bare_loop()
+    steps, bare = map(record, engine.epoch(batches, objective)), bare_loop()
     times: dict[Any, list[float]] = {steps: [], bare: []}
-    for number in range(len(batches)):
+    for number in range(count):
         for loop in (steps, bare) if number % 2 else (bare, steps):
             started = timer()
             next(loop)
             times[loop].append(1e3 * (timer() - started))
-    reader.close()
     ours, theirs = times[steps][warm_up:], times[bare][warm_up:]
     ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
     return StepProfile(statistics.median(ours), statistics.median(theirs), ratio, len(ours))
@@ -110,20 +102,22 @@ def profile_recipe(
         run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
         stage = run.stages.of(run.epoch)
         run.relabel(stage)
-        images = run.training_images
-        if run.pseudo_labels is not None:
-            images = images.replace(labels=run.pseudo_labels, class_names=[])
         run.call_parts("start_epoch")
-        batches: list[list[int]] = []
-        while len(batches) < steps:
-            batches += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(batches)))
-        objective, held = run.objective(stage, recorded=True)
-        reader, numbers = run.reader() if run.frozen else None, itertools.count(1)
-        features = reader if isinstance(reader, FeatureReader) else None
+        drawn: list[list[int]] = []
+        while len(drawn) < steps:
+            drawn += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(drawn)))
+        (objective, held), labels = run.objective(stage, recorded=True), run.pseudo_labels
+        reader, numbers = stack.enter_context(contextlib.closing(run.reader())), itertools.count(1)
+        if isinstance(reader, FeatureReader):
+            rows, known = reader.views[0][:], reader.labels if labels is None else torch.from_numpy(labels)
+            plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in drawn)
+        else:
+            images = run.training_images if labels is None else run.training_images.replace(labels=labels)
+            plain = DataLoader(images, batch_sampler=drawn, num_workers=recipe.data.workers)
         records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
-        drawn, workers = epoch_batches(batches, run.seed, run.epoch), recipe.data.workers
 
         def record(step: Step) -> None:
             records.add(next(numbers), held.rows(step))
 
-        return profile_steps(run.engine, images, drawn, objective, workers, record, warm_up, features)
+        batches = reader.read(epoch_batches(drawn, run.seed, run.epoch), labels)
+        return profile_steps(run.engine, objective, batches, plain, len(drawn), record, warm_up)

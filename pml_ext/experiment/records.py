@@ -35,16 +35,11 @@ _SAVE_SECONDS = 30.0  # between two writes inside of an epoch, for those who wat
 class Records:
     """The records of a run: by record-keeper in ``records/``, and in its trackers.
 
-    Values are kept in memory and written together, at the end of an epoch or after 30 seconds. What an earlier process
-    recorded after ``iteration`` and ``epoch`` is deleted. A tracker that fails is left out from then on, with a
-    warning; it never ends a training.
+    Values are kept in memory and written together, at the end of an epoch or after 30 seconds. Rows of an earlier
+    process after ``iteration`` and ``epoch``, those of the checkpoint that the run resumes from, are deleted. A tracker
+    that fails is left out from then on, with a warning; it never ends a training.
 
-    Args:
-        folder: of the run.
-        iteration: the last of the checkpoint from which the run goes on; 0 for a new run.
-        epoch: likewise.
-        warn: called with a text.
-        trackers: names and factories, which are called without arguments.
+    ``trackers`` are names and factories, which are called without arguments; ``warn`` is called with a text.
     """
 
     def __init__(
@@ -71,7 +66,7 @@ class Records:
             self.save()
 
     def save(self) -> None:
-        """Write what was added since the last time."""
+        """Write the values that were added since the last call."""
         rows, self._rows, self._saved = self._rows, [], time.monotonic()
         flattened = [(number, _flattened(tables)) for number, tables in rows]
         for name, tracker in [*self._trackers]:
@@ -81,7 +76,7 @@ class Records:
                 getattr(tracker, "flush", lambda: None)()
 
     def close(self) -> None:
-        """Write what is left, and the CSV files with one header each."""
+        """Write the remaining values, and the CSV files."""
         self.save()
         with self._forgiving("records"):
             write_csv_files(self._folder)
@@ -119,12 +114,12 @@ class RecordKeeper:
         self._writer = RecordWriter(str(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take the values of a step; NaN is nothing."""
+        """Take the values of a step; NaN becomes NULL."""
         for name, value in values.items():
             self._writer.append(*name.split("/", 1), None if value != value else value, step)
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write the values to the database."""
         try:
             self._writer.save_records()
         finally:
@@ -155,14 +150,9 @@ class RecordKeeper:
 
 def write_csv_files(folder: Path) -> None:
     """Write the CSV file of every table of a run's database."""
-    if not (folder / "logs.db").exists():
-        return
-    with closing(sqlite3.connect(folder / "logs.db")) as connection:
-        for table in _tables(connection):
-            columns = [column for column in _columns(connection, table) if column != "id"]
-            names = ", ".join(f'"{column}"' for column in columns)
-            rows = connection.execute(f'SELECT {names} FROM "{table}" ORDER BY "{ITERATION}"')
-            write_csv(folder / f"{table}.csv", [columns, *rows])
+    for table, rows in _rows(folder).items():
+        columns = [column for column in rows[0] if column != "id"]
+        write_csv(folder / f"{table}.csv", [columns, *([row[column] for column in columns] for row in rows)])
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
@@ -177,18 +167,25 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
     return sorted(name for (name,) in found)
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
-    return [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
+def _rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of the tables of a folder's database that have some, in the order of iterations."""
+    if not (folder / "logs.db").exists():
+        return {}
+    with closing(sqlite3.connect(folder / "logs.db")) as connection:
+        connection.row_factory = sqlite3.Row
+        select = 'SELECT * FROM "{}" ORDER BY "{}"'
+        found = {name: connection.execute(select.format(name, ITERATION)).fetchall() for name in _tables(connection)}
+    return {name: [dict(row) for row in rows] for name, rows in found.items() if rows}
 
 
 def _flattened(tables: Rows) -> dict[str, float]:
     """Return values by table and column, ``"loss_histories/total_loss"``; truth values are 0 and 1."""
-    values: dict[str, float] = {}
-    for name, row in tables.items():
-        table = re.sub(r"\W", "_", name)  # record-keeper does not quote it
-        for column, value in row.items():
-            values[f"{table}/{column}"] = int(value) if isinstance(value, int) else float(value)
-    return values
+    named = {re.sub(r"\W", "_", table): row for table, row in tables.items()}  # record-keeper does not quote names
+    return {
+        f"{table}/{column}": int(value) if isinstance(value, int) else float(value)
+        for table, row in named.items()
+        for column, value in row.items()
+    }
 
 
 class RecordedValues:
@@ -208,12 +205,11 @@ class RecordedValues:
         if miner is not None:
             owners[f"tuple_miner_{type(miner).__name__}"] = miner
         for table, module in owners.items():
-            for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
-                self._holders.setdefault((table, name), module)
+            listed = (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ()))
+            self._holders |= {(table, name): module for name in listed}
             for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
-                for name, tensor in held(recurse=False):
-                    if tensor.numel() == 1:
-                        self._holders.setdefault((f"{table}__{suffix}", name), module)
+                single = [name for name, tensor in held(recurse=False) if tensor.numel() == 1]
+                self._holders |= {(f"{table}__{suffix}", name): module for name in single}
         self._optimizers = {f"{name}_{type(each).__name__}": each for name, each in optimizers.items()}
 
     def values(self) -> list[Any]:
@@ -257,14 +253,11 @@ def loss_series(folder: Path, terms: Iterable[str]) -> Series:
 
 
 def _series(folder: Path, columns: Iterable[str]) -> dict[str, Series]:
-    """Return numbers and values of those columns that tables have, where they are not empty, by table."""
+    """Return iterations or epochs, and values, of the columns that a table has, by table."""
     found: dict[str, Series] = {}
-    if not (database := folder / "records" / "logs.db").exists():
-        return found
-    with closing(sqlite3.connect(database)) as connection:
-        for table in _tables(connection):
-            for column in [column for column in columns if column in _columns(connection, table)]:
-                select = f'SELECT "{ITERATION}", "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL ORDER BY 1'
-                if rows := connection.execute(select).fetchall():
-                    found.setdefault(table, {})[column] = [row[0] for row in rows], [float(row[1]) for row in rows]
+    for table, rows in _rows(folder / "records").items():
+        for column in columns:
+            if known := [(row[ITERATION], float(row[column])) for row in rows if row.get(column) is not None]:
+                numbers, values = zip(*known, strict=True)
+                found.setdefault(table, {})[column] = [*numbers], [*values]
     return found

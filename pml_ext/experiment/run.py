@@ -23,7 +23,7 @@ from ..devices import device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
 from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning, counted, first_of, shortened
 from ..files import left_over
-from ..models import fit_whitened_pca
+from ..models import fit_whitened_pca, freeze
 from ..trackers import import_tracker
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all, indices_of
@@ -31,6 +31,7 @@ from .engine import Engine, NotFiniteError, Objective, bad_weight
 from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before, recall_by_class
 from .features import FeatureReader
 from .recipe import Recipe, build_tracker, flat, plugins_in
+from .recipe.schema import frozen_patterns
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
 from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, stretch, with_clusters
@@ -40,20 +41,20 @@ METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
 _NETWORK = "network.json"
 FILES = ("checkpoints", "figures", METRICS, _NETWORK, RECIPE, "records", REPORT, "tensorboard")
 _DERIVED = ("figures/", _NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
-OnNonfinite = Literal["stop", "skip"]  # a loss, an embedding or a gradient that is NaN or infinite
+OnNonfinite = Literal["stop", "skip"]  # what follows a loss, an embedding or a gradient that is NaN or infinite
 
 
 class Listener(Protocol):
-    """The observer of a run; the command line's draws it."""
+    """The observer of a run, such as the progress bar of the command line."""
 
     def step(self, text: str) -> None:
-        """Something begins, for example ``"testing"``, or an epoch is done."""
+        """Take a line about a step that begins, for example ``"testing"``, or an epoch that has ended."""
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
-        """An iteration of an epoch is done, so many of which are done by now."""
+        """Take the number of iterations that are done of an epoch, and the last one's loss."""
 
     def warn(self, text: str) -> None:
-        """Something looks wrong, but goes on."""
+        """Take a warning; the run goes on."""
 
 
 class Silence:
@@ -83,10 +84,10 @@ class RunHistory:
 class Run(View):
     """A run: what components see of it (:class:`View`), and the training itself.
 
-    Components that have ``prepare(run)``, ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` or
-    ``figures(run)`` are called with it. With several processes (``torchrun``) every one has a run of its own, in step
-    with the others: rank 0 tests and writes. With ``on_nonfinite="skip"`` iterations are left out whose loss,
-    embeddings or gradients are NaN or infinite.
+    The methods ``prepare(run)``, ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` and ``figures(run)`` of
+    components are called with it. With several processes (``torchrun``) each has a run of its own, in step with the
+    others: rank 0 tests and writes. ``on_nonfinite="skip"`` leaves out iterations whose loss, embeddings or gradients
+    are NaN or infinite.
     """
 
     def __init__(
@@ -138,30 +139,14 @@ class Run(View):
         for split in self.splits if self.frozen else ():  # all processes compute a part
             self.features(split)
         self._begin(resume)
-        within = len(self._within["losses"]) if self._within is not None else 0  # of the epoch, done before
-        before, epochs = self.stages.iterations_until(self.epoch) + within, self.epochs
-        records = self._records(before) if self.rank == 0 else None
-        status, metrics = "failed", dict[str, Any]()
-        reader = self.reader()
-        begun = time.perf_counter()
+        within = len(self._within["losses"]) if self._within is not None else 0  # iterations of the epoch, done before
+        records = self._records(self.stages.iterations_until(self.epoch) + within) if self.rank == 0 else None
+        status, metrics, reader = "failed", dict[str, Any](), self.reader()
         try:
-            while self.epoch < epochs:
+            while self.epoch < self.epochs:
                 self.epoch += 1
-                started = time.perf_counter()
                 with signals.waiting():
-                    losses = self._train_epoch(reader, records)
-                    seconds = time.perf_counter() - started
-                    self._history.train_seconds += seconds
-                    if records is not None:
-                        self._end_epoch(records)
-                        mean = float(np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan]))
-                        images = (len(losses) - within) * self.stages.of(self.epoch).batch_size
-                        done = self.stages.iterations_until(self.epoch)
-                        left = (self.stages.iterations_until(epochs) - done) / (done - before)
-                        left *= time.perf_counter() - begun
-                        pace = f"{images / seconds:.0f} images/s, {timedelta(seconds=round(left))} left"
-                        self.listener.step(f"epoch {self.epoch} of {epochs}: loss {mean:.4f}, {pace}")
-                    within = 0
+                    self._epoch(reader, records)
                 signals.check(f"after epoch {self.epoch}, whose checkpoint is written")
             metrics = from_rank_0(self._finish(records) if records is not None else None)
             status = "finished"
@@ -173,6 +158,25 @@ class Run(View):
             reader.close()
             if records is not None:
                 records.finish(status, metrics, self.folder / REPORT)
+
+    def _epoch(self, reader: BatchReader | FeatureReader, records: Records | None) -> None:
+        """Train an epoch; rank 0 then tests, writes the checkpoint and reports loss and speed."""
+        before = len(self._within["losses"]) if self._within is not None else 0
+        started = time.perf_counter()
+        losses = self._train_epoch(reader, records)
+        seconds = time.perf_counter() - started
+        self._history.train_seconds += seconds
+        if records is None:
+            return
+        self._end_epoch(records)
+        done, stages = len(losses) - before, self.stages
+        left = stages.iterations_until(self.epochs) - stages.iterations_until(self.epoch)
+        left_seconds = round(left / done * (time.perf_counter() - started))
+        pace = (
+            f"{done * stages.of(self.epoch).batch_size / seconds:.0f} images/s, {timedelta(seconds=left_seconds)} left"
+        )
+        mean = np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan])
+        self.listener.step(f"epoch {self.epoch} of {self.epochs}: loss {mean:.4f}, {pace}")
 
     def _records(self, iteration: int) -> Records:
         given = self.folder, flat(self.recipe.as_dict()), iteration, self.epoch
@@ -188,7 +192,7 @@ class Run(View):
         return FeatureReader([self.features("train", view) for view in views], self.training_images.labels, self.device)
 
     def _begin(self, resume: bool) -> None:
-        """Test the untrained network and prepare the components; or take the state of the run that goes on."""
+        """Test the untrained network and prepare the components, or restore the state of a resumed run."""
         self.engine  # noqa: B018  # its errors come before anything is tested
         last, within = self.checkpoint("last"), self.checkpoint("within")
         state, warning = checkpoint.load_to_resume(last, self.device, self.identity) if resume else (None, "")
@@ -204,8 +208,6 @@ class Run(View):
                 self.listener.step("testing raw pixels and the untrained network")
                 started = time.perf_counter()
                 self._history.metrics = {**metrics_before(self)}
-                untrained = {"embeddings": self.embeddings(self.queries).cpu(), "of": self.identity}
-                checkpoint.save(self.checkpoint("before"), untrained)
                 self._history.baseline_seconds += time.perf_counter() - started
             self.relabel(self.stages[0])
             self.call_parts("prepare")
@@ -243,7 +245,13 @@ class Run(View):
     def _train_epoch(self, reader: BatchReader | FeatureReader, records: Records | None) -> list[float]:
         """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
         stage = self.stages.of(self.epoch)
-        self.engine.frozen = self.stages.begin(stage, self.epoch, self.trunk, self.recipe, self.optimizers)
+        if self.epoch == stage.first:  # its learning rates
+            before = 1.0 if stage is self.stages[0] else self.stages.of(self.epoch - 1).table.lr_factor
+            for group in (group for optimizer in self.optimizers.values() for group in optimizer.param_groups):
+                group["lr"] *= stage.table.lr_factor / before
+        if (model := self.recipe.model).lora is None:  # else peft has frozen the trunk
+            patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
+            self.engine.frozen = freeze(self.trunk, patterns)
         with signals.waiting(False):  # nothing of the epoch is lost yet
             self.relabel(stage)
             self.call_parts("start_epoch")
@@ -278,7 +286,7 @@ class Run(View):
             raise self._stopped(error, f"in iteration {before + len(losses) + 1} (epoch {self.epoch})") from error
         if (bad := bad_weight({"trunk": self.trunk, "embedder": self.embedder}, stage.loss)) is not None:
             raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
-        labels = self.pseudo_labels if self.pseudo_labels is not None else self.training_images.labels
+        labels = self.training_images.labels if self.pseudo_labels is None else self.pseudo_labels
         similarity = collapse(step.embeddings, labels[indices_of(batches[-1])])
         if similarity is not None and not self._history.collapsed:
             self._warn(
@@ -289,7 +297,7 @@ class Run(View):
         return losses
 
     def _between_iterations(self, records: Records | None, losses: list[float]) -> None:
-        """Write a checkpoint if it is time for one, and end the run if any of its processes had a signal."""
+        """Write a checkpoint when one is due; end the run if one of its processes had a signal."""
         minutes = self.recipe.engine.checkpoint_minutes
         due = records is not None and minutes is not None and time.monotonic() - self._saved >= 60 * minutes
         number, due_somewhere = divmod(most_of_ranks(2 * (signals.received() or 0) + due), 2)
@@ -305,7 +313,7 @@ class Run(View):
             raise signals.stopped(number, where)
 
     def _end_epoch(self, records: Records) -> None:
-        """Test what the recipe wants tested between epochs, keep the best model so far, and write the checkpoint."""
+        """Do the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
         started = time.perf_counter()
         table, last, best = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs, self._history.best
         deciding = self.queries if table.select_on == "test" else "validation"
@@ -328,7 +336,7 @@ class Run(View):
         self.checkpoint("within").unlink(missing_ok=True)
 
     def _finish(self, records: Records) -> dict[str, Any]:
-        """Test the trained network, and write what a finished run has; with ``metrics.json`` it is finished."""
+        """Test the trained network; write ``metrics.json``, with which the run is finished, and the report."""
         history, best, self.pseudo_labels = self._history, self.epoch, None
         self.listener.step("testing the trained network")
         started = time.perf_counter()
@@ -387,19 +395,16 @@ class Run(View):
         """Write the report and the checksums of the run's own files; checkpoints and lost files keep theirs."""
         self.listener.step("writing the report")
         write_run_report(self, self.stages, metrics, self.listener.warn)
-        own, sums = [], read_sums(self.folder)
+        own, kept = [], {*lost, *(name for name in read_sums(self.folder) if name.startswith("checkpoints/"))}
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
-            kept = name in lost or (name in sums and name.startswith("checkpoints/"))
-            if path.is_file() and left_over(path) is None and not kept and name.partition("/")[0] in FILES:
-                own += [name] if path.suffix == ".png" or not name.startswith("figures/") else []
-        write_sums(self.folder, own, lambda name: name in lost or name.startswith("checkpoints/"))
+            ours = name.partition("/")[0] in FILES and (path.suffix == ".png" or not name.startswith("figures/"))
+            if ours and name not in kept and path.is_file() and left_over(path) is None:
+                own.append(name)
+        write_sums(self.folder, own, kept.__contains__)
 
     def relabel(self, stage: Stage) -> None:
-        """Make the epoch's clusters where they are the labels: of its batches, and in what components see.
-
-        Epoch 0 is before components prepare themselves; epoch 1 has its clusters.
-        """
+        """Cluster the training images before an epoch, if clusters are the labels; epoch 1 has those of ``prepare``."""
         if (table := self.recipe.data.pseudo) is None:
             return
         before, epoch = self._history.pseudo_labels, max(1, self.epoch)
@@ -414,12 +419,12 @@ class Run(View):
         stage.sampler, stage.batch_size = drawn
 
     def call_parts(self, method: str) -> None:
-        """Call a method of all components that have it with the run."""
+        """Call a method of every component that has it, with the run as the argument."""
         for part in self.stages.parts():
             self.call(part, method)
 
     def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, RecordedValues]:
-        """Return what an epoch of a stage minimizes, and the values that each step records if this process does."""
+        """Return the objective of a stage, and the values that its steps record if ``recorded``."""
         optimizers = {**self.optimizers} | ({"metric_loss_optimizer": stage.optimizer} if stage.optimizer else {})
         schedulers = [*self.schedules.values(), *([stage.scheduler] if stage.scheduler else [])]
         held = RecordedValues(stage.loss, stage.miner, optimizers)
@@ -432,7 +437,7 @@ class Run(View):
         return TrainingError(f"{what} {when}; {kept}. {remedy[:1].upper()}{remedy[1:] or 'Try a lower optimizer.lr'}")
 
     def _warn(self, text: str) -> None:
-        """Keep and show a warning that is not empty; once, also where a resumed run meets it again."""
+        """Show a warning, and keep it for ``metrics.json``; once, in a resumed run too. An empty text is none."""
         if text and text not in self._history.warnings:
             self._history.warnings.append(text)
             self.listener.warn(text)
@@ -502,7 +507,7 @@ class Run(View):
 
 @contextlib.contextmanager
 def forward_warnings(warn: Callable[[str], None]) -> Iterator[None]:
-    """Inside, call ``warn`` with the text of each :class:`TrainingWarning`; show other warnings as always."""
+    """Pass the texts of :class:`TrainingWarning` to ``warn`` inside the block; show other warnings as always."""
     with warnings.catch_warnings():
         shown = warnings.showwarning
 

@@ -28,7 +28,7 @@ class _Now:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Inside, signals end a run as this module says; outside of the main thread, nothing changes."""
+    """Let signals end a run, as this module says, inside the block; in other threads than the main one, do nothing."""
     if threading.current_thread() is not threading.main_thread() or _Now.process == os.getpid():
         yield
         return
@@ -66,7 +66,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def waiting(waits: bool = True) -> Iterator[None]:
-    """Inside, a first signal is only noted; ask :func:`received`. With ``False`` it ends the run at the next line."""
+    """Note a first signal inside the block, see :func:`received`; with ``False``, end the run at once."""
     if not waits:
         check()
     before, _Now.waits = _Now.waits, waits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +16,11 @@ from ..data import LabeledImages
 from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, num_processes
 from ..errors import ConfigError, PmlExtError, shortened
 from ..evaluation import kmeans
-from ..models import freeze
 from ..registry import BuildContext
 from .engine import over_processes
 from .recipe import Recipe, build_loss, loss_context, own_optimizer
 from .recipe.building import build_optimizer
-from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable, frozen_patterns
+from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable
 from .view import View
 
 Labels = NDArray[np.int64]
@@ -60,25 +58,8 @@ class Stages(list[Stage]):
         return next(stage for stage in self if stage.first <= epoch <= stage.last)
 
     def iterations_until(self, epoch: int) -> int:
-        """Return how many iterations all epochs up to the end of one have together."""
+        """Return the number of iterations up to the end of an epoch."""
         return sum(stage.iterations * max(0, min(epoch, stage.last) - stage.first + 1) for stage in self)
-
-    def begin(
-        self,
-        stage: Stage,
-        epoch: int,
-        trunk: nn.Module,
-        recipe: Recipe,
-        optimizers: Mapping[str, torch.optim.Optimizer],
-    ) -> list[nn.Module]:
-        """Freeze what a stage wants frozen, and set its learning rates in its first epoch; return the frozen parts."""
-        if epoch == stage.first:
-            before = self[self.index(stage) - 1].table.lr_factor if stage is not self[0] else 1.0
-            for group in (group for optimizer in optimizers.values() for group in optimizer.param_groups):
-                group["lr"] *= stage.table.lr_factor / before
-        if recipe.model.lora is not None:  # peft has frozen the trunk
-            return []
-        return freeze(trunk, frozen_patterns(recipe.model.freeze) + frozen_patterns(stage.table.freeze))
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
@@ -139,10 +120,7 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
 
 
 def stretch(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
-    """Let a cosine schedule end after more epochs, the learning rate now as if it had been so from the beginning.
-
-    The ``factor`` is the stage's.
-    """
+    """Let a cosine schedule end after more epochs, with their learning rate from now on; ``factor`` is the stage's."""
     schedule.T_max = epochs
     share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2
     for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
@@ -150,7 +128,7 @@ def stretch(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, f
 
 
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relation: Any = None) -> tuple[Any, int]:
-    """Return a sampler, and how many batches an epoch has; ConfigError if it cannot compose them from the images."""
+    """Return a sampler and the number of batches per epoch; ConfigError if the images are too few for them."""
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
         if iterations * table.batch_size > len(images):
@@ -162,8 +140,8 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
         most = max(m, min(table.batch_size, classes * m) // m * m)
         if most != table.batch_size:
             limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
-            text = f"sampler: found batch_size = {table.batch_size}; {limit}"
-            raise ConfigError(f"{text}: --set sampler.batch_size={most}")
+            remedy = f"--set sampler.batch_size={most}"
+            raise ConfigError(f"sampler: found batch_size = {table.batch_size}; {limit}: {remedy}")
     context: BuildContext = {
         "labels": np.asarray(images.labels),
         "batch_size": table.batch_size,
@@ -176,15 +154,13 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
         sampler = registry.build(table.name, "sampler", context, **table.settings)
     except PmlExtError:
         raise
-    except Exception as error:  # what constructors raise is not limited
-        there = f"{len(images)} images of {len(np.unique(images.labels))} classes"
-        text = f"sampler: {table.name} refuses batches of {table.batch_size} from {there}: {error}"
-        raise ConfigError(shortened(text)) from None
+    except Exception as error:  # of any kind, as a constructor raises it
+        text = f"refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
+        raise ConfigError(shortened(f"sampler: {table.name} {text}: {error}")) from None
     passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
     if passes < (table.iterations or 1):
-        text = f"a pass of {table.name} gives {passes} batches of {table.batch_size}"
-        asked = f"sampler: iterations = {table.iterations or 1}"
-        raise ConfigError(f"{asked}, but {text}; make iterations smaller, or batch_size")
+        text = f"a pass of {table.name} gives {passes} batches of {table.batch_size}; make iterations smaller"
+        raise ConfigError(f"sampler: iterations = {table.iterations or 1}, but {text}, or batch_size")
     return sampler, table.iterations or passes
 
 
@@ -205,16 +181,14 @@ def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> 
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
-    """Return what :func:`build_sampler` does, of clusters of one size, in place of those that training makes."""
+    """Return :func:`build_sampler` for clusters of equal size, before training has made any."""
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
-    alike = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
-    if pseudo.batch_size is None:
-        return build_sampler(table, alike, seed)
-    iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
-    for size in pseudo.batch_size:
-        sampler, _ = build_sampler(_sized(table, size, iterations), alike, seed)
-    return sampler, iterations
+    alike, tables = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters), [table]
+    if pseudo.batch_size is not None:
+        iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
+        tables = [_sized(table, size, iterations) for size in pseudo.batch_size]
+    return [build_sampler(each, alike, seed) for each in tables][-1]
 
 
 def sampler_of_clusters(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -31,8 +33,7 @@ Layer = Literal["embedder", "trunk"]
 class View:
     """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings.
 
-    ``root`` is the folder of the data, where the data set wants one; ``tell`` is called with a line before something
-    that takes long.
+    ``root`` is the folder of the data, where the data set wants one; ``tell`` gets a line before a long step.
     """
 
     def __init__(
@@ -50,7 +51,8 @@ class View:
         self.epoch = 0
         tables = recipe.as_dict()
         del tables["schedule"]["epochs"], tables["track"]  # a run may get more epochs, and other trackers
-        self.identity = checkpoint.identity(tables, seed)
+        named = json.dumps([tables, seed], sort_keys=True, default=str).encode()
+        self.identity = hashlib.sha256(named).hexdigest()[:16]  # in all checkpoints of the run
         self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
         checkpoint.seed_all(seed)
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
@@ -105,22 +107,23 @@ class View:
         self.relation = None if relation is None else relation.to(self.device)
 
     def network_json(self) -> dict[str, Any]:
-        """Return what is needed besides the recipe and ``model.pt`` to use the networks."""
+        """Return the content of ``network.json``: preprocessing, length of features, and training classes."""
         classes, names = np.unique(self.training_images.labels).tolist(), self.training_images.class_names
         named = {"classes": classes, "class_names": [names[label] for label in classes]}
         return self._preprocessing.model_dump() | {"features": self.network.features} | named
 
     def gallery_of(self, split: str) -> str:
-        """Return the split in which a split's images are searched: ``"gallery"`` for queries, else the split itself."""
+        """Return the split that a split's images search: ``"gallery"`` for queries, else the split itself."""
         return "gallery" if split == "query" else split
 
     @property
     def _batch_size(self) -> int:
-        """The images of a forward pass in a test; on a CPU larger ones take more memory and no less time."""
-        size, images = self.recipe.evaluation.batch_size, self._preprocessing
-        if self.device.type == "cpu":
-            size = min(size, max(_CPU_BATCH, _CPU_VALUES // (images.channels * images.image_size**2)))
-        return size
+        """The images of a forward pass in a test; on a CPU more would take more memory and no less time."""
+        values = self._preprocessing.channels * self._preprocessing.image_size**2
+        most = (
+            max(_CPU_BATCH, _CPU_VALUES // values) if self.device.type == "cpu" else self.recipe.evaluation.batch_size
+        )
+        return min(self.recipe.evaluation.batch_size, most)
 
     def _passing(self, split: str, pixels: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield a split's batches as :func:`embed_batches`; without images where the features are kept.
@@ -129,16 +132,15 @@ class View:
         """
         trunk, embedder = (nn.Identity(), nn.Identity()) if self.frozen else (self.trunk, self.embedder)
         if not self.frozen or pixels:
-            passing = embed_batches(
-                trunk, embedder, self.images(split), self.device, self._batch_size, self.recipe.data.workers
-            )
-            return with_features(passing, self.features(split), self.embedder) if self.frozen else passing
-        labels = self.true_labels(split)
-        nothing = ((labels[:0], labels[:0], labels[:0], part) for part in torch.split(labels, _FEATURES_BATCH))
-        return with_features(nothing, self.features(split), self.embedder)
+            given = self.images(split), self.device, self._batch_size, self.recipe.data.workers
+            passing = embed_batches(trunk, embedder, *given)
+        else:
+            labels = self.true_labels(split)
+            passing = ((labels[:0], labels[:0], labels[:0], part) for part in torch.split(labels, _FEATURES_BATCH))
+        return with_features(passing, self.features(split), self.embedder) if self.frozen else passing
 
     def features(self, split: str, view: int = 0) -> Features:
-        """Return what the frozen trunk gives for a split, computed once; a view above 0 is of augmented images."""
+        """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images."""
         if (split, view) not in self._features:
             images = self.training_images if view else self.images(split)
             if bool(view) not in self._caches:
@@ -185,7 +187,7 @@ class View:
         images, held, start = self.images(split), dict[str, Tensor](), 0
         for batch, _, embeddings, labels in self._passing(split, pixels=also is not None):
             parts = {"embeddings": embeddings, "labels": labels} | ({"also": also(batch)} if also is not None else {})
-            for name, part in parts.items():  # filled in place: joining batches at the end would hold everything twice
+            for name, part in parts.items():  # in place: joining batches at the end would hold everything twice
                 if name not in held:
                     held[name] = part.new_empty(len(images), *part.shape[1:])
                 held[name][start : start + len(part)] = part
@@ -194,21 +196,21 @@ class View:
         return held
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
-        """Return what ``compute`` returns, computed once under its key until the network changes."""
+        """Return ``compute()``, called once per key until the network changes."""
         if key not in self._kept:
             self._kept[key] = compute()
         return self._kept[key]  # type: ignore[no-any-return]
 
     def changed(self) -> None:
-        """Forget what was computed of the network, which has changed."""
+        """Clear what was computed with the network's old weights."""
         self._kept.clear()
 
     def checkpoint(self, name: str) -> Path:
-        """Return the path of ``"before"``, ``"last"``, ``"within"``, ``"best"`` or ``"model"``."""
+        """Return the path of ``"last"``, ``"within"``, ``"best"`` or ``"model"``."""
         return self.folder / "checkpoints" / f"{name}.pt"
 
     def call(self, part: Any, method: str, *more: Any) -> Any:
-        """Call a part's method with the run, and more; return None if it has no such method."""
+        """Call a component's method with the run and more arguments; return None if it has no such method."""
         view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
         return function(view, *more) if callable(function) else None

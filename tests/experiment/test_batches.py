@@ -135,13 +135,19 @@ class Short(SequentialSampler):
         super().__init__(range(64))
 
 
-def test_more_iterations_than_a_pass_has_are_refused(isolated_registry):
+@pytest.mark.parametrize(
+    ("sampler", "text"),
+    [
+        ("name='short', batch_size=16, iterations=5", "iterations = 5, but a pass of short gives 4 batches of 16"),
+        ("name='shuffle', batch_size=5000, iterations=1", r"1 batches of 5000 need more than the \d+ training images"),
+    ],
+)
+def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sampler, text):
     images = build_dataset(DataTable(name="digits"), None).train
     isolated_registry.register(Short, name="short")
-    recipe = load_recipes("cbml/digits", ["sampler.name=short", "sampler.batch_size=16", "sampler.iterations=5"])
-    text = "sampler: iterations = 5, but a pass of short gives 4 batches of 16; make iterations smaller"
-    with pytest.raises(ConfigError, match=text):
-        build_stages(recipe["cbml/digits"], images, torch.device("cpu"), 0)
+    (recipe,) = load_recipes("cbml/digits", [f"sampler={{{sampler}}}"]).values()
+    with pytest.raises(ConfigError, match=f"sampler: {text}; make .* smaller"):
+        build_stages(recipe, images, CPU, 0)
 
 
 class Deadly(torch.utils.data.Dataset):

@@ -14,7 +14,6 @@ ANEW = r"delete the folder .*checkpoints and train with --resume"
 REMEDY = dict.fromkeys(("last", "previous", "best"), ANEW) | {
     "within": r"the epoch begins again",
     "model": r"train with --resume: it is made again from last.pt",
-    "before": r"the report leaves out its figure",
 }
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses
 from torch import nn
+from torch.utils.data import DataLoader
 
 from pml_ext.errors import ConfigError
 from pml_ext.experiment import profile
@@ -40,7 +41,7 @@ class Images(torch.utils.data.Dataset):
 
 
 def parts(clock, slow=""):
-    """Engine, images, objective and a record, one of which takes a second."""
+    """Engine, objective, the batches of both loops and a record, one of which takes a second."""
 
     def nap():  # unlike a method it is not copied with a module
         clock.seconds += 1.0
@@ -54,25 +55,28 @@ def parts(clock, slow=""):
     trunk.register_forward_hook(lambda *_: slow_network())
     optimizer = torch.optim.SGD([*trunk.parameters(), *embedder.parameters()], lr=0.1)
     objective = Objective(losses.ContrastiveLoss(), {"all": optimizer})
-    return Engine(trunk, embedder, CPU), Images(naps("reading")), objective, naps("records")
+    images, record = Images(naps("reading")), naps("records")
+    batches = BatchReader(images, 0, CPU).read(BATCHES)
+    plain = DataLoader(images, batch_sampler=[[index for index, _ in batch] for batch in BATCHES])
+    return Engine(trunk, embedder, CPU), objective, batches, plain, record
 
 
 @pytest.mark.parametrize("slow", ["reading", "network", "records"])
 def test_both_loops_are_timed(slow, monkeypatch):
     monkeypatch.setattr(profile, "timer", clock := Clock())
-    engine, images, objective, record = parts(clock, slow)
-    found = profile_steps(engine, images, BATCHES, objective, warm_up=1, record=lambda step: record())
+    *given, record = parts(clock, slow)
+    found = profile_steps(*given, 5, warm_up=1, record=lambda step: record())
     assert found.step == pytest.approx(1e3, abs=0.1)
     assert found.bare == pytest.approx(1e3 * (slow != "records"), abs=0.1)  # a bare loop records nothing
     assert found.steps == 4
 
 
 def test_a_measured_step_trains_like_any_other():
-    (engine, images, objective, _), plain = parts(Clock()), parts(Clock())
-    profile_steps(engine, images, BATCHES, objective)
-    list(plain[0].epoch(BatchReader(plain[1], 0, CPU).read(BATCHES), plain[2]))
+    (*given, _), (engine, objective, batches, *_) = parts(Clock()), parts(Clock())
+    profile_steps(*given, 5)
+    list(engine.epoch(batches, objective))
     for name, network in engine.networks.items():
-        for one, other in zip(network.parameters(), plain[0].networks[name].parameters(), strict=True):
+        for one, other in zip(network.parameters(), given[0].networks[name].parameters(), strict=True):
             assert torch.equal(one, other)
 
 

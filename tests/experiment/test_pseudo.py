@@ -1,9 +1,6 @@
 """Clusters as labels: no label of a training image is looked at, each epoch has its own, and runs go on exactly."""
 
 import itertools
-import signal
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,9 +16,6 @@ from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
 from pml_ext.experiment.recipe.schema import PseudoTable
 from pml_ext.experiment.stages import clusters_of, sampler_of_clusters
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
-import kills
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
 QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
@@ -95,22 +89,6 @@ def test_each_epoch_trains_with_clusters_and_a_batch_size_of_its_own(looked):
     assert all(len(each) == 1 for each in sizes)
     assert len(set.union(*sizes)) > 1
     assert all(30 <= size <= 60 and size % 3 == 0 for size in set.union(*sizes))
-
-
-def test_a_run_with_clusters_that_is_killed_ends_as_the_one_that_nobody_killed(tmp_path):
-    """Right before a checkpoint is replaced, and inside of the epoch that follows."""
-    scenario, out = kills.SCENARIOS["clusters"], tmp_path / "killed"
-    whole = kills.Whole.of(scenario, tmp_path)
-    at = next(number for number, name in enumerate(whole.places, 1) if name == "before replace last.pt")
-    assert kills.execute(scenario, out, at) == -signal.SIGKILL
-    log, rehearsal = tmp_path / "places again.txt", tmp_path / "rehearsal"
-    kills.shutil.copytree(out, rehearsal)
-    assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0
-    at = log.read_text().splitlines().index("after iteration or epoch 5") + 1
-    assert kills.execute(scenario, out, at, resume=True, how=signal.SIGTERM) == 128 + signal.SIGTERM
-    assert (out / "checkpoints" / "within.pt").exists()
-    assert kills.execute(scenario, out, resume=True) == 0
-    assert kills.difference(whole.folder, out) == ""
 
 
 @pytest.mark.parametrize(

@@ -160,27 +160,20 @@ def everything(folder):
     return tables(folder), {path.name: csv_rows(path) for path in (folder / "records").glob("*.csv")}, scalars(folder)
 
 
-def test_a_run_that_goes_on_has_each_row_once(tmp_path):
+def test_a_run_that_goes_on_has_each_row_once_and_csv_files_from_the_database(tmp_path):
     record(tmp_path / "whole", 1, 8)
     record(tmp_path / "killed", 1, 6)
-    record(tmp_path / "killed", 5, 8)  # the checkpoint was that of epoch 2
-    record(tmp_path / "killed", 9, 8)  # and killed after the test, once more
-    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
-    tested = csv_rows(tmp_path / "killed" / "records" / "accuracies_test.csv")
-    assert tested == [["~iteration~", "map_at_r"], ["4", "0.5"]]
-
-
-def test_csv_files_are_written_again_from_the_database(tmp_path):
-    record(tmp_path / "whole", 1, 8)
-    record(tmp_path / "killed", 1, 8)
     folder = tmp_path / "killed" / "records"
     (folder / "loss_histories.csv").write_bytes(b"")
     (folder / "accuracies_validation.csv").write_bytes((folder / "accuracies_validation.csv").read_bytes()[:-5])
     (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
-    record(tmp_path / "killed", 7, 8)
+    record(tmp_path / "killed", 5, 8)  # the checkpoint was that of epoch 2
+    record(tmp_path / "killed", 9, 8)  # and killed after the test, once more
     assert (folder / "of-a-component.csv").read_text() == "epoch,density\n1,2\n"
     (folder / "of-a-component.csv").unlink()
     assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+    tested = csv_rows(folder / "accuracies_test.csv")
+    assert tested == [["~iteration~", "map_at_r"], ["4", "0.5"]]
 
 
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])

@@ -84,7 +84,7 @@ TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", 
 PHASES = {
     "the check of the recipe": "pml_ext.experiment.recipe.building.build_optimizer",
     "reading last.pt": "torch.load",
-    "drawing a figure": "pml_ext.evaluation.figures.recall_curve",
+    "drawing a figure": "pml_ext.evaluation.figures.similarity_distributions",
 }
 
 
@@ -107,7 +107,7 @@ def test_a_signal_ends_a_run_in_every_phase_by_its_own_exit_code(tmp_path, monke
 
 def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
     begun, execute = [], launch.execute
-    monkeypatch.setattr("pml_ext.evaluation.figures.recall_curve", interrupting(lambda *_: None))
+    monkeypatch.setattr("pml_ext.evaluation.figures.similarity_distributions", interrupting(lambda *_: None))
     monkeypatch.setattr(launch, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
     with pytest.raises(StoppedError, match="/out --resume"):
         launch.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=TINY)

@@ -145,32 +145,17 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     assert drawn[0] == drawn[1]
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory):
-    """A run that tests nothing but what it must, its folder, and how many images it reads."""
-    read = []
-    item = LabeledImages.__getitem__
+def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tmp_path, projected):
+    """Nor does a test that is left out change a number, or read an image."""
+    read, item = [], LabeledImages.__getitem__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LabeledImages, "__getitem__", lambda images, index: read.append(1) or item(images, index))
         patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
-        out = tmp_path_factory.mktemp("bare") / "out"
-        return quick(out, *BARE), out, len(read)
-
-
-@pytest.mark.usefixtures("without_report")
-def test_what_is_left_out_changes_no_number_and_reads_no_image(tmp_path, bare):
-    whole = quick(tmp_path / "whole")
-    metrics, out, read = bare
-    assert metrics["after"] == whole["after"]
-    assert {"raw", "before", "training"} & set(metrics) == set()
-    assert not (out / "checkpoints" / "before.pt").exists()
-    trained = 3 * 4 * 80
-    assert read == trained + metrics["images"]["test"]["images"]
-
-
-def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tmp_path, bare, projected):
+        bare = quick(tmp_path / "bare", *BARE)
+    assert {"raw", "before", "training"} & set(bare) == set()
+    assert len(read) == 3 * 4 * 80 + bare["images"]["test"]["images"]
     curve = quick(tmp_path / "curve", *BARE, "evaluation.test_every=1")
-    assert curve["after"] == bare[0]["after"]
+    assert curve["after"] == bare["after"]
     assert curve["best_epoch"] == 3
     epochs, values = metric_series(tmp_path / "curve", "map_at_r")["accuracies_test_by_epoch"]
     assert epochs == [1, 2, 3]

@@ -26,7 +26,6 @@ from ...evaluation import Evaluation, figures
 from ...evaluation.fonts import short_name
 from ...evaluation.metrics import metrics_of
 from ...files import write_atomically, write_text
-from ..checkpoint import load
 from ..evaluation import confusions, counts, nearest, recall_by_class
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.schema import TOP
@@ -72,16 +71,15 @@ def draw(
     return ReportFigure(title, buffer.getvalue(), caption, photographs=photographs)
 
 
-def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+def figures_of_run(view: View, stages: Stages) -> Iterator[ReportFigure]:
     """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
-    table, queries = view.recipe.evaluation, view.queries
+    table, queries, few = view.recipe.evaluation, view.queries, view.recipe.evaluation.figures == "few"
     losses = (module for stage in stages for module in stage.loss.modules())
     terms = [name for module in losses for name in getattr(module, "_record_these_stats", [])]
     if series := loss_series(view.folder, [name for name in terms if name.endswith(("_loss", "_value"))]):
         caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
         yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
     kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
-    few = table.figures == "few"
     panels: Curves = {}
     for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
         if curves := metric_series(view.folder, metric):
@@ -91,11 +89,6 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         images = f"the {kind} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
         chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
-    phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
-    by_k = {PHASES[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in phases}
-    if not few:
-        caption = f"The share of {kind} with an image of their class among the K nearest."
-        yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_k), caption)
     test, labels = view.embeddings(queries), view.true_labels(queries)
     compared = {kind: (test, labels)}
     if (training := view.tested_training) is not None:
@@ -103,18 +96,10 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
     title = "Similarities of positive and negative pairs"
     yield draw(title, lambda: figures.similarity_distributions(compared), caption)
-
-    def projected() -> Figure:
-        parts = {}
-        if table.baselines:
-            before = load(view.checkpoint("before"), view.device, view.identity)
-            parts["before training"] = before["embeddings"], labels
-        parts["after training"] = test, labels
-        return figures.projections(parts, view.splits[queries].class_names, seed=view.seed)
-
-    when = "Before and after training, the same images" if table.baselines else "After training"
     if not few:
-        yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, f"{when}, colored by class.")
+        classes, projected = view.splits[queries].class_names, {"after training": (test, labels)}
+        title = f"The embeddings of {kind} in two dimensions: t-SNE"
+        yield draw(title, lambda: figures.projections(projected, classes, seed=view.seed), "Colored by class.")
     yield draw(
         f"Queries and their nearest {gallery_kind}",
         lambda: _gallery(view, nearest(view, queries)),
@@ -191,7 +176,7 @@ class ReportTable(NamedTuple):
 def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
     """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
     begun = time.perf_counter()
-    drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
+    drawn = [*figures_of_run(view, stages), *figures_of_components(view, stages)]
     for figure in drawn:
         name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
         place = view.folder / "figures" / f"{name}.png"
@@ -270,18 +255,15 @@ def class_tables(view: View) -> Iterator[ReportTable]:
 
 
 def _taken_for(view: View, name: str) -> list[str]:
-    """Return pictures of a query of a class, a wrong one where there is one, and of its nearest image if that is wrong.
-
-    The class that most queries are taken for goes first.
-    """
+    """Return pictures of a query of a class and of the image that it was taken for: the most frequent wrong class."""
     queries, others = view.images(view.queries), view.images(view.gallery_of(view.queries))
     result = nearest(view, view.queries)
     own = [number for number, label in enumerate(queries.labels) if str(queries.class_names[label]) == name]
     wrong = [(number, int(result.indices[number, 0])) for number in own if not bool(result.right[number, 0])]
     if not wrong:
         return [_picture(queries.image(own[0]), name), ""]
-    often = Counter(int(others.labels[other]) for _, other in wrong).most_common(1)[0][0]
-    query, other = next(pair for pair in wrong if int(others.labels[pair[1]]) == often)
+    often = Counter(others.labels[other] for _, other in wrong).most_common(1)[0][0]
+    query, other = next(pair for pair in wrong if others.labels[pair[1]] == often)
     taken = str(others.class_names[often])
     return [_picture(queries.image(query), name), Markup("{} {}").format(_picture(others.image(other), taken), taken)]
 
@@ -317,11 +299,9 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
     rows = [[key, str(value)] for key, value in entries.items() if value]
     yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
     if values:
-        rows = []
-        for value in values:
-            found = metrics.get(value.phase, {}).get(value.metric)
-            name = f"{value.row}, {value.heading}, {value.column}"
-            rows.append([name, _percent(value.value), _percent(found)])
-        own = is_full(recipe.paper.table, recipe.data.name)
-        caption = "" if own else f"The paper's are of its own data, this run's of {recipe.data.name}."
+        own = [_percent(metrics.get(value.phase, {}).get(value.metric)) for value in values]
+        named = [(f"{value.row}, {value.heading}, {value.column}", _percent(value.value)) for value in values]
+        rows = [[*each, cell] for each, cell in zip(named, own, strict=True)]
+        caption = f"The paper's are of its own data, this run's of {recipe.data.name}."
+        caption = "" if is_full(recipe.paper.table, recipe.data.name) else caption
         yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)

@@ -1,0 +1,114 @@
+"""Plugins of somebody else, in an environment of their own: the page for authors word by word, and an example."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.packaging
+SHORTER = {
+    "pml-ext train": " --set schedule.epochs=2 --set schedule.milestones=[1] --set sampler.iterations=3",
+    "pml-ext bench": " --shapes 64x16x4 --repeats 2",
+    "pytest my-loss": " -q -p no:cacheprovider -k 'not two_processes and not compile and not fullgraph'",
+}
+
+
+class Environment:
+    """A virtual environment beside the running one."""
+
+    def __init__(self, place: Path) -> None:
+        venv.create(place, with_pip=True)
+        self.bin = place / "bin"
+        packages = next((place / "lib").glob("python*/site-packages"))
+        running = sysconfig.get_paths()["purelib"]
+        (packages / "running.pth").write_text(f"import site; site.addsitedir({running!r})\n")
+        # pip's own options: no second torch, and what builds is what is installed
+        self.variables = os.environ | {
+            "PATH": f"{self.bin}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PIP_NO_DEPS": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "PIP_NO_INDEX": "1",
+            "VIRTUAL_ENV": str(place),
+        }
+        for name, module in {"pml-ext": "pml_ext", "pytest": "pytest"}.items():
+            script = self.bin / name
+            script.write_text(f'#!/bin/sh\nexec "{self.bin}/python" -m {module} "$@"\n')
+            script.chmod(0o755)
+
+    def run(self, line: str, cwd: Path, fails: bool = False) -> str:
+        done = subprocess.run(line, shell=True, cwd=cwd, env=self.variables, capture_output=True, text=True)
+        assert (done.returncode != 0) == fails, f"{line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stderr if fails else done.stdout
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    pytest.importorskip("hatchling")
+    return Environment(tmp_path_factory.mktemp("environment") / "venv")
+
+
+@pytest.mark.timeout(3600)
+def test_an_outsiders_hour(environment, tmp_path, monkeypatch):
+    """The page's commands and files, word by word and in its order; only the training and the timing are cut short."""
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    hour = page.partition("## A loss and a miner in ten commands\n")[2].partition("\n## ")[0]
+    blocks = re.findall(r"(?:`(my-loss/[^`]*)`:\n\n)?```(bash|python|toml)\n(.*?)```", hour, re.S)
+    commands = [line for _, language, text in blocks if language == "bash" for line in text.strip().splitlines()]
+    assert len(commands) == 10
+    monkeypatch.setitem(environment.variables, "PML_EXT", str(ROOT))
+    for path, language, text in blocks:
+        if language != "bash":
+            assert (tmp_path / path).parent.is_dir(), path
+            (tmp_path / path).write_text(text)
+            continue
+        for command in text.strip().splitlines():
+            command += SHORTER.get(" ".join(command.split()[:2]), "")
+            output = environment.run(command, tmp_path)
+            if command.startswith("pml-ext check"):
+                assert "0 failed" in output
+                assert "my-miner" in output
+            if command.startswith("pml-ext plugins"):
+                assert "my-loss: my-loss 0.1.0, module my_loss, ok" in output
+                assert "components  2" in output
+    assert (tmp_path / "run" / "report.html").exists()
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["plugins"] == {
+        "my-loss": {"distribution": "my-loss", "version": "0.1.0"}
+    }
+    assert "my-loss" not in environment.run("pml-ext plugins", tmp_path)
+    gone = environment.run("pml-ext report run", tmp_path, fails=True)
+    assert "the plugin 'my-loss' of my-loss 0.1.0 is not installed; type: pip install my-loss==0.1.0" in gone
+
+
+@pytest.mark.timeout(600)
+def test_a_third_partys_package(environment, tmp_path):
+    package = tmp_path / "package"
+    ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
+    shutil.copytree(ROOT / "examples" / "third_party_plugin", package, ignore=ignored)
+    environment.run("pip install ./package", tmp_path)
+    name = "from pml_ext import AlignmentUniformityLoss; print(AlignmentUniformityLoss.__module__)"
+    assert environment.run(f'python -c "{name}"', tmp_path).strip() == "spread_out.losses"
+    listed = environment.run("pml-ext list", tmp_path)
+    assert all(wanted in listed for wanted in ("alignment-uniformity", "spread-out/shapes", "shapes"))
+    shown = environment.run("pml-ext show alignment-uniformity", tmp_path)
+    assert "uniformity_weight" in shown
+    assert "Wang and Isola" in shown
+    assert "alignment-uniformity" in environment.run(
+        "pml-ext bench alignment-uniformity --shapes 64x16x4 --repeats 2", tmp_path
+    )
+    environment.run("pml-ext train spread-out/shapes --out run --set schedule.epochs=3", tmp_path)
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "alignment" in report.lower()
+    some = "not two_processes and not compile and not fullgraph"  # the longest three
+    assert "passed" in environment.run(f"pytest -q -p no:cacheprovider -k '{some}'", package)
+    environment.run("pip uninstall -y spread-out", tmp_path)
+    assert "alignment-uniformity" not in environment.run("pml-ext list", tmp_path)
+    assert "spread-out" not in environment.run("pml-ext plugins", tmp_path)
