@@ -167,14 +167,14 @@ def _tables(connection: sqlite3.Connection) -> list[str]:
     return sorted(name for (name,) in found)
 
 
-def _rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of the tables of a folder's database that have some, in the order of iterations."""
+def _rows(folder: Path, tables: tuple[str, ...] = ("",)) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows, in the order of iterations, of the tables with such beginnings that have any."""
     if not (folder / "logs.db").exists():
         return {}
     with closing(sqlite3.connect(folder / "logs.db")) as connection:
         connection.row_factory = sqlite3.Row
-        select = 'SELECT * FROM "{}" ORDER BY "{}"'
-        found = {name: connection.execute(select.format(name, ITERATION)).fetchall() for name in _tables(connection)}
+        select, named = 'SELECT * FROM "{}" ORDER BY "{}"', [n for n in _tables(connection) if n.startswith(tables)]
+        found = {name: connection.execute(select.format(name, ITERATION)).fetchall() for name in named}
     return {name: [dict(row) for row in rows] for name, rows in found.items() if rows}
 
 
@@ -234,15 +234,15 @@ def _number(value: Any) -> Any:
 
 def metric_series(folder: Path, metric: str) -> Series:
     """Return epochs and values of a metric between epochs, by table."""
-    return {table: found[metric] for table, found in _series(folder, [metric]).items() if table in (VALIDATION, CURVE)}
+    return {table: found[metric] for table, found in _series(folder, [metric], (VALIDATION, CURVE)).items()}
 
 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
-    found = _series(folder, dict.fromkeys(["total_loss", *terms]))
-    series: Series = {"loss": found["loss_histories"]["total_loss"]} if "loss_histories" in found else {}
-    for table in (name for name in found if name.startswith("metric_loss")):
-        for term, (iterations, values) in found[table].items():
+    found = _series(folder, dict.fromkeys(["total_loss", *terms]), ("loss_histories", "metric_loss"))
+    series: Series = {"loss": found.pop("loss_histories")["total_loss"]} if "loss_histories" in found else {}
+    for table, columns in found.items():
+        for term, (iterations, values) in columns.items():
             label = term.removesuffix("_loss")
             if label in series and series[label][0][-1] >= iterations[0]:  # of another part, at the same time
                 label = f"{label} ({table.rpartition('_')[2]})"
@@ -252,10 +252,10 @@ def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     return series
 
 
-def _series(folder: Path, columns: Iterable[str]) -> dict[str, Series]:
+def _series(folder: Path, columns: Iterable[str], tables: tuple[str, ...]) -> dict[str, Series]:
     """Return iterations or epochs, and values, of the columns that a table has, by table."""
     found: dict[str, Series] = {}
-    for table, rows in _rows(folder / "records").items():
+    for table, rows in _rows(folder / "records", tables).items():
         for column in columns:
             if known := [(row[ITERATION], float(row[column])) for row in rows if row.get(column) is not None]:
                 numbers, values = zip(*known, strict=True)
