@@ -29,7 +29,7 @@ def clusters(classes=3, count=60):
 
 
 def test_curves_hold_their_numbers():
-    """Losses over iterations, metrics over epochs, a panel each; Recall@K of one K without a warning."""
+    """Losses over iterations, metrics over epochs, a panel each."""
     figure = figures.loss_curves({"loss": ([1, 2, 3], [3.0, 2.0, 1.0]), "variance": (range(100), [2.0] * 100)})
     assert [axes.get_title() for axes in figure.axes] == ["loss", "variance"]
     assert list(figure.axes[0].lines[0].get_ydata()) == [3.0, 2.0, 1.0]
@@ -39,12 +39,6 @@ def test_curves_hold_their_numbers():
     assert axes.get_title() == "recall_at_1, %"
     assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 75.0], [25.0]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*series]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        figure = figures.recall_curve({"after": {1: 0.5}})
-        pixels(figure)
-    assert figure.axes[0].get_xscale() == "linear"
-    assert figures.recall_curve({"after": {1: 0.5, 2: 0.75}}).axes[0].get_xscale() == "log"
 
 
 def test_similarity_distributions_tell_positive_from_negative():
