@@ -74,11 +74,6 @@ class Component:
         return f"{self.plugin}:{self.name}"
 
     @property
-    def summary(self) -> str:
-        """The first line of the class's own docstring, or nothing."""
-        return inspect.cleandoc(self.outline.__doc__ or "").partition("\n")[0]
-
-    @property
     def settings(self) -> dict[str, inspect.Parameter]:
         """The class's :func:`pml_ext.settings.settings_of`."""
         return settings_of(self.cls)

@@ -109,12 +109,9 @@ def drawing_from(device: torch.device, states: Sequence[Tensor]) -> Iterator[Non
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
     """Return numbers, and tensors of one element, as numbers; those on an accelerator are read in one transfer."""
-    there = [value for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
-    read: list[float] = []
-    if there:
-        wide = torch.float32 if there[0].device.type == "mps" else torch.float64  # MPS has no float64
-        read = torch.stack([value.detach().reshape(()).to(wide) for value in there]).tolist()
-    numbers = iter(read)
+    there = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
+    wide = torch.float32 if there and there[0].device.type == "mps" else torch.float64  # MPS has no float64
+    numbers = iter(torch.stack([value.reshape(()).to(wide) for value in there]).tolist() if there else ())
     return [
         value if not isinstance(value, Tensor) else value.item() if value.device.type == "cpu" else next(numbers)
         for value in values

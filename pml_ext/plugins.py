@@ -32,12 +32,8 @@ RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
 SLOW = 2.0  # seconds of import after which a plugin of others is named
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
+_A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
 _KEBAB, _NAME, _SNAKE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), re.compile(r"[^\s:@]+"), re.compile("[a-z][a-z0-9_]*")
-
-
-def _is_file(value: Any) -> bool:
-    return hasattr(value, "is_file") and value.is_file()
-
 
 # Tables that hooks return by name: the hook, the pattern of names, the test of a value, and the text of an error.
 TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
@@ -46,7 +42,7 @@ TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
     "metric": ("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
     "tracker": ("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "store": ("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
-    "paper": ("pml_ext_papers", _KEBAB, _is_file, 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'),
+    "paper": ("pml_ext_papers", _KEBAB, lambda file: isinstance(file, Path) and file.is_file(), _A_FILE),
 }
 
 
@@ -156,10 +152,8 @@ class Plugins:
             component = checked(each, plugin)
             other = components.setdefault((component.kind, component.name), component)
             if other is not component:
-                raise PluginError(
-                    f"pml_ext_components names the {component.kind} {component.name!r} twice "
-                    f"({other.class_name} and {component.class_name}); names are unique per kind"
-                )
+                twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
+                raise PluginError(f"pml_ext_components names the {twice}; names are unique per kind")
         recipes = [_recipe_files(plugin, folder) for folder in hooks.get("pml_ext_recipes", list)()]
         self._hooks[plugin] = hooks
         for name, file in itertools.chain.from_iterable(recipes):
@@ -185,15 +179,12 @@ class Plugins:
         except (KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:  # SystemExit, and what test frameworks raise to skip
-            where = f"{hook}: " if hook else ""
+            where, left_out = (f"{hook}: ", f"the answer of {hook}") if hook else ("", "it")
             record.status, record.error = "broken", f"{where}{type(error).__name__}: {error}"
             record.traceback = "".join(traceback.format_exception(error))
-            warnings.warn(
-                f"the plugin {record} is broken and {f'the answer of {hook}' if hook else 'it'} was left out: "
-                f"{one_line(error)} (pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out)",
-                PluginWarning,
-                stacklevel=4,
-            )
+            advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
+            text = f"the plugin {record} is broken and {left_out} was left out: {one_line(error)} ({advice})"
+            warnings.warn(text, PluginWarning, stacklevel=4)
 
     def claims(self, what: str) -> dict[str, dict[str, Any]]:
         """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES."""
@@ -239,10 +230,8 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked hook."""
     for name, value in vars(module).items():
         if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
-            raise PluginError(
-                f"{name} is not marked as a hook, so that nobody would call it; write 'from pml_ext.plugin import "
-                f"hookimpl', and '@hookimpl' above 'def {name}'"
-            )
+            advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"
+            raise PluginError(f"{name} is not marked as a hook, so that nobody would call it; {advice}")
     manager = pluggy.PluginManager(GROUP)
     manager.add_hookspecs(hookspecs)
     manager.register(module)

@@ -74,9 +74,8 @@ def find(what: str, name: str) -> tuple[str, Any]:
             raise error
         raise UnknownNameError(unknown(what, name, sorted(_plugins.claims(what))))
     if len(found) > 1:
-        names = [getattr(value, "qualified_name", f"{plugin}:{name}") for plugin, value in found.items()]
-        use = " or ".join(map(repr, names))
-        raise PluginError(f"{name!r} is claimed by two plugins; use {use}, or leave one out with PML_EXT_BLOCK")
+        names = " or ".join(repr(getattr(v, "qualified_name", f"{plugin}:{name}")) for plugin, v in found.items())
+        raise PluginError(f"{name!r} is claimed by two plugins; use {names}, or leave one out with PML_EXT_BLOCK")
     return next(iter(found.items()))
 
 
@@ -100,8 +99,7 @@ def get(name: str, kind: str | None = None) -> Component:
     if len(kinds) > 1:
         named = " and ".join(f"a {kind}" for kind in kinds)
         raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
-    component: Component = find(kinds[0], name)[1]
-    return component
+    return find(kinds[0], name)[1]  # type: ignore[no-any-return]
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
@@ -127,12 +125,8 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     _plugins.load()
     _plugins.add(component)
     if LOCAL not in (meant := _meant(component.kind, component.name)):
-        warnings.warn(
-            f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means; "
-            f"{component.qualified_name} is yours",
-            PluginWarning,
-            stacklevel=2,
-        )
+        text = f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means"
+        warnings.warn(f"{text}; {component.qualified_name} is yours", PluginWarning, stacklevel=2)
     return cls
 
 

@@ -59,7 +59,7 @@ def _entries(what: str) -> list[dict[str, Any]]:
 
     if what in get_args(Kind):
         return [
-            _entry(registry.short_name(each), each.plugin, each.summary, each.class_name)
+            _entry(registry.short_name(each), each.plugin, _summary(each.outline), each.class_name)
             for each in registry.components("loss" if what == "losses" else what[:-1])
         ]
     if what == "tables":
@@ -91,7 +91,11 @@ def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[s
 
 
 def _factory(name: str, factory: Any, origin: str = "pml_ext") -> dict[str, Any]:
-    return _entry(name, origin, (factory.__doc__ or "").strip().partition("\n")[0])
+    return _entry(name, origin, _summary(factory))
+
+
+def _summary(documented: Any) -> str:
+    return (documented.__doc__ or "").strip().partition("\n")[0]
 
 
 def _recipe_summary(name: str) -> str:
