@@ -27,6 +27,7 @@ from pytorch_metric_learning.utils.logging_presets import HookContainer as HookC
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs as convert_to_pairs
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets as convert_to_triplets
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as get_all_pairs_indices
+from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_triplets_indices as get_all_triplets_indices
 from pytorch_metric_learning.utils.module_with_records import ModuleWithRecords as ModuleWithRecords
 from torch import Tensor
 from torch.utils.data import Sampler

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .. import registry
-from .subject import Batch, SkipCheck, Subject, all_pairs, batch_of, takes_labels
+from .. import pml, registry
+from .batches import Batch, batch_of
+from .comparing import equal, gradient, gradients, sorted_rows, weighted
+from .subject import SkipCheck, Subject, takes_labels
 
 TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # folders whose frames are not the author's
 
@@ -59,27 +60,13 @@ def compute(component: Any, batch: Batch, **named: Any) -> dict[str, Any]:
     return component.compute_loss(batch.embeddings, labels, named.get("indices_tuple"), *references)  # type: ignore[no-any-return]
 
 
-def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
-    """Fail with a text if two tensors differ; equal NaNs pass, since other checks report them."""
-    same = actual.shape == expected.shape
-    if not same or not torch.allclose(actual.double(), expected.double(), rtol=rtol, atol=atol, equal_nan=True):
-        shown = (tensor.detach().flatten()[:4].tolist() for tensor in (actual, expected))
-        raise AssertionError(f"{text}: {' instead of '.join(map(str, shown))}")
-
-
-def equal(one: Any, other: Any) -> bool:
-    """Return whether two values, or the indices of two miners, are equal; NaN equals NaN in the same place."""
-    if isinstance(one, tuple):
-        return len(one) == len(other) and all(map(equal, one, other))
-    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
 def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
-    """Return the value of a seeded call and its gradients with respect to inputs, or the indices of a miner, sorted."""
+    """Return the value of a seeded call and its gradients of inputs and parameters, or a miner's indices, sorted."""
     result = seeded(component, batch, **named)
     if isinstance(result, tuple):
         return [sorted_rows(result)]
-    leaves = [x for x in (batch.embeddings, named.get("ref_emb")) if x is not None and x.requires_grad]
+    inputs = (batch.embeddings, named.get("ref_emb"), *component.parameters())
+    leaves = [x for x in inputs if x is not None and x.requires_grad]
     return [result.detach(), *gradients(weighted(result), leaves)]
 
 
@@ -94,38 +81,11 @@ def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
     return [result.detach(), gradient(result, other.embeddings)[back]]
 
 
-def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
-    """Return a miner's pairs or triplets as rows in lexicographic order, pairs with their kind as a third entry."""
-    if len(indices) == 3:
-        rows = torch.stack(indices, 1)
-    else:
-        kinds = enumerate((indices[:2], indices[2:]))
-        rows = torch.cat([torch.stack([x, y, torch.full_like(x, kind)], 1) for kind, (x, y) in kinds])
-    unique: Tensor = torch.unique(rows, dim=0)
-    return unique
-
-
-def weighted(value: Tensor) -> Tensor:
-    """Return a scalar as it is, and a matrix as the sum of its entries with random weights."""
-    if value.ndim == 0:
-        return value
-    weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(10), dtype=value.dtype)
-    return (value * weights).sum()
-
-
-def alike(one: Sequence[Tensor], other: Sequence[Tensor], tolerance: float = 1e-9) -> bool:
-    """Return whether two outcomes are equal up to rounding; infinities and NaN are equal in the same place."""
-    return len(one) == len(other) and all(
-        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=tolerance, atol=tolerance, equal_nan=True)
-        for x, y in zip(one, other, strict=True)
-    )
-
-
 def forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[str, Any]]:
     """Return the optional arguments of each form of call that a component declares, by the form's name."""
     found: dict[str, dict[str, Any]] = {"": {}}
     if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
-        found[" with a miner's tuple"] = {"indices_tuple": all_pairs(batch)}
+        found[" with a miner's tuple"] = {"indices_tuple": pml.get_all_pairs_indices(batch.labels)}
     if subject.kind == "distance":
         found[" with references"] = {"ref_emb": other.embeddings}
     elif subject.kind in ("loss", "miner") and {"labels", "references"} <= subject.capabilities:
@@ -144,19 +104,6 @@ def is_random(subject: Subject) -> bool:
     return bool(subject.cache["random"])
 
 
-def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a value, zeros for leaves without one, and retain its graph."""
-    if not value.requires_grad or not leaves:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, leaves, strict=True)]
-
-
-def gradient(value: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of a value with respect to one tensor; see :func:`gradients`."""
-    return gradients(value, [x])[0]
-
-
 def place_of(error: BaseException) -> str:
     """Return the file and line of the author's code that raised an error; empty if a check itself did."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -164,6 +111,12 @@ def place_of(error: BaseException) -> str:
         return ""
     theirs = [frame for frame in frames if not frame.filename.startswith((TORCH, KIT))]
     return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
+
+
+def described(error: BaseException) -> str:
+    """Return an error as one line: its type, its text, and the author's file and line, if known."""
+    text, place = " ".join(str(error).split()), place_of(error)
+    return f"{type(error).__name__}{f': {text}' if text else ''}{f' (at {place})' if place else ''}"
 
 
 class CountedOperations(TorchFunctionMode):
@@ -185,10 +138,7 @@ class CountedOperations(TorchFunctionMode):
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """Context manager that counts the bytes that autograd saves for the backward pass.
 
-    A storage counts once. Inputs, parameters and tensors of :meth:`leave_out` do not count: the caller holds them.
-
-    Args:
-        given: inputs and parameters.
+    A storage counts once. Those of ``given`` inputs and parameters, which the caller holds, do not count.
     """
 
     def __init__(self, *given: Tensor) -> None:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from .calling import place_of
-from .checks import CHECKS, COMPARED, SLOW, Check, check_call_forms, settings_of_process
+from .calling import described, place_of
+from .checks import CHECKS, SLOW, Check, check_call_forms, settings_of_process
 from .subject import Settings, SkipCheck, Subject, subject_of
 
 Reference = Callable[..., Any]
@@ -66,7 +66,6 @@ def check_component(
     compared too, or a number. If it names ``indices_tuple``, or ``ref_emb`` and ``ref_labels``, it gets a miner's
     indices, or references; if it names ``component``, the instance. It may raise :class:`SkipCheck`. A class is
     compared under every table of ``settings``, and with another value of each of its numeric and boolean settings.
-    ``check_settings`` fails a setting that changes neither value nor gradient.
 
     Args:
         component: a :class:`pml_ext.Component`, a class, a ``functools.partial`` of one, or an instance built with its
@@ -112,22 +111,19 @@ def check_component(
 
 
 def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
-    """Return the checks of a subject: those of the given names, or all."""
-    by_name = {check.__name__: check for check in checks_of(subject.kind) + COMPARED * (subject.grid is not None)}
+    """Return the checks of a subject, or those of the given names; ValueError for another name."""
+    by_name = {check.__name__: check for check in checks_of(subject.kind)}
     names = [*by_name] if names is None else [*names]
-    for name in names:
-        if name not in by_name:
-            raise ValueError(f"{name!r} is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}")
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"{unknown[0]!r} is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}")
     return [by_name[name] for name in names]
 
 
 def _expected(subject: Subject, given: Expected) -> Expected:
     """Return the expected failures that the class declares, updated by the caller's."""
     expected = {**getattr(subject.make(), "expected_failed_checks", {}), **given}
-    names = {check.__name__ for check in _chosen(subject)}
+    _chosen(subject, expected)
     for name, reason in expected.items():
-        if name not in names:
-            raise ValueError(f"expected_failed_checks: {name!r} is no check; checks: {', '.join(sorted(names))}")
         if not reason.strip():
             raise ValueError(f"expected_failed_checks[{name!r}] wants a reason")
     return expected
@@ -160,11 +156,9 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
 
 def _message(error: BaseException) -> str:
     """Return the message of a failed check, or another error's type, message and place."""
-    place = place_of(error)
-    if isinstance(error, AssertionError) and not place:
+    if isinstance(error, AssertionError) and not place_of(error):
         return str(error) or "an assertion failed"
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}{f': {text}' if text else ''}{f' (at {place})' if place else ''}"
+    return described(error)
 
 
 def _require_callable(subject: Subject) -> None:
@@ -186,8 +180,7 @@ def parametrize_with_checks(
 
     Args:
         components: each as in :func:`check_component`.
-        expected_failed_checks: a function that returns ``{check name: reason}`` for a component; such a test is a
-            strict xfail, which fails if it passes.
+        expected_failed_checks: returns ``{check name: reason}`` for a component; such a test is a strict xfail.
         options: ``reference``, ``settings``, ``without_effect``, ``embedding_size`` and ``num_classes`` of
             :func:`check_component`, for all of the components.
 
@@ -206,18 +199,19 @@ def parametrize_with_checks(
         for check in _chosen(subject):
             name = check.__name__
             marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
-            test = _as_test(check, subject, component, expected)
+            test = _as_test(check, subject, expected)
             parameters.append(pytest.param(component, test, id=f"{subject.name}-{name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), parameters)
 
 
-def _as_test(check: Check, subject: Subject, given: Any, expected: Expected) -> Callable[[Any], None]:
+def _as_test(check: Check, subject: Subject, expected: Expected) -> Callable[[Any], None]:
+    """Return a check as a test; all tests of a component share its subject, and with it the subject's cache."""
+
     @functools.wraps(check)
     def test(component: Any) -> None:
         import pytest
 
-        # one subject for all checks of a component, so that they share its cache
-        result = _run(subject if component is given else subject_of(component), check, expected)
+        result = _run(subject, check, expected)
         if result.status == "skipped":
             pytest.skip(result.text)
         if result.error is not None:

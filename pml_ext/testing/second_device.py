@@ -23,9 +23,8 @@ DEVICE = torch.device("meta")  # the one device beside the CPU that every torch 
 # These operations take tensors of two devices, as on a GPU: copies, and an index on the CPU into a tensor elsewhere.
 _COPIES = {"to_copy", "copy"}
 _INDEXED = {"index", "unsafe_index", "index_put", "index_put_impl", "unsafe_index_put"}
-# The shape of what these give depends on values, so that the host waits to learn it.
-_UNIQUE = {"unique", "unique2", "unique_dim", "unique_consecutive"}
-_SHAPES = {"nonzero", "masked_select", "bincount", "repeat_interleave", *_UNIQUE}
+# The shape of their results depends on values, so that the host waits to learn it.
+_SHAPES = {"nonzero", "masked_select", "bincount", "repeat_interleave", "unique"}
 
 
 class OtherDeviceError(RuntimeError):
@@ -88,8 +87,8 @@ class SecondDevice:
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> SecondDevice:
-        self._stack.enter_context(_Operations(self))
-        self._stack.enter_context(_Factories())
+        for mode in (_Operations(self), _Factories()):
+            self._stack.enter_context(mode)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,8 +166,8 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
             owner.waits[f"a value read at {place}"] += 1
         elif elsewhere and name in _COPIES and not there and not kwargs.get("non_blocking"):
             owner.waits[f"a copy to the CPU at {place}"] += 1
-        elif elsewhere and name in _SHAPES:
-            owner.shapes[f"{'unique' if name in _UNIQUE else name} at {place}"] += 1
+        elif elsewhere and (kind := "unique" if name.startswith("unique") else name) in _SHAPES:
+            owner.shapes[f"{kind} at {place}"] += 1
         elif elsewhere and name in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
             owner.shapes[f"a boolean index at {place}"] += 1
         known = {id(tensor.held): tensor for tensor in elsewhere}  # an operation in place gives the object it was given

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -12,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import registry
 from ..errors import ConfigError
@@ -176,87 +176,6 @@ def _in_float64(component: Any) -> Any:
     return component.double() if isinstance(component, torch.nn.Module) else component
 
 
-# Batches in which other pairs contribute, as a small margin needs it: as they come, close together, far apart, mixed.
-CLOSE: tuple[dict[str, Any], ...] = (
-    {},
-    {"common": 8.0},
-    {"common": 80.0},
-    {"scale": 0.05},
-    {"spread": 4.0, "common": 20.0},
-    {"scale": 20.0},
-    {"spread": 0.1},
-)
-
-
-@dataclasses.dataclass
-class Batch:
-    """Embeddings ``[B, D]`` of overlapping clusters, with gradient, and their labels ``[B]``."""
-
-    embeddings: Tensor
-    labels: Tensor
-
-    def ordered(self, order: Tensor) -> Batch:
-        """Return the same images in another order, as fresh leaves."""
-        return Batch(fresh(self.embeddings[order]), self.labels[order])
-
-
-def fresh(x: Tensor) -> Tensor:
-    """Return a leaf with gradient."""
-    return x.detach().clone().requires_grad_()
-
-
-def labels_of(classes: int, each: int) -> Tensor:
-    """Return sorted labels of some classes with as many images each."""
-    return torch.arange(classes).repeat_interleave(each)
-
-
-def shuffle(length: int, seed: int) -> Tensor:
-    """Return a permutation of its own generator."""
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
-
-
-def batch_of(
-    subject: Subject,
-    labels: Tensor | tuple[int, int] = (CLASSES, 4),
-    dtype: torch.dtype = torch.float64,
-    seed: int = 0,
-    spread: float = 1.2,
-    common: float = 0,
-    scale: float = 1,
-) -> Batch:
-    """Return a batch of a subject's embedding size.
-
-    ``labels`` are ``[B]``, or (number of classes, images per class), cut to the classes that the subject knows. A class
-    has a ``spread`` about its center, and centers one of 1; a vector of the length ``common`` makes angles small.
-    """
-    if isinstance(labels, tuple):
-        labels = labels_of(min(labels[0], subject.classes), labels[1])
-    generator = torch.Generator().manual_seed(seed)
-    centers = torch.randn(subject.classes, subject.size, generator=generator, dtype=torch.float64)
-    noise = torch.randn(len(labels), subject.size, generator=generator, dtype=torch.float64)
-    shift = common / subject.size**0.5 * (-1) ** torch.arange(subject.size)
-    points = scale * (centers[labels] + spread * noise + shift)
-    return Batch(fresh(points.to(dtype)), labels)
-
-
-def all_pairs(batch: Batch) -> tuple[Tensor, ...]:
-    """Return all pairs of a batch, as a miner gives them."""
-    same = batch.labels[:, None] == batch.labels
-    return (*torch.where(same.clone().fill_diagonal_(False)), *torch.where(~same))
-
-
-def all_triplets(batch: Batch) -> tuple[Tensor, ...]:
-    """Return all triplets of a batch, as a miner gives them."""
-    same = batch.labels[:, None] == batch.labels
-    return tuple(torch.where(same.clone().fill_diagonal_(False)[:, :, None] & ~same[:, None]))
-
-
-def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Return a random part of index tensors that belong together, at least one entry."""
-    chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
-    return tuple(index[chosen] for index in indices)
-
-
 def components_of(what: str) -> list[tuple[str, Any]]:
     """Return components by name.
 
@@ -282,15 +201,13 @@ def components_of(what: str) -> list[tuple[str, Any]]:
         ) from None
     if isinstance(imported, type):
         return [(imported.__name__, imported)]
-    classes = [(name, value) for name, value in vars(imported).items() if _is_component(value, imported.__name__)]
+    classes = []
+    for name, value in vars(imported).items():
+        if isinstance(value, type) and value.__module__.startswith(imported.__name__):
+            with contextlib.suppress(TypeError):  # no component
+                registry.kind_of(value)
+                classes.append((name, value))
     if not classes:
         wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
         raise ConfigError(f"{what}: no component in it; wanted {wanted}")
     return classes
-
-
-def _is_component(value: Any, module: str) -> bool:
-    try:
-        return isinstance(value, type) and value.__module__.startswith(module) and bool(registry.kind_of(value))
-    except TypeError:
-        return False

@@ -1,4 +1,4 @@
-"""The module of planted bugs, under a name that other processes can import."""
+"""Make the package of planted bugs importable, in other processes too."""
 
 import sys
 from pathlib import Path

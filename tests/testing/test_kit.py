@@ -1,4 +1,4 @@
-"""The conformance kit: our own components pass, faults are found by the check that names them."""
+"""The conformance kit: our own components pass; expected failures, targets and messages of the checks."""
 
 import functools
 import json
@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 from typing import ClassVar
 
-import planted
 import pytest
 import torch
+from planted import correct, failing, others
+from planted import losses as bugs
 from pytorch_metric_learning import losses, miners, regularizers
 
 import pml_ext
@@ -51,31 +52,30 @@ def test_our_own(component, check):
         check(component)
 
 
+class Honest(bugs.MeanInside):
+    expected_failed_checks: ClassVar = {"check_reducers": "a value of the whole batch"}
+
+
 def test_expected_failures_need_a_reason_and_must_fail():
     reason = {"check_reducers": "the mean is taken inside on purpose"}
-    some = {"checks": ["check_reducers", "check_pickle"]}
-    found = {r.check: r for r in check_component(planted.MeanInside(), reason, **some)}
-    assert (found["check_reducers"].status, found["check_reducers"].text) == ("xfail", reason["check_reducers"])
+    some = {"checks": ["check_reducers"]}
+    for component, given, wanted in (
+        (bugs.MeanInside(), reason, reason),
+        (Honest, None, Honest.expected_failed_checks),  # the class itself says so
+        (Honest, reason, reason),
+    ):
+        (found,) = check_component(component, given, **some)
+        assert (found.status, found.text) == ("xfail", wanted["check_reducers"])
     with pytest.raises(AssertionError, match="check_reducers: it passes, but was expected to fail"):
-        check_component(planted.ByHand(), reason, **some)
+        check_component(correct.ByHand(), reason, **some)
     with pytest.raises(ValueError, match="wants a reason"):
-        check_component(planted.MeanInside(), {"check_reducers": " "})
+        check_component(bugs.MeanInside(), {"check_reducers": " "})
     with pytest.raises(ValueError, match="'check_reducer' is no check"):
-        check_component(planted.MeanInside(), {"check_reducer": "a typing error"})
-    marks = parametrize_with_checks([planted.MeanInside()], expected_failed_checks=lambda c: reason).mark.args[1]
+        check_component(bugs.MeanInside(), {"check_reducer": "a typing error"})
+    marks = parametrize_with_checks([bugs.MeanInside()], expected_failed_checks=lambda c: reason).mark.args[1]
     (marked,) = [p for p in marks if p.marks]
     assert marked.id == "MeanInside-check_reducers"
     assert marked.marks[0].kwargs == {"reason": reason["check_reducers"], "strict": True}
-
-
-def test_a_class_may_say_itself_what_it_fails():
-    class Honest(planted.MeanInside):
-        expected_failed_checks: ClassVar = {"check_reducers": "a value of the whole batch"}
-
-    (found,) = check_component(Honest, checks=["check_reducers"])
-    assert (found.status, found.text) == ("xfail", "a value of the whole batch")
-    (found,) = check_component(Honest, {"check_reducers": "another"}, checks=["check_reducers"])
-    assert found.text == "another"
 
 
 def test_what_cannot_be_checked():
@@ -95,7 +95,7 @@ def test_what_cannot_be_checked():
     ],
 )
 def test_a_sample_of_pmls(loss, check):
-    assert check in planted.failing(loss(), checks=[check])
+    assert check in failing(loss(), checks=[check])
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_sample_of_pmls(loss, check):
         losses.ContrastiveLoss(embedding_regularizer=regularizers.LpRegularizer()),
         losses.ArcFaceLoss(6, 8, weight_regularizer=regularizers.RegularFaceRegularizer()),
         pml_ext.CBMLLoss(embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.5),
-        planted.TwoTerms(embedding_regularizer=regularizers.LpRegularizer()),
+        correct.TwoTerms(embedding_regularizer=regularizers.LpRegularizer()),
     ],
     ids=lambda loss: type(loss).__name__,
 )
@@ -120,7 +120,7 @@ def test_targets():
     assert {name for name, _ in components_of("pddm")} == names
     assert components_of("pml_ext.distances.EuclideanDistance")[0][1] is pml_ext.distances.EuclideanDistance
     assert components_of("local-positive")[0][1].cls is pml_ext.LocalPositiveMiner
-    assert ("ByHand", planted.ByHand) in components_of("planted")
+    assert ("ByHand", correct.ByHand) in components_of("planted.correct")
     assert len(components_of("pml")) > 30
     with pytest.raises(ConfigError, match="nowhere_at_all: no package, class, entry point or component"):
         components_of("nowhere_at_all")
@@ -129,52 +129,44 @@ def test_targets():
 
 
 def test_the_command(pml_ext_command):
-    done = pml_ext_command("check", "planted.StopsHalfway", "-v")
+    done = pml_ext_command("check", "planted.others.StopsHalfway", "-v")
     assert done.returncode == 1
-    assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at planted.py:\d+\)", done.stdout)
-    assert re.search(r'File ".*planted.py", line \d+, in <lambda>\n +images=lambda self, rows: 1 / 0', done.stdout)
+    assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at others.py:\d+\)", done.stdout)
+    assert re.search(r'File ".*others.py", line \d+, in <lambda>\n +images=lambda self, rows: 1 / 0', done.stdout)
     done = pml_ext_command("check", "hard-pair", "--json")
     assert done.returncode == 0
     assert {entry["status"] for entry in json.loads(done.stdout)} <= {"passed", "skipped"}
     assert pml_ext_command("check", "nowhere_at_all").returncode == 2
 
 
-class FailsWhereMixed(planted.ByHand):
-    """Fails in the middle of other checks than that of calls: where the first two labels differ."""
-
-    def compute_loss(self, embeddings, labels, *more):
-        factor = 1 if labels is None or labels[0] == labels[1] else 1 / 0
-        return super().compute_loss(embeddings * factor, labels, *more)
-
-
 def test_what_a_component_raises_is_raised_from_the_check_with_its_traceback():
-    (marked,) = [p for p in parametrize_with_checks([FailsWhereMixed]).mark.args[1] if p.id.endswith("_are_used")]
+    parameters = parametrize_with_checks([others.StopsHalfway]).mark.args[1]
+    (marked,) = [p for p in parameters if p.id == "StopsHalfway-check_sampler"]
     component, check = marked.values
     with pytest.raises(ZeroDivisionError) as raised:
         check(component)
-    assert [entry.name for entry in raised.traceback][-1] == "compute_loss"
-    text = r"FailsWhereMixed fails 1 of 1 checks:\n  check_labels_are_used: "
+    assert raised.traceback[-1].name == "<lambda>"
+    text = r"StopsHalfway fails 1 of 1 checks:\n  check_sampler: ZeroDivisionError"
     with pytest.raises(AssertionError, match=text) as raised:
-        check_component(FailsWhereMixed, checks=["check_labels_are_used"])
+        check_component(others.StopsHalfway, checks=["check_sampler"])
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
 def test_after_a_loss_that_cannot_be_called_the_rest_is_skipped():
-    results = check_component(planted.ValueAlone, on_fail=None)
+    results = check_component(bugs.ValueAlone, on_fail=None)
     assert [result.check for result in results if result.fails] == ["check_call_forms"]
     skipped = [result for result in results if result.check == "check_reducers"]
     assert [(r.status, r.text[:40]) for r in skipped] == [("skipped", "check_call_forms fails: compute_loss ret")]
     reason = {"check_call_forms": "it is no loss yet"}
-    results = check_component(planted.ValueAlone, reason, checks=["check_call_forms", "check_pickle"], on_fail=None)
+    results = check_component(bugs.ValueAlone, reason, checks=["check_call_forms", "check_pickle"], on_fail=None)
     assert [result.status for result in results] == ["xfail", "failed"]  # nobody asked to leave the others out
 
 
 @pytest.mark.parametrize(
     ("component", "size", "classes"),
     [
-        (functools.partial(planted.Weighted, 2.0, kind="square"), 8, 6),
-        (functools.partial(planted.Centers, num_classes=7), 8, 7),
-        (planted.Centers(13, 4), 13, 4),
+        (functools.partial(correct.Weighted, 2.0, kind="square"), 8, 6),
+        (functools.partial(losses.ProxyAnchorLoss, num_classes=7), 8, 7),
         (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), 5, 3),
         (losses.ContrastiveLoss, 8, 6),
     ],
@@ -191,14 +183,13 @@ def test_what_may_be_checked(component, size, classes):
 
 
 def test_a_size_that_nothing_tells_is_named():
-    class Hidden(planted.ByHand):
+    class Hidden(correct.ByHand):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
-            self.first, self.second = torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)
+            self.layer = torch.nn.Linear(3, 2)
 
         def compute_loss(self, embeddings, labels, *more):
-            assert len(embeddings.unique()) > 20
-            x = self.second(self.first(embeddings[:, :3].clone().reshape(len(labels), 3) * embeddings[:, 16:17]))
+            x = self.layer(embeddings[:, :3] * embeddings[:, [16]])
             return super().compute_loss(x, labels, None, x, labels)
 
     (result,) = check_component(Hidden(), checks=["check_call_forms"], on_fail=None)
@@ -221,4 +212,4 @@ def test_settings_of_pmls_losses_raise_no_false_alarm(name, table):
     page = (Path(__file__).parents[2] / "docs" / "pml-losses.md").read_text()
     (row,) = re.findall(rf"^\| `pml/{name}` \| ([^|]*) \|$", page, re.M)
     loss = functools.partial(registry.get(f"pml/{name}", "loss").cls, **table)
-    assert planted.failing(loss, fast=True).keys() <= {f"check_{check}" for check in re.findall("`(.*?)`", row)}
+    assert failing(loss, fast=True).keys() <= {f"check_{check}" for check in re.findall("`(.*?)`", row)}

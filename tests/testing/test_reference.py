@@ -2,16 +2,17 @@
 
 import re
 
-import planted
 import pytest
 import torch
+from planted import correct, loop
+from planted import losses as bugs
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.distances import GramCosineSimilarity
 from pml_ext.errors import ConfigError
-from pml_ext.testing import SkipCheck, check_component, parametrize_with_checks
+from pml_ext.testing import SkipCheck, check_component
 
 COMPARED = ["check_reference", "check_settings"]
 KINDS = {"kind": ["plain", "square"]}
@@ -23,15 +24,13 @@ def results(component, checks=("check_reference",), **given):
 
 
 def test_equal_under_every_setting():
-    compared, varied = results(
-        planted.Weighted, COMPARED, reference=planted.loop, settings=KINDS, without_effect=["tile"]
-    )
+    compared, varied = results(correct.Weighted, COMPARED, reference=loop, settings=KINDS, without_effect=["tile"])
     assert compared.status == varied.status == "passed"
     assert compared.text == "equal in 20 comparisons"  # the first on 8 batches and tuples, 6 others on 2 each
     assert varied.text == "varied: alpha, beta, margin, weight, kind, tile"
 
 
-class SettingIgnored(planted.Weighted):
+class SettingIgnored(correct.Weighted):
     def values(self, *batch):
         self.margin = 0.5
         return super().values(*batch)
@@ -41,41 +40,41 @@ class SettingIgnored(planted.Weighted):
     ("component", "settings", "without_effect", "text"),
     [
         (SettingIgnored, KINDS, ["tile"], r"margin changes neither .* \(10 pairs"),
-        (planted.Weighted, KINDS, [], r"the setting tile changes neither .* without_effect="),
-        (planted.Weighted, KINDS, ["tile", "weight"], "weight is said to be without"),
-        (planted.Weighted, None, ["tile"], r"kind is not varied; .* settings={'kind': \[...\]}"),
+        (correct.Weighted, KINDS, [], r"the setting tile changes neither .* without_effect="),
+        (correct.Weighted, KINDS, ["tile", "weight"], "weight is said to be without"),
+        (correct.Weighted, None, ["tile"], r"kind is not varied; .* settings={'kind': \[...\]}"),
     ],
 )
 def test_what_is_said_of_settings(component, settings, without_effect, text):
     given = {"settings": settings, "without_effect": without_effect}
-    found = results(component, ["check_settings"], reference=planted.loop, **given)
+    found = results(component, ["check_settings"], reference=loop, **given)
     assert found.status == "failed"
     assert re.search(text, found.text), found.text
 
 
 def off_by_a_percent(*batch, **settings):
-    return 1.01 * planted.loop(*batch, **settings)
+    return 1.01 * loop(*batch, **settings)
 
 
 def of_another_gradient(embeddings, *more, **settings):
-    value = planted.loop(embeddings, *more, **settings)
+    value = loop(embeddings, *more, **settings)
     return 2 * value - value.detach()
 
 
 def fails_without_positives(embeddings, labels):
     positives = (labels[:, None] == labels).sum() - len(labels)
-    return planted.loop(embeddings, labels) + 0 / int(positives)
+    return loop(embeddings, labels) + 0 / int(positives)
 
 
 @pytest.mark.parametrize(
     ("component", "reference", "text"),
     [
-        (planted.ByHand(), off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
-        (planted.ByHand(), of_another_gradient, "classes: the gradient of the embeddings differs .* by up to"),
-        (planted.GradientCut, planted.loop, "overlapping classes: the gradient of the emb"),
-        (planted.ByHand(), lambda x, y: planted.loop(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
-        (planted.ByHand(), fails_without_positives, "ZeroDivisionError"),
-        (planted.Weighted, lambda x, y, margin=0.5: planted.loop(x, y, margin=margin), "takes no setting 'alpha'"),
+        (correct.ByHand(), off_by_a_percent, "with the settings as they are, overlapping classes: the value is"),
+        (correct.ByHand(), of_another_gradient, "classes: the gradient of the embeddings differs .* by up to"),
+        (bugs.GradientCut, loop, "overlapping classes: the gradient of the emb"),
+        (correct.ByHand(), lambda x, y: loop(x, y)[None], r"the shape is \(\), the reference's \(1,\)"),
+        (correct.ByHand(), fails_without_positives, "ZeroDivisionError"),
+        (correct.Weighted, lambda x, y, margin=0.5: loop(x, y, margin=margin), "takes no setting 'alpha'"),
     ],
 )
 def test_what_is_said_of_a_difference(component, reference, text):
@@ -84,28 +83,18 @@ def test_what_is_said_of_a_difference(component, reference, text):
     assert re.search(text, found.text), found.text
 
 
-def in_plain_numbers(embeddings, labels, **settings):
-    return planted.loop(embeddings, labels, **settings).item()
+def test_of_plain_numbers_values_alone_are_compared():
+    def in_plain_numbers(embeddings, labels, **settings):
+        return loop(embeddings, labels, **settings).item()
 
-
-class SlopeDoubled(planted.ByHand):
-    """The right value, and twice its gradient."""
-
-    def values(self, s, positives, negatives):
-        values = super().values(s, positives, negatives)
-        return 2 * values - values.detach()
-
-
-def test_of_plain_numbers_values_are_compared_and_the_gradient_is_that_of_finite_differences():
-    assert results(planted.ByHand(), reference=in_plain_numbers).status == "passed"
-    assert results(SlopeDoubled(), reference=in_plain_numbers).status == "passed"
-    assert results(SlopeDoubled(), ["check_gradients"], reference=in_plain_numbers).status == "failed"
-    assert results(planted.ByHand(), reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
+    assert results(correct.ByHand(), reference=in_plain_numbers).status == "passed"
+    assert results(bugs.GradientCut(), reference=in_plain_numbers).status == "passed"  # check_gradients finds it
+    assert results(correct.ByHand(), reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
 
 
 def test_what_a_miner_chose_is_passed_to_a_reference_that_names_it():
-    assert results(planted.MinedNegativesIgnored(), reference=lambda x, y: planted.loop(x, y)).status == "passed"
-    found = results(planted.MinedNegativesIgnored(), reference=planted.loop)
+    assert results(bugs.MinedNegativesIgnored(), reference=lambda x, y: loop(x, y)).status == "passed"
+    found = results(bugs.MinedNegativesIgnored(), reference=loop)
     assert "pairs of a miner: the value is" in found.text
 
 
@@ -124,13 +113,11 @@ def test_the_instance_is_passed_to_a_reference_that_names_it():
 
     def scaled(embeddings, labels, component):
         seen.append(component.scale.item())
-        return component.scale * planted.loop(embeddings, labels)
+        return component.scale * loop(embeddings, labels)
 
-    assert results(planted.ParameterBeside(), reference=scaled).status == "passed"
+    assert results(correct.Parameter(), reference=scaled).status == "passed"
     assert set(seen) != {1.5}
-    without = results(
-        planted.ParameterBeside(), reference=lambda x, y, component: component.scale.detach() * planted.loop(x, y)
-    )
+    without = results(correct.Parameter(), reference=lambda x, y, component: component.scale.detach() * loop(x, y))
     assert "the gradient of scale differs" in without.text
 
 
@@ -138,19 +125,19 @@ def test_a_reference_may_leave_out_what_it_cannot():
     def plain_alone(embeddings, labels, kind="plain", **settings):
         if kind != "plain":
             raise SkipCheck("squares are not written out")
-        return planted.loop(embeddings, labels, **settings)
+        return loop(embeddings, labels, **settings)
 
-    found = results(planted.Weighted, reference=plain_alone, settings=KINDS)
+    found = results(correct.Weighted, reference=plain_alone, settings=KINDS)
     assert found.text.endswith("; left out by the reference: kind='square': squares are not written out")
-    found = results(planted.Weighted, reference=plain_alone, settings={"kind": ["square"]})
+    found = results(correct.Weighted, reference=plain_alone, settings={"kind": ["square"]})
     assert (found.status, "compared nothing" in found.text) == ("failed", True)
 
 
 def test_instances_regularizers_and_others():
-    instance = planted.Weighted(margin=0.25)
-    assert results(instance, reference=lambda x, y: planted.loop(x, y, margin=0.25)).status == "passed"
-    assert results(instance, reference=planted.loop).status == "failed"
-    settings = results(instance, ["check_settings"], reference=planted.loop)
+    instance = correct.Weighted(margin=0.25)
+    assert results(instance, reference=lambda x, y: loop(x, y, margin=0.25)).status == "passed"
+    assert results(instance, reference=loop).status == "failed"
+    settings = results(instance, ["check_settings"], reference=loop)
     assert (settings.status, settings.text[:17]) == ("skipped", "it is an instance")
     assert results(LpRegularizer(), reference=lambda x: x.norm(dim=1).mean()).status == "passed"
     miner = results(BatchHardMiner, reference=lambda x, y: 0)
@@ -159,31 +146,25 @@ def test_instances_regularizers_and_others():
 
 def test_settings_that_do_not_fit():
     with pytest.raises(ConfigError, match="no setting of Weighted 'margn'; nearest: margin"):
-        check_component(planted.Weighted, settings={"margn": [1.0]})
+        check_component(correct.Weighted, settings={"margn": [1.0]})
     with pytest.raises(ConfigError, match="Weighted is built already; give the class Weighted"):
-        check_component(planted.Weighted(), settings={"margin": [1.0]})
+        check_component(correct.Weighted(), settings={"margin": [1.0]})
     with pytest.raises(ConfigError, match=r"a list of values each, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
-        check_component(planted.Weighted, settings={"margin": 1.0})
+        check_component(correct.Weighted, settings={"margin": 1.0})
     with pytest.raises(ValueError, match="'check_refrence' is no check of a loss"):
-        check_component(planted.Weighted, checks=["check_refrence"])
+        check_component(correct.Weighted, checks=["check_refrence"])
 
 
 def test_the_first_settings_are_those_of_all_other_checks():
-    class Needy(planted.ByHand):
+    class Needy(correct.ByHand):
         def __init__(self, temperature, **kwargs):
             super().__init__(**kwargs)
             self.temperature = temperature
 
-        def values(self, s, positives, negatives):
-            return super().values(s / self.temperature, positives, negatives)
+        def values(self, s, *masks):
+            return super().values(s / self.temperature, *masks)
 
     with pytest.raises(ConfigError, match="Needy needs temperature"):
         check_component(Needy)
     given = {"settings": {"temperature": [0.5, 0.1]}, "checks": ["check_call_forms", "check_settings"]}
     assert {result.status for result in check_component(Needy, **given)} == {"passed"}
-
-
-@parametrize_with_checks([planted.Weighted], reference=planted.loop, settings=KINDS, without_effect=["tile"])
-def test_under_pytest(component, check):
-    if check.__name__ in COMPARED:
-        check(component)

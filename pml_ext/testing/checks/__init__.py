@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from ..subject import CHECKS, SLOW, Check
-from . import contract, cost, integration, kinds, objects, reference, situations, values  # noqa: F401 (importing registers them)
+from . import contract, kinds, objects, reference, situations, use  # noqa: F401 (importing registers them)
 from .contract import check_call_forms
 from .situations import settings_of_process
 
-__all__ = ["CHECKS", "COMPARED", "SLOW", "Check", "check_call_forms", "settings_of_process"]
-
-COMPARED: list[Check] = [reference.check_reference]  # where the author gives something for it
+__all__ = ["CHECKS", "SLOW", "Check", "check_call_forms", "settings_of_process"]

@@ -1,40 +1,31 @@
-"""PML's contract of a loss: forms of call, unreduced values, and nothing that is accepted and ignored."""
+"""PML's contract: forms of call, unreduced values, dtypes, gradients, and nothing that is accepted and ignored."""
 
 from __future__ import annotations
 
+import functools
 import inspect
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from ... import pml
 from ...pairwise import SharedLabel, related_pairs
-from ..calling import call, close, compute, equal, gradient, gradients, is_random, needs, seeded
-from ..subject import (
-    CLOSE,
-    Batch,
-    SkipCheck,
-    Subject,
-    all_pairs,
-    all_triplets,
-    applies_to,
-    batch_of,
-    shuffle,
-    some_of,
-    takes_labels,
-)
+from ..batches import CLOSE, Batch, batch_of, fresh, shuffle, some_of
+from ..calling import call, compute, forms, is_random, needs, outcome, seeded
+from ..comparing import alike, check_tuple, close, equal, gradient, gradients
+from ..subject import SIZE, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 _WANTED = (
-    "wanted {'loss': {'losses': a value per element, pair or triplet, 'indices': what each belongs to, "
-    "'reduction_type': 'element', 'pos_pair', 'neg_pair' or 'triplet'}}, as per_anchor(values), per_pair and "
-    "per_triplet of pml_ext.plugin make it"
+    "wanted {'loss': {'losses': values, 'indices': what each is of, 'reduction_type': 'element', 'pos_pair', "
+    "'neg_pair' or 'triplet'}}, as per_anchor(values), per_pair and per_triplet of pml_ext.plugin make it"
 )
 _TYPES = ("element", "pos_pair", "neg_pair", "triplet", "already_reduced")
 _OPPOSITE = 0.1  # a cosine between gradients below minus this points the other way
 _ZERO = 1e-12  # a gradient of zero, after rounding
+_FULL = (torch.float32, torch.float64)
 _MADE_BY_PML = {"embedding_reg_loss", "weight_reg_loss"}  # sub-losses that it adds by itself
 
 
@@ -46,11 +37,10 @@ def check_call_forms(subject: Subject) -> None:
         value = seeded(subject.make(), batch)
     except Exception as error:
         _check_terms(subject, batch)
-        if isinstance(error, (RuntimeError, IndexError)) and any(True for _ in subject.make().parameters()):
-            size, classes = batch.embeddings.shape[1], len(set(batch.labels.tolist()))
+        if isinstance(error, (RuntimeError, IndexError)) and [*subject.make().parameters()]:
             raise AssertionError(
-                f"it cannot be called with embeddings of {size} numbers and {classes} classes: {error}. If it is made "
-                "for others, keep them in self.embedding_size and self.num_classes, or name them: "
+                f"it cannot be called with embeddings of {subject.size} numbers and {subject.classes} classes: {error}."
+                " If it is made for others, keep them in self.embedding_size and self.num_classes, or name them: "
                 "check_component(..., embedding_size=..., num_classes=...)"
             ) from error
         raise
@@ -77,28 +67,23 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
         shown = f"a tensor of shape {tuple(terms.shape)}" if isinstance(terms, Tensor) else repr(terms)[:80]
         raise AssertionError(f"compute_loss returns {shown}; {_WANTED}")
     for name, info in terms.items():
-        if missing := {"losses", "indices", "reduction_type"} - set(info):
-            raise AssertionError(f"the dictionary of sub-loss {name!r} lacks {', '.join(sorted(missing))}; {_WANTED}")
-        if info["reduction_type"] not in _TYPES:
-            raise AssertionError(f"sub-loss {name!r} has reduction_type {info['reduction_type']!r}; {_WANTED}")
+        if not {"losses", "indices"} <= {*info} or info.get("reduction_type") not in _TYPES:
+            kind = info.get("reduction_type")
+            raise AssertionError(f"sub-loss {name!r} has {', '.join(info)}, of reduction_type {kind!r}; {_WANTED}")
     names = getattr(subject.make(), "sub_loss_names", lambda: ["loss"])()
     given, wanted = (sorted(set(each) - _MADE_BY_PML) for each in (terms, names))
     if given != wanted:
         raise AssertionError(
-            f"compute_loss returns {given}, but sub_loss_names() says {wanted}; name them in _sub_loss_names, which "
-            "PML calls inside of super().__init__()"
+            f"compute_loss returns {given}, but sub_loss_names() says {wanted}; name them in _sub_loss_names"
         )
 
 
 @applies_to("loss")
 def check_reducers(subject: Subject) -> None:
-    """A loss hands unreduced values of each of its ``sub_loss_names()`` to a reducer.
-
-    A mean taken inside leaves ``reducer=`` without effect.
-    """
+    """A loss hands unreduced values to a reducer; a mean taken inside leaves ``reducer=`` without effect."""
     batch, losses = batch_of(subject), [subject.make() for _ in range(2)]
-    for loss, name in itertools.product(losses, ("embedding_regularizer", "weight_regularizer")):
-        setattr(loss, name, None)  # PML's, whose terms are reduced already
+    for loss in losses:
+        loss.embedding_regularizer = loss.weight_regularizer = None  # PML's, whose terms are reduced already
     torch.manual_seed(0)
     terms = compute(losses[0], batch)
     _check_terms(subject, batch)
@@ -107,8 +92,7 @@ def check_reducers(subject: Subject) -> None:
         raise AssertionError("compute_loss returns a value that is reduced already, so that a reducer has no effect")
     single = [n for n, value in values.items() if value.ndim == 0 or terms[n]["reduction_type"] == "already_reduced"]
     if single:
-        others = ", ".join(repr(name) for name in terms if name not in single)
-        raise AssertionError(f"sub-loss {single[0]!r} is reduced already beside {others}; return all unreduced")
+        raise AssertionError(f"sub-loss {single[0]!r} is reduced already, others are not; return all unreduced")
     losses[1].set_reducer(pml.reducers.SumReducer())
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
@@ -116,10 +100,7 @@ def check_reducers(subject: Subject) -> None:
 
 @applies_to("loss")
 def check_indices_belong_to_values(subject: Subject) -> None:
-    """A reducer looks up by ``indices`` which image, pair or triplet a value is of, weighted by class, say.
-
-    In another order of the batch each image, pair or triplet has the value that it had.
-    """
+    """A reducer looks up by ``indices`` which image, pair or triplet a value is of; the batch's order changes none."""
     needs(subject, repeatable=True)
     batch = batch_of(subject, (4, 3))
     order = shuffle(len(batch.labels), 3)
@@ -129,11 +110,8 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         if kind == "already_reduced" or not isinstance(values, Tensor) or values.ndim != 1:
             continue
         index, moved = ((i,) if isinstance(i, Tensor) else (*i,) for i in (info["indices"], after[name]["indices"]))
-        if kind != "element":
-            same = batch.labels[index[0]] == batch.labels[index[1]]
-            if (same if kind == "neg_pair" else ~same).any():
-                classes = "one class" if kind == "neg_pair" else "two classes"
-                raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of images of {classes}")
+        if kind != "element" and ((batch.labels[index[0]] == batch.labels[index[1]]) == (kind == "neg_pair")).any():
+            raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of other classes")
         other = after[name]["losses"]
         if not torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6):
             raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
@@ -157,9 +135,8 @@ def check_parameters_get_gradients(subject: Subject) -> None:
         torch.manual_seed(seed)
         slopes = gradients(call(component, batch_of(subject, seed=seed)), [*named.values()])
         reached |= {name for name, slope in zip(named, slopes, strict=True) if float(slope.abs().max()) > _ZERO}
-    if missing := [name for name in named if name not in reached]:
-        names = ", ".join(missing)
-        raise AssertionError(f"the parameters {names} get no gradient; use them, without detach() or .data")
+    if missing := ", ".join(name for name in named if name not in reached):
+        raise AssertionError(f"the parameters {missing} get no gradient; use them, without detach() or .data")
 
 
 @applies_to("loss", "regularizer")
@@ -176,42 +153,39 @@ def check_labels_are_used(subject: Subject) -> None:
 @applies_to("loss")
 def check_indices_tuple_of_pairs(subject: Subject) -> None:
     """The pairs that a miner chose must count: the positive and the negative ones of a tuple of four."""
-    _check_narrowed(subject, all_pairs, {"positive pairs": slice(0, 2), "negative pairs": slice(2, 4)})
+    needs(subject, "labels", "indices_tuple")
+    listed, batch = pml.get_all_pairs_indices, batch_of(subject)
+    if not is_random(subject) and "references" in subject.capabilities:
+        text = "all pairs of the batch as indices_tuple give another loss than none; an image is no pair with itself"
+        close(seeded(subject.make(), batch, listed(batch.labels)), seeded(subject.make(), batch), text)
+    _check_narrowed(subject, listed, {"positive pairs": slice(0, 2), "negative pairs": slice(2, 4)})
 
 
 @applies_to("loss")
 def check_indices_tuple_of_triplets(subject: Subject) -> None:
     """The triplets that a miner chose must count: those of a tuple of three, anchor, positive, negative."""
-    _check_narrowed(subject, all_triplets, {"triplets": slice(0, 3)})
+    needs(subject, "labels", "indices_tuple")
+    _check_narrowed(subject, pml.get_all_triplets_indices, {"triplets": slice(0, 3)})
     batch = batch_of(subject)
-    values = (seeded(subject.make(), batch, listed(batch)) for listed in (all_pairs, all_triplets))
-    one, other = (gradient(value, batch.embeddings).flatten() for value in values)
+    lists = (pml.get_all_pairs_indices(batch.labels), pml.get_all_triplets_indices(batch.labels))
+    one, other = (gradient(seeded(subject.make(), batch, each), batch.embeddings).flatten() for each in lists)
     if torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE:
         raise AssertionError(
-            "all triplets have the opposite gradient of all pairs; three are anchor, positive, negative"
+            "all triplets have the opposite gradient of all pairs; they are anchor, positive, negative"
         )
 
 
 def _check_narrowed(
-    subject: Subject, listed: Callable[[Batch], tuple[Tensor, ...]], kinds: dict[str, slice[int, int, None]]
+    subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice[int, int, None]]
 ) -> None:
     """Fail where a third of the pairs or triplets of a tuple gives the loss and the gradient of all, in every batch."""
-    needs(subject, "labels", "indices_tuple")
-    batch = batch_of(subject)
-    if listed is all_pairs and not is_random(subject) and "references" in subject.capabilities:
-        text = "all pairs of the batch as indices_tuple give another loss than none; an image is no pair with itself"
-        close(seeded(subject.make(), batch, all_pairs(batch)), seeded(subject.make(), batch), text)
 
     def changes(batch: Batch, part: slice[int, int, None]) -> bool:
-        whole, loss, generator = listed(batch), subject.make(), torch.Generator().manual_seed(2)
-        base = seeded(loss, batch, whole)
+        whole, loss, generator = listed(batch.labels), subject.make(), torch.Generator().manual_seed(2)
+        base = outcome(loss, batch, indices_tuple=whole)
         for _ in range(5):  # a loss may look at the hardest alone, which a draw may hold
-            value = seeded(
-                loss, batch, (*whole[: part.start], *some_of(whole[part], 0.3, generator), *whole[part.stop :])
-            )
-            if not torch.equal(value, base) or not torch.allclose(
-                gradient(value, batch.embeddings), gradient(base, batch.embeddings)
-            ):
+            narrowed = (*whole[: part.start], *some_of(whole[part], 0.3, generator), *whole[part.stop :])
+            if not alike(outcome(loss, batch, indices_tuple=narrowed), base, 1e-12):
                 return True
         return False
 
@@ -222,43 +196,37 @@ def _check_narrowed(
 
 @applies_to("loss", "miner")
 def check_relation(subject: Subject) -> None:
-    """A relation takes the place of equal labels: sets of one label give what labels give, others what pairs give.
-
-    One-hot labels give the same value and gradient, or indices, to the last bit. Of label sets a loss gives what it
-    gives with the list of their pairs as ``indices_tuple``, whole and in tiles; a miner chooses among these pairs.
-    """
+    """One-hot labels give what labels give to the last bit; other sets what the list of their pairs gives."""
     needs(subject, "relation", fixed=True)
     batch = batch_of(subject)
 
-    def outcome(labels: Tensor, relation: SharedLabel | None, tile_size: int | None = None, **named: Any) -> Any:
+    def made(relation: SharedLabel | None, tile_size: int | None = None) -> Any:
         component = subject.make()
         component.relation, component.tile_size = relation, tile_size
-        value = seeded(component, Batch(batch.embeddings, labels), **named)
-        return value if subject.kind == "miner" else (value.detach(), gradient(value, batch.embeddings))
+        return component
 
-    one_hot = torch.nn.functional.one_hot(batch.labels)
-    if not equal(outcome(one_hot, SharedLabel()), outcome(batch.labels, None)):
+    one_hot = Batch(batch.embeddings, torch.nn.functional.one_hot(batch.labels))
+    if not alike(outcome(made(SharedLabel()), one_hot), outcome(made(None), batch), 0):
         raise AssertionError("one-hot labels with SharedLabel() give something else than labels do")
     sets = torch.rand(len(batch.labels), 6, generator=torch.Generator().manual_seed(0)) < 0.3
+    multiple = Batch(batch.embeddings, sets)
     if subject.kind == "miner":
-        mined = outcome(sets, SharedLabel())
-        weights = SharedLabel().matrix(sets, sets)
+        mined, weights = seeded(made(SharedLabel()), multiple), SharedLabel().matrix(sets, sets)
         anchors = mined[0] if len(mined) == 3 else mined[2]
         if not (weights[mined[0], mined[1]] > 0).all() or not (weights[anchors, mined[-1]] == 0).all():
             raise AssertionError("with label sets it chooses pairs that the relation does not allow")
         return
-    wanted = outcome(batch.labels, None, indices_tuple=related_pairs(SharedLabel(), sets, sets, itself=True))
+    wanted = outcome(made(None), batch, indices_tuple=related_pairs(SharedLabel(), sets, sets, itself=True))
     for tile_size in (None, 3):
-        for found, other in zip(outcome(sets, SharedLabel(), tile_size), wanted, strict=True):
-            close(found, other, "label sets with SharedLabel() give something else than their pairs do", atol=1e-9)
+        if not alike(outcome(made(SharedLabel(), tile_size), multiple), wanted, 1e-6, 1e-9):
+            raise AssertionError("label sets with SharedLabel() give something else than their pairs do")
 
 
 @applies_to("loss")
 def check_references(subject: Subject) -> None:
     """``ref_emb`` is taken, or refused with an error; a loss that ignores it trains on something else than asked.
 
-    References are not the batch, also where they are as many: none is left out for standing on the diagonal. Their
-    order means nothing, and their labels are their own.
+    References are not the batch, also where they are as many; their order means nothing, their labels are their own.
     """
     parameters = inspect.signature(subject.make().forward).parameters
     if "ref_emb" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
@@ -282,12 +250,130 @@ def check_references(subject: Subject) -> None:
         return
     references = Batch(one.embeddings, one.labels[shuffle(len(one.labels), 4)])
     base = value(references)
+    text = "as many references as images, in another order, give another loss; say references=True to pair_masks"
     for seed in (5, 6):
-        close(
-            value(references.ordered(shuffle(len(one.labels), seed))),
-            base,
-            "as many references as images, in another order, give another loss: the pair of an image and its row is "
-            "left out; say references=True to pair_masks where ref_emb is not the batch",
-        )
+        close(value(references.ordered(shuffle(len(one.labels), seed))), base, text)
     if torch.equal(value(one), base):
         raise AssertionError("ref_labels are ignored: other labels of the references give the same loss")
+
+
+@applies_to("loss", "regularizer", "miner", "distance")
+def check_dtypes(subject: Subject) -> None:
+    """Half precision in, full precision out, under autocast too: half of it is wrong in the third digit."""
+
+    def module(dtype: torch.dtype) -> Any:
+        return subject.make().to(torch.promote_types(dtype, torch.float32)).train(subject.kind != "distance")
+
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        batch, given, component = batch_of(subject, dtype=dtype), f"{dtype} embeddings", module(dtype)
+        kept = {name: x.dtype for name, x in component.state_dict().items() if isinstance(x, Tensor)}
+        value = seeded(component, batch)
+        for name, x in component.state_dict().items():
+            if isinstance(x, Tensor) and x.dtype != kept.get(name, x.dtype):
+                raise AssertionError(f"{given} leave {name} in {x.dtype} for good; cast a copy in each call")
+        if subject.kind == "miner":
+            continue
+        if not value.isfinite().all():
+            raise AssertionError(f"{given} give {value.item() if value.ndim == 0 else 'distances that are not finite'}")
+        if subject.kind == "distance":
+            continue
+        if value.dtype not in _FULL:
+            raise AssertionError(f"{given} give a {subject.kind} in {value.dtype}; compute it in float32 or float64")
+        if not is_random(subject):
+            exact = call(module(torch.float64), Batch(fresh(batch.embeddings.double()), batch.labels))
+            tolerance = 1e-4 if dtype in _FULL else 2e-2
+            close(value, exact, f"{given} give another {subject.kind} than float64", rtol=tolerance, atol=tolerance)
+        value.backward()
+        if batch.embeddings.grad is None or not batch.embeddings.grad.isfinite().all():
+            raise AssertionError(f"{given} have no finite gradient")
+    if subject.kind == "loss":
+        batch = batch_of(subject, dtype=torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            value = seeded(module(torch.float32), batch)
+        expected = seeded(module(torch.float32), batch)
+        close(value, expected, "autocast changes the loss; leave it inside of it", rtol=1e-4, atol=1e-5)
+
+
+@applies_to("loss", "regularizer", "miner")
+def check_degenerate_batches(subject: Subject) -> None:
+    """The loss and its gradient are finite for batches as samplers give them, and for networks at their worst."""
+    sizes, duplicates = torch.tensor([7, 1, 3, 2, 5, 1][: subject.classes]), batch_of(subject)
+    with torch.no_grad():
+        duplicates.embeddings[1] = duplicates.embeddings[-1] = duplicates.embeddings[0]
+    batches = [
+        ("a batch without positives", batch_of(subject, (4, 1))),
+        ("a batch without negatives", batch_of(subject, (1, 4))),
+        ("a batch of one image", batch_of(subject, (1, 1))),
+        ("a batch of ragged classes", batch_of(subject, torch.arange(len(sizes)).repeat_interleave(sizes))),
+        ("a batch with exact duplicates", duplicates),
+    ]
+    for what, scale in (("at one point", 1.0), ("at zero", 0.0)):
+        for shape in ((6, 4), (4, 1), (1, 4)) if subject.kind == "regularizer" else ((6, 4),):
+            batch = batch_of(subject, shape)
+            with torch.no_grad():
+                batch.embeddings.copy_(scale * batch.embeddings[:1].expand_as(batch.embeddings))
+            batches.append((f"a batch of embeddings that are all {what}", batch))
+    remedy = "; norms and roots want eps below them, as pml_ext.plugin.normalize has it"
+    for what, batch in batches:
+        value = seeded(subject.make(), batch)
+        if subject.kind == "miner":
+            check_tuple(value, batch.labels, batch.labels, f", in {what}", is_random(subject))
+            continue
+        if not isinstance(value, Tensor) or not value.requires_grad:
+            raise AssertionError(f"{what} gives {value!r}, on which backward() fails")
+        if not value.isfinite():
+            raise AssertionError(f"{what} gives {value.item()}, which is not finite{remedy}")
+        if not gradient(value, batch.embeddings).isfinite().all():
+            raise AssertionError(f"{what} gives a gradient that is not finite{remedy}")
+
+
+@applies_to("loss", "regularizer", "distance")
+def check_gradients(subject: Subject) -> None:
+    """The gradient that training follows is that of the loss, by finite differences; parameters' gradients too."""
+    needs(subject, repeatable=True)
+    batch, other, component = batch_of(subject, (3, 3)), batch_of(subject, (3, 2), seed=1), subject.make()
+    check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False)
+    quick = subject.size > SIZE
+    if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,), fast_mode=quick):
+        raise AssertionError(f"the gradient differs from finite differences of the {subject.kind}")
+    for named in forms(subject, batch, other).values():
+        if "ref_emb" in named and not check(
+            lambda x, n=named: call(component, batch, **{**n, "ref_emb": x}), (other.embeddings,), fast_mode=quick
+        ):
+            raise AssertionError("the gradient of ref_emb differs from finite differences; detach() leaves it out")
+    noisy = with_noise(subject.make())  # a metric may begin as the identity
+    moved = {name: fresh(parameter) for name, parameter in noisy.named_parameters() if parameter.requires_grad}
+
+    def by_parameters(*values: Tensor) -> Any:
+        return functional_call(component, dict(zip(moved, values, strict=True)), given)
+
+    given = batch.embeddings.detach(), *[batch.labels] * takes_labels(component)
+    if moved and not check(by_parameters, tuple(moved.values()), fast_mode=True):
+        raise AssertionError(f"the gradient of {', '.join(moved)} differs from finite differences")
+
+
+@applies_to("loss", "regularizer", "miner", "distance", "reducer")
+def check_inputs_unchanged(subject: Subject) -> None:
+    """Inputs are used again: by the network's backward pass, by a regularizer, by the next loss."""
+    batch, other, component = batch_of(subject), batch_of(subject, seed=1), subject.make()
+    batch, other = (Batch(each.embeddings.detach(), each.labels + (not subject.has_rows)) for each in (batch, other))
+    for form, named in forms(subject, batch, other).items():
+        named |= {"losses": batch.embeddings[:, 0].square()} if subject.kind == "reducer" else {}
+        given = {"embeddings": batch.embeddings, "labels": batch.labels}
+        for name, value in named.items():
+            given |= {f"{name}[{n}]": x for n, x in enumerate(value)} if isinstance(value, tuple) else {name: value}
+        before = {name: (tensor.clone(), tensor._version) for name, tensor in given.items()}
+        seeded(component, batch, **named)
+        for name, tensor in given.items():
+            if not torch.equal(tensor, before[name][0]) or tensor._version != before[name][1]:
+                raise AssertionError(f"a call{form} changes {name} in place, which others use too; clone() first")
+            if tensor.requires_grad:
+                raise AssertionError(f"a call{form} switches on the gradient of {name}; detach() or clone() first")
+
+
+@applies_to("loss", "regularizer", "miner")
+def check_determinism(subject: Subject) -> None:
+    """With the same seed a run must give the same again."""
+    batch = batch_of(subject)
+    if not equal(seeded(subject.make(), batch), seeded(subject.make(), batch)):
+        raise AssertionError("two equal calls after torch.manual_seed(0) differ; draw by torch's generators")

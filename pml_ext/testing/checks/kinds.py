@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from ...components import CAPABILITIES
 from ...registry import settings_of
-from ..calling import alike, call, gradient, is_random, needs, place_of, seeded, sorted_rows, weighted
-from ..subject import CLASSES, SkipCheck, Subject, applies_to, batch_of, fresh, shuffle, with_noise
+from ..batches import batch_of, fresh, shuffle
+from ..calling import call, is_random, needs, place_of, seeded
+from ..comparing import alike, check_tuple, gradient, sorted_rows, weighted
+from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
 from .reference import declared, variants
 
 
@@ -22,26 +25,6 @@ def check_capabilities(subject: Subject) -> None:
     """Wrappers ask for ``capabilities``; a misspelt one is never found."""
     if unknown := set(subject.capabilities) - CAPABILITIES:
         raise AssertionError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
-
-
-def check_tuple(subject: Subject, actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "") -> None:
-    """Fail where a miner's tuple is not what losses take; one that draws may draw a pair twice."""
-    if not isinstance(actual, tuple) or len(actual) not in (3, 4):
-        raise AssertionError(f"a miner gives a tuple of three or four index tensors; got {type(actual).__name__}")
-    a, p, b, n = actual if len(actual) == 4 else (actual[0], actual[1], actual[0], actual[2])
-    for number, (index, of) in enumerate(((a, labels), (p, ref_labels), (b, labels), (n, ref_labels))):
-        if index.dtype != torch.long or index.ndim != 1:
-            raise AssertionError(f"index tensor {number} must be int64 [N]; got {index.dtype}, {index.ndim}")
-        if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(of):
-            raise AssertionError(f"index tensor {number} is outside of 0 to {len(of) - 1}{where}")
-    if len(a) != len(p) or len(b) != len(n):
-        raise AssertionError(f"index tensors that belong together differ in length: {[*map(len, actual)]}")
-    if not (labels[a] == ref_labels[p]).all() or (labels[b] == ref_labels[n]).any():
-        raise AssertionError(f"a positive has another class than its anchor, or a negative has the same{where}")
-    if ref_labels is labels and (a == p).any():
-        raise AssertionError("an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does")
-    if len(sorted_rows(actual)) < len(a) + len(b) * (len(actual) == 4) and not is_random(subject):
-        raise AssertionError(f"a pair or a triplet is listed twice{where}, and counts twice in the loss")
 
 
 @applies_to("miner")
@@ -54,15 +37,12 @@ def check_mined_indices(subject: Subject) -> None:
         if not place_of(error).startswith("base_miner.py"):
             raise
         raise AssertionError("PML refuses what mine() returns; it wants three index tensors, or four") from error
-    check_tuple(subject, mined, batch.labels, batch.labels)
+    check_tuple(mined, batch.labels, batch.labels, twice=is_random(subject))
 
 
 @applies_to("miner")
 def check_mined_references(subject: Subject) -> None:
-    """A memory calls a miner with ``ref_emb`` and ``ref_labels``; partners are then rows of the references.
-
-    Their order means nothing, also where they are as many as the batch has images.
-    """
+    """Partners are rows of the references, in any order, also where they are as many as the batch has images."""
     batch = batch_of(subject)
     try:
         call(subject.make(), batch, batch_of(subject, seed=1).embeddings, batch.labels)
@@ -70,28 +50,24 @@ def check_mined_references(subject: Subject) -> None:
         needs(subject, "references")
         raise SkipCheck(f"it refuses references with {type(error).__name__}") from None
     for images in (5, 4):
-        other = batch_of(subject, (CLASSES, images), seed=1)
-        other = other.ordered(shuffle(len(other.labels), 4))
-        order, mined = shuffle(len(other.labels), 3), []
-        for references, places in ((other, torch.arange(len(order))), (other.ordered(order), order)):
+        other, mined = batch_of(subject, (CLASSES, images), seed=1), []
+        for order in (shuffle(len(other.labels), seed) for seed in (3, 4)):
+            references = other.ordered(order)
             found = seeded(subject.make(), batch, references.embeddings, references.labels)
             where = f", among {len(order)} references; partners are rows of ref_emb, with ref_labels"
-            check_tuple(subject, found, batch.labels, references.labels, where)
+            check_tuple(found, batch.labels, references.labels, where, is_random(subject))
             partners = {1, 2} if len(found) == 3 else {1, 3}
-            mined.append(sorted_rows(tuple(places[x] if n in partners else x for n, x in enumerate(found))))
+            mined.append(sorted_rows(tuple(order[x] if n in partners else x for n, x in enumerate(found))))
         if not alike(mined[:1], mined[1:]) and not is_random(subject):
-            raise AssertionError(
-                f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images; mine "
-                "among ref_emb, and say references=True to pair_masks"
-            )
+            text = f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images"
+            raise AssertionError(f"{text}; mine among ref_emb, and say references=True to pair_masks")
 
 
 @applies_to("distance")
 def check_distance(subject: Subject) -> None:
     """A distance gives ``[B, R]``, symmetric for a set with itself, the same for pairs; equal points are the nearest.
 
-    ``is_inverted`` says that a large value is near, as of a similarity; losses and miners go by it. A distance with
-    parameters learns what is near. The gradient between equal points is finite.
+    ``is_inverted`` says that a large value is near, as of a similarity; losses and miners go by it.
     """
     x, distance = batch_of(subject).embeddings, with_noise(subject.make().eval())
     if not torch.allclose(distance(x), distance(x).T, atol=1e-7):
@@ -107,17 +83,15 @@ def check_distance(subject: Subject) -> None:
             raise AssertionError("pairwise_distance differs from the diagonal of the matrix")
         if not torch.allclose(torch.cat([distance(row[None], y) for row in x]), matrix, atol=1e-7):
             raise AssertionError("the distance of two embeddings depends on others of the batch")
-    y = fresh(y)
     if not gradient(weighted(distance(x, y)), y).any():
         raise AssertionError("the references get no gradient; detach none of the two")
-
     twice = fresh(torch.cat([x[:4], x[:4]]))
     matrix = distance(twice)
     if not matrix.requires_grad or not gradient(matrix.sum(), twice).isfinite().all():
         raise AssertionError("the gradient between equal points is missing or not finite; roots want eps below them")
     own, others = matrix.diagonal(4), matrix[~torch.eye(4, dtype=torch.bool).repeat(2, 2)]
     near = own.min() >= others.max() - 1e-6 if distance.is_inverted else own.max() <= others.min() + 1e-6
-    if not near and not any(True for _ in distance.parameters()):
+    if not near and not [*distance.parameters()]:  # a distance with parameters learns what is near
         raise AssertionError("equal points are not the nearest; where large is near, pass is_inverted=True to super()")
 
 
@@ -134,8 +108,7 @@ def check_sampler(subject: Subject) -> None:
         drawn = list(sampler)
         if len(drawn) != len(sampler):
             raise AssertionError(f"a pass gives {len(drawn)} items, but len() says {len(sampler)}")
-        indices = np.asarray([index for item in drawn for index in (item if isinstance(item, list) else [item])])
-        if len(indices) and not 0 <= indices.min() <= indices.max() < count:
+        if not {*_flat(drawn)} <= {*range(count)}:
             raise AssertionError(f"an index is outside of 0 to {count - 1}")
     size, batches = getattr(sampler, "batch_size", None), _batches(sampler, drawn)
     if size and (wrong := sorted({len(batch) for batch in batches[:-1]} - {size})):
@@ -147,6 +120,11 @@ def check_sampler(subject: Subject) -> None:
     short, long = (len([*subject.make({**subject.settings, "length_before_new_iter": n})]) for n in (24, 48))
     if short == long:
         raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items")
+
+
+def _flat(drawn: Iterable[Any]) -> list[int]:
+    """Return the indices of a pass, whose items are indices or batches of them."""
+    return [int(index) for item in drawn for index in np.atleast_1d(item)]
 
 
 def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
@@ -197,8 +175,12 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
     if "labels" not in known or "labels" in subject.settings:
         raise SkipCheck("it is given its labels")
     names, sizes = np.array([100, -7, 10**6, 3, 41, 2]), [9, 4, 5, 12, 2, 6]
+
+    def made(labels: Any, **more: Any) -> Any:
+        return subject.make({**subject.settings, "labels": labels, **more})
+
     try:
-        subject.make({**subject.settings, "labels": names.repeat(sizes)})
+        made(names.repeat(sizes))
     except ValueError:  # refuses large or small classes
         sizes = [4] * len(names)
     labels = names.repeat(sizes)[shuffle(sum(sizes), 0).numpy()].view(_Shared)
@@ -206,13 +188,13 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
 
     def passes(count: int, generators: int, **more: Any) -> list[Any]:
         _seed(generators)
-        sampler = subject.make({**subject.settings, "labels": labels, **more})
-        return [[int(index) for item in sampler for index in np.atleast_1d(item)] for _ in range(count)]
+        sampler = made(labels, **more)
+        return [_flat(sampler) for _ in range(count)]
 
     def sizes_in_batches(names: Any, in_order: bool = False) -> set[tuple[int, ...]]:
         """Return the numbers of images per class that batches have, with other names of the same classes."""
         renamed = names[np.unique(np.sort(labels) if in_order else labels, return_inverse=True)[1]]
-        sampler = subject.make({**subject.settings, "labels": renamed})
+        sampler = made(renamed)
         batches = _batches(sampler, [item if isinstance(item, list) else int(item) for item in sampler])
         return {tuple(sorted(np.unique(renamed[batch], return_counts=True)[1].tolist())) for batch in batches}
 
@@ -223,10 +205,9 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         raise AssertionError("two passes in a row are equal: an epoch sees what the one before saw; go on drawing")
     seen = {index for each in drawn for index in each}
     if missing := {*names.tolist()} - {*labels[[*seen]].tolist()}:
-        sizes_of = ", ".join(f"{name} ({(labels == name).sum()} images)" for name in sorted(missing))
-        raise AssertionError(f"100 passes never give the classes {sizes_of}")
-    if missing := {*range(len(labels))} - seen:
-        raise AssertionError(f"100 passes never give {len(missing)} of {len(labels)} images, the first {min(missing)}")
+        raise AssertionError(f"100 passes never give the classes {sorted(missing)}")
+    if len(seen) < len(labels):
+        raise AssertionError(f"100 passes give {len(seen)} of {len(labels)} images alone")
     plain, apart = (sizes_in_batches(np.arange(len(names)) * step) for step in (1, 2**32))
     if len(plain) == 1 and apart != plain:
         raise AssertionError(f"names of classes 2**32 apart give batches of {apart} images per class, not {plain}")
@@ -236,9 +217,8 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
     if len(in_order) == 1 and plain != in_order:
         raise AssertionError(f"batches have {in_order} images per class, but {plain} where labels are not sorted")
     acting = not callable(getattr(subject.make(), "after_step", None))  # before a run, whose steps others act on
-    for name in (name for name in declared(subject) if acting and name not in {"seed", *subject.without_effect}):
-        settings = {**subject.settings, "labels": labels}
-        others = [each[name] for each in variants(subject, settings, name)]
+    for name in [name for name in declared(subject) if acting and name not in {"seed", *subject.without_effect}]:
+        others = [each[name] for each in variants(subject, {**subject.settings, "labels": labels}, name)]
         if others and all(passes(1, 0, **{name: value}) == passes(1, 0) for value in others):
             raise AssertionError(f"the setting {name} changes nothing that it draws ({others[-1]!r}, for example)")
     if "seed" not in known:

@@ -6,18 +6,20 @@ import concurrent.futures
 import copy
 import functools
 import io
+import itertools
 import multiprocessing
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..calling import alike, call, close, equal, gradients, needs, outcome, place_of, seeded
-from ..subject import Batch, SkipCheck, Subject, applies_to, batch_of, takes_labels
+from ..batches import Batch, batch_of
+from ..calling import call, described, needs, outcome, place_of, seeded
+from ..comparing import alike, close, equal, gradients
+from ..subject import SkipCheck, Subject, applies_to, takes_labels
 from .reference import other_settings
 
 
@@ -30,7 +32,7 @@ def check_state_dict(subject: Subject) -> None:
         value = call(loss, batch_of(subject, dtype=torch.float32, seed=seed))
     parameters = [p for p in loss.parameters() if p.requires_grad]
     with torch.no_grad():
-        for parameter, slope in zip(parameters, gradients(value, parameters) if parameters else (), strict=True):
+        for parameter, slope in zip(parameters, gradients(value, parameters), strict=True):
             parameter.sub_(0.1 * slope)
     file = io.BytesIO()
     torch.save(loss.state_dict(), file)
@@ -52,70 +54,63 @@ def check_eval_keeps_state(subject: Subject) -> None:
     """A loss of the test images, in ``eval()`` and without gradients, must not move what training has learned."""
     trained, tested = subject.make().float(), subject.make().float()
     batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(3)]
-    for component, batch in ((trained, 0), (tested, 0), (trained, 1), (tested, 1)):
-        seeded(component, batches[batch])
+    for component, batch in itertools.product((trained, tested), batches[:2]):
+        seeded(component, batch)
     tested.eval()
     with torch.no_grad():
         seeded(tested, batches[2])
     tested.train()
     before, remedy = trained.state_dict(), "let it move where self.training is True alone"
-    tensors = {name: value for name, value in tested.state_dict().items() if isinstance(value, Tensor)}
-    if moved := [name for name, value in tensors.items() if not torch.equal(value, before[name])]:
-        raise AssertionError(f"a call in eval() mode changes {', '.join(moved)} of its state; {remedy}")
+    after = {name: value for name, value in tested.state_dict().items() if isinstance(value, Tensor)}
+    if moved := ", ".join(name for name, value in after.items() if not torch.equal(value, before[name])):
+        raise AssertionError(f"a call in eval() mode changes {moved} of its state; {remedy}")
     why = f"something beside its state moves; {remedy}"
     _check_next(subject, trained, tested, "after a call in eval() mode, in training,", why)
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_tensors_are_registered(subject: Subject) -> None:
-    """A tensor in a plain attribute stays behind when ``.to(device)`` moves a module, and is not saved with it.
-
-    One that a call leaves there must not keep the call's graph, and with it the memory of the batch.
-    """
-    component = subject.make()
+    """A tensor in a plain attribute is not moved by ``.to(device)`` and not saved; one with a graph keeps the batch."""
+    component, batch = subject.make(), batch_of(subject)
     known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
     for where, name, tensor in _plain_tensors(component):
         if id(tensor) not in known:
-            raise AssertionError(
-                f"the attribute {name} of {where} holds a tensor that is neither a parameter nor a buffer: write "
-                f"self.register_buffer({name!r}, ...), or nn.Parameter for what is learned"
-            )
-    if subject.kind != "distance":
-        seeded(component, batch_of(subject))
-    for where, name, tensor in _plain_tensors(component):
+            text = f"the attribute {name} of {where} holds a tensor that is neither a parameter nor a buffer"
+            raise AssertionError(f"{text}: write self.register_buffer({name!r}, ...), or nn.Parameter if it is learned")
+    seeded(component, batch)
+    kept = _plain_tensors(component)
+    for where, name, tensor in kept:
         if tensor.grad_fn is not None:
             raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}; detach() what is kept")
-    kept = len([*_plain_tensors(component)])
-    for _ in range(3 * (subject.kind != "distance")):
-        seeded(component, batch_of(subject))
-    if len(now := [*_plain_tensors(component)]) >= kept + 3:
+    for _ in range(3):
+        seeded(component, batch)
+    if len(now := _plain_tensors(component)) >= len(kept) + 3:
         where, name, _ = now[-1]
         raise AssertionError(f"{where}.{name} holds more tensors with each call until memory ends; keep a fixed number")
 
 
-def _plain_tensors(component: torch.nn.Module) -> Iterator[tuple[str, str, Tensor]]:
-    """The class, the name and the tensor of attributes that are not registered by torch."""
+def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
+    """Return the class, the name and the tensor of attributes that are not registered by torch."""
+    found = []
     for module in component.modules():
         for name, value in vars(module).items():
             several = [*value.values()] if isinstance(value, dict) else value
             for tensor in several if isinstance(several, (list, tuple)) else [value]:
                 if isinstance(tensor, Tensor) and not name.startswith("_"):
-                    yield type(module).__name__, name, tensor
+                    found.append((type(module).__name__, name, tensor))
+    return found
 
 
 @applies_to("loss", "miner", "regularizer", "distance", "reducer")
 def check_pickle(subject: Subject) -> None:
-    """Components are copied and pickled, by data loaders, checkpoints and spawned processes, after calls too.
-
-    A copy has all settings, those that are not the defaults, and shares no tensor with the original.
-    """
-    batch = batch_of(subject)
-    for settings in ({}, other_settings(subject)) if subject.cls is not None else ({},):
-        component = subject.make(settings or None)
+    """A copy, by ``deepcopy`` or pickle, after calls too, has all settings and shares no tensor with the original."""
+    batch, others = batch_of(subject), other_settings(subject)
+    for settings in [subject.settings] + [others] * (others != subject.settings):
+        component = subject.make(settings)
         try:
-            outcome(component, batch)
+            expected = outcome(component, batch)
         except Exception:
-            if settings:  # that do not fit together
+            if settings is others:  # which may not fit together
                 continue
             raise
         try:
@@ -152,7 +147,7 @@ def check_other_process(subject: Subject) -> None:
     except (ModuleNotFoundError, AttributeError) as error:
         raise SkipCheck(f"another process cannot import its class: {error}") from None
     except Exception as error:
-        raise AssertionError(f"in another process it stops: {type(error).__name__}: {error}") from error
+        raise AssertionError(f"in another process it stops: {described(error)}") from error
     if not alike([torch.from_numpy(x) for x in actual], outcome(component, batch)[:1]):
         raise AssertionError("in another process it gives another result: it needs something of this one")
 
@@ -170,9 +165,9 @@ def _computed(file: bytes) -> list[Any]:
 
 @applies_to("loss", "regularizer", slow=True)
 def check_compile(subject: Subject) -> str:
-    """``torch.compile`` (backend aot_eager) runs it, forward and backward, with the same value.
+    """``torch.compile`` (backend aot_eager) runs it, forward and backward; with ``fullgraph = True`` as one graph.
 
-    A class that says ``fullgraph = True`` is one graph. The text of the result says what breaks the graph of others.
+    The text of the result says what breaks the graph.
     """
     needs(subject, fixed=True)
     batch, breaks = batch_of(subject, dtype=torch.float32), ""
@@ -207,40 +202,36 @@ def _first_line(error: Exception) -> str:
 def check_torch_func(subject: Subject) -> str | None:
     """``torch.func.grad`` and ``jvp`` of ``functional_call`` give what ``backward`` gives, parameters included.
 
-    It is skipped where an ``autograd.Function`` in it has no ``setup_context``. Where one has no ``jvp``, or an
-    operator of torch no forward derivative, the text of the result says so.
+    It is skipped where an ``autograd.Function`` has no ``setup_context``; the text says where one has no ``jvp``.
     """
-    component, batch = subject.make(), batch_of(subject)
-    parameters = {name: parameter for name, parameter in component.named_parameters() if parameter.requires_grad}
-    expected = gradients(seeded(component, batch), [batch.embeddings, *parameters.values()])
-    again = subject.make()  # its state is that of before the call
-    buffers, x = dict(again.named_buffers()), batch.embeddings.detach()
+    component, last, batch = subject.make(), subject.make(), batch_of(subject)
+    expected, x = outcome(subject.make(), batch)[1:], batch.embeddings.detach()
+    parameters = {name: p.detach() for name, p in component.named_parameters() if p.requires_grad}
+    buffers = dict(component.named_buffers())
 
     def value(embeddings: Tensor, given: dict[str, Tensor]) -> Tensor:
-        arguments = embeddings, *[batch.labels] * takes_labels(again)
-        return torch.func.functional_call(again, (given, buffers), arguments)  # type: ignore[no-any-return]
+        arguments = embeddings, *[batch.labels] * takes_labels(component)
+        return torch.func.functional_call(component, (given, buffers), arguments)  # type: ignore[no-any-return]
 
     torch.manual_seed(0)
     try:
-        detached = {name: parameter.detach() for name, parameter in parameters.items()}
-        by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(x, detached)
+        by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(x, parameters)
     except Exception as error:
         if "setup_context" in str(error):
             where = place_of(error)
             raise SkipCheck(f"the autograd.Function that is called at {where} has no setup_context") from None
-        raise AssertionError(f"torch.func.grad stops: {type(error).__name__}: {_first_line(error)}") from error
+        raise AssertionError(f"torch.func.grad stops: {described(error)}") from error
     actual = [by_embeddings, *by_parameters.values()]
     for name, mine, wanted in zip(["the embeddings", *parameters], actual, expected, strict=True):
         close(mine, wanted, f"torch.func.grad gives {name} another gradient than backward()")
 
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    last = subject.make()
     torch.manual_seed(0)
     try:
         along = torch.func.jvp(lambda moved: call(last, Batch(moved, batch.labels)), (x,), (direction,))[1]
     except Exception as error:
         if re.search("implement the jvp function|forward (mode )?AD", str(error)):
             return f"no forward mode at {place_of(error)}: {_first_line(error)}"
-        raise AssertionError(f"torch.func.jvp stops: {type(error).__name__}: {_first_line(error)}") from error
+        raise AssertionError(f"torch.func.jvp stops: {described(error)}") from error
     close(along, (expected[0] * direction).sum(), "torch.func.jvp gives another derivative than backward()")
     return None

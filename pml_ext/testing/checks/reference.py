@@ -10,23 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import registry
+from ... import pml, registry
 from ...errors import ConfigError
-from ..calling import alike, gradients, seeded, sorted_rows, weighted
-from ..subject import (
-    OF_PML,
-    Batch,
-    SkipCheck,
-    Subject,
-    all_pairs,
-    all_triplets,
-    applies_to,
-    batch_of,
-    shuffle,
-    some_of,
-    takes_labels,
-    with_noise,
-)
+from ..batches import Batch, batch_of, shuffle, some_of
+from ..calling import outcome, seeded
+from ..comparing import alike, gradients, weighted
+from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
@@ -38,16 +27,8 @@ class _Case:
 
     name: str
     batch: Batch
-    indices_tuple: tuple[Tensor, ...] | None = None
-    references: Batch | None = None
+    named: Values = dataclasses.field(default_factory=dict)
     smooth: bool = True  # compare gradients too, which are not unique where values tie
-
-    def references_of(self, component: Any) -> dict[str, Tensor]:
-        """Return the references as arguments of a component."""
-        if self.references is None:
-            return {}
-        labels = {"ref_labels": self.references.labels} if takes_labels(component) else {}
-        return {"ref_emb": self.references.embeddings, **labels}
 
 
 def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
@@ -72,15 +53,19 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
         _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
     ]
     if "indices_tuple" in wanted:
-        generator, pairs = torch.Generator().manual_seed(6), all_pairs(plain)
+        generator, pairs = torch.Generator().manual_seed(6), pml.get_all_pairs_indices(plain.labels)
         some = (*some_of(pairs[:2], 0.5, generator), *some_of(pairs[2:], 0.5, generator))
-        triplets = some_of(all_triplets(plain), 0.4, generator)
-        cases[1:1] = [_Case("pairs of a miner", plain, some), _Case("triplets of a miner", plain, triplets)]
+        triplets = some_of(pml.get_all_triplets_indices(plain.labels), 0.4, generator)
+        mined = {"pairs of a miner": some, "triplets of a miner": triplets}
+        cases[1:1] = [_Case(name, plain, {"indices_tuple": indices}) for name, indices in mined.items()]
     if "ref_emb" in wanted:
-        cases.insert(1, _Case("references", plain, references=batch(2, 3, 1, seed=7)))
+        references = batch(2, 3, 1, seed=7)
+        labels = {"ref_labels": references.labels} if takes_labels(subject.make()) else {}
+        cases.insert(1, _Case("references", plain, {"ref_emb": references.embeddings, **labels}))
     return cases
 
 
+@applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
     """Check in float64 that value and gradients equal the author's slow reference, under every table of settings.
 
@@ -118,31 +103,34 @@ def check_settings(subject: Subject) -> str:
     if subject.cls is None:
         raise SkipCheck("it is an instance; only settings of a class can be varied")
     varied = {name: bool([*variants(subject, grid[0], name)]) for name in declared(subject)}
+
+    def differ(one: Values, other: Values) -> bool:
+        return not alike(_outcome(subject, one), _outcome(subject, other))
+
     for name in varied:
-        tried, changes, listed = 0, False, [table[name] for table in grid if name in table]
-        for one, other in ((base, other) for base in grid for other in variants(subject, base, name, listed)):
-            tried += 1
-            try:
-                mine, theirs = (_outcome(subject, settings) for settings in (one, other))
-            except Exception as error:
-                if subject.grid is not None:
-                    raise
-                raise SkipCheck(f"it stops with {type(error).__name__}, see check_degenerate_batches") from None
-            if changes := not alike(mine, theirs):
-                break
-        if subject.grid is None and not changes and not all(varied.values()):
+        listed = [table[name] for table in grid if name in table]
+        pairs = [(base, other) for base in grid for other in variants(subject, base, name, listed)]
+        try:
+            changed = next((pair for pair in pairs if differ(*pair)), None)
+        except Exception as error:
+            if subject.grid is not None:
+                raise
+            raise SkipCheck(f"it stops with {type(error).__name__}, see check_degenerate_batches") from None
+        if subject.grid is None and not changed and not all(varied.values()):
             continue
-        if not tried:
+        if not pairs:
             raise AssertionError(f"the setting {name} is not varied; give values: settings={{{name!r}: [...]}}")
-        if changes and _zero_is_default(subject, grid[0], name):
+        if changed and _zero_is_default(subject, grid[0], name):
             raise AssertionError(f"{name}=0 gives what the default does; `{name} or default` takes 0 for nothing given")
-        if changes and name in subject.without_effect:
-            raise AssertionError(f"{name} is said to be without effect, but {_shown(one)} and {_shown(other)} differ")
-        if not changes and name not in subject.without_effect:
+        if changed and name in subject.without_effect:
+            shown = " and ".join(map(_shown, changed))
+            raise AssertionError(f"{name} is said to be without effect, but {shown} differ")
+        if not changed and name not in subject.without_effect:
             raise AssertionError(
-                f"the setting {name} changes neither value nor gradient ({tried} pairs tried, the last with "
-                f"{_shown(other)}); use it, or take it away. If it acts only together with another setting, give both "
-                "in one table of settings=; if it changes only how the value is computed, name it in without_effect="
+                f"the setting {name} changes neither value nor gradient ({len(pairs)} pairs tried, the last with "
+                f"{_shown(pairs[-1][1])}); use it, or take it away. If it acts only together with another setting, "
+                "give both in one table of settings=; if it changes only how the value is computed, name it in "
+                "without_effect="
             )
     return f"varied: {', '.join(varied)}"
 
@@ -193,21 +181,12 @@ def other_settings(subject: Subject) -> dict[str, Any]:
 
 
 def _outcome(subject: Subject, settings: Values) -> list[Tensor]:
-    """Return the values and gradients of an instance on all batches, in one list, which is kept for other checks."""
+    """Return the outcomes of an instance on all batches, in one list, which is kept for further pairs of settings."""
     key = f"outcome of {sorted(settings.items())}"
     if key not in subject.cache:
-        component, actual = with_noise(subject.make(settings)), list[Tensor]()
-        cases = _cases(subject)
-        if "references" in subject.capabilities:
-            others = batch_of(subject, cases[0].batch.labels, seed=7)
-            cases.append(_Case("references", cases[0].batch, references=others))
-        for case in cases:
-            value = seeded(component, case.batch, **case.references_of(component))
-            if isinstance(value, tuple):
-                actual.append(sorted_rows(value))
-                continue
-            actual += [value.detach(), *gradients(weighted(value), [case.batch.embeddings, *component.parameters()])]
-        subject.cache[key] = actual
+        component = with_noise(subject.make(settings))
+        cases = _cases(subject, ["ref_emb"] if "references" in subject.capabilities else [])
+        subject.cache[key] = [x for case in cases for x in outcome(component, case.batch, **case.named)]
     return subject.cache[key]  # type: ignore[no-any-return]
 
 
@@ -235,18 +214,15 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
             "for a value that it does not support"
         )
     where, leaves = f"with {_shown(settings)}, {case.name}", {"the embeddings": case.batch.embeddings}
-    labels = [case.batch.labels] * takes_labels(component)
-    named: dict[str, Any] = case.references_of(component)
-    if case.indices_tuple is not None:
-        named["indices_tuple"] = case.indices_tuple
-    if case.references is not None:
-        leaves["the references"] = case.references.embeddings
+    if "ref_emb" in case.named:
+        leaves["the references"] = case.named["ref_emb"]
     if "component" in wants:
         leaves |= dict(component.named_parameters())
     torch.manual_seed(0)
-    further = {name: {**named, "component": component}.get(name) for name in wants}
+    labels = [case.batch.labels] * takes_labels(component)
+    further = {name: {**case.named, "component": component}.get(name) for name in wants}
     slow = subject.reference(case.batch.embeddings, *labels, **settings, **further)
-    wanted, actual = torch.as_tensor(slow, dtype=torch.float64), seeded(component, case.batch, **named)
+    wanted, actual = torch.as_tensor(slow, dtype=torch.float64), seeded(component, case.batch, **case.named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
     if not alike([actual], [wanted]):

@@ -1,4 +1,4 @@
-"""One component in situations that mean nothing to it: earlier calls, modes, threads, names, sizes, other arguments."""
+"""Situations that must not matter: earlier calls, modes, threads, names, order, sizes; and arguments that must."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from torch import Tensor
 
 from ... import pml
 from ...registry import settings_of
-from ..calling import CountedOperations, alike, call, forms, is_random, needs, outcome, reordered, seeded
-from ..subject import CLOSE, Batch, SkipCheck, Subject, applies_to, batch_of, fresh, shuffle, takes_labels
+from ..batches import CLOSE, Batch, batch_of, fresh, shuffle
+from ..calling import CountedOperations, call, described, forms, is_random, needs, outcome, reordered, seeded
+from ..comparing import alike, close
+from ..subject import SkipCheck, Subject, applies_to, takes_labels
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
 _DIMENSIONS = 600
@@ -89,15 +91,11 @@ def check_globals_unchanged(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_calls_are_independent(subject: Subject) -> None:
-    """A batch gives what it gives to a new object, whatever came before, unless "state" is declared.
-
-    A run that is resumed, and a loss of the test images, would otherwise get another value.
-    """
+    """A batch gives what a new object gives, whatever came before, unless "state" is declared: runs are resumed."""
     if "state" in subject.capabilities:
         raise SkipCheck("it declares state")
-    batch, other = batch_of(subject), batch_of(subject, seed=1)
-    small, used = batch_of(subject, (2, 2), seed=2), subject.make()
-    given = forms(subject, batch, other)
+    batch, other, third = (batch_of(subject, seed=seed) for seed in (0, 1, 3))
+    small, used, given = batch_of(subject, (2, 2), seed=2), subject.make(), forms(subject, batch, other)
     expected = {form: outcome(subject.make(), batch, **named) for form, named in given.items()}
 
     def compare(when: str, taken: Batch, named: dict[str, Any], wanted: list[Tensor]) -> None:
@@ -109,22 +107,17 @@ def check_calls_are_independent(subject: Subject) -> None:
 
     def earlier() -> Iterator[tuple[str, Batch]]:
         yield "in the first call", batch
-        third = batch_of(subject, seed=3)
         for form, named in forms(subject, third, Batch(batch.embeddings, third.labels)).items():
             same_length = Batch(third.embeddings, third.labels[shuffle(len(third.labels), 1)])
             wanted = outcome(subject.make(), same_length, **named)
             compare(f"after one of the same length{form}", same_length, named, wanted)
             yield f"after another batch of the same length{form}", batch
-        outcome(used, small)
-        yield "after a smaller batch", batch
-        try:
+        with contextlib.suppress(Exception):  # an empty batch may be refused
             call(used, Batch(fresh(batch.embeddings[:0]), batch.labels[:0]))
-        except Exception:  # an empty batch may be refused
-            yield "after an error of an empty batch", batch
         yield "after an empty batch", batch
         for _ in range(100):
             call(used, small)
-        yield "after 100 batches", batch
+        yield "after 100 smaller batches", batch
         used.eval()
         with torch.no_grad():
             call(used, other)
@@ -143,11 +136,7 @@ def check_calls_are_independent(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_modes(subject: Subject) -> None:
-    """``eval()``, ``torch.no_grad()``, ``inference_mode()`` and another thread change nothing.
-
-    A component with dropout, say, lists this check in ``expected_failed_checks``; one that declares "state" is held to
-    threads alone.
-    """
+    """``eval()``, ``no_grad()``, ``inference_mode()`` and another thread change nothing; of "state", threads alone."""
     exact = not ("state" in subject.capabilities or is_random(subject))
     batch, other = batch_of(subject), batch_of(subject, (4, 3), seed=1)
     plain = Batch(batch.embeddings.detach(), batch.labels)
@@ -158,7 +147,7 @@ def check_modes(subject: Subject) -> None:
             with ThreadPoolExecutor(1) as pool:
                 found["another thread"] = pool.submit(outcome, subject.make(), batch, **named).result()
         except Exception as error:
-            raise AssertionError(f"another thread{form}: {type(error).__name__}: {error}") from error
+            raise AssertionError(f"another thread{form}: {described(error)}") from error
         for where, mode in _WITHOUT_GRADIENT.items() if exact else ():
             with mode():
                 found[where] = outcome(subject.make(), plain, **detached)[:1]
@@ -197,7 +186,6 @@ def check_names_of_classes(subject: Subject) -> None:
     component, rows = subject.make(), subject.has_rows
     if not takes_labels(component) or is_random(subject):
         raise SkipCheck("it takes no labels, or its values are random")
-    tensors = [*component.parameters(), *component.buffers()]
     batch, other = batch_of(subject), batch_of(subject, (subject.classes, 3), seed=1)
     for form, named in forms(subject, batch, other).items():
         expected = outcome(subject.make(), batch, **named)
@@ -209,18 +197,15 @@ def check_names_of_classes(subject: Subject) -> None:
             try:
                 actual = outcome(subject.make(), Batch(batch.embeddings, names[batch.labels]), **named)
             except IndexError:
-                if tensors:
+                if any(True for _ in (*component.parameters(), *component.buffers())):
                     raise SkipCheck("it has rows per class, which labels are numbers of") from None
                 raise
             except (RuntimeError, TypeError) as error:
-                if names.dtype != torch.long:  # another dtype may be refused
-                    continue
-                raise AssertionError(f"names of classes {what} stop it{form}: {error}") from error
+                if names.dtype == torch.long:
+                    raise AssertionError(f"names of classes {what} stop it{form}: {error}") from error
+                continue  # another dtype may be refused
             if not alike(actual, expected, 1e-7):
-                raise AssertionError(
-                    f"names of classes {what} change the result{form}; compare labels as they come, int64, and never "
-                    "calculate with them"
-                )
+                raise AssertionError(f"names of classes {what} change the result{form}; compare labels as they come")
     if rows:
         raise SkipCheck("it has a row per class, which labels are numbers of")
 
@@ -243,10 +228,9 @@ def check_order_does_not_matter(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_sizes(subject: Subject) -> str:
-    """65, 182 and 1,025 images, in any order and under any names, in float32 too: tiles end, counters overflow.
+    """65, 182 and 1,025 images, in any order and under any names: tiles end, counters overflow.
 
-    Memory that grows with the cube of the batch, or thousands of operations for one, leave out the largest. A class of
-    many images gives a value of the order of that of a smaller one.
+    The largest are left out where memory grows with the cube of the batch, or one takes thousands of operations.
     """
     try:
         check_order_does_not_matter(subject)
@@ -273,8 +257,7 @@ def check_sizes(subject: Subject) -> str:
 def check_many_references(subject: Subject) -> str:
     """Each reference given k times: where the value grows as ``a + b k`` for small k, it does so for large k.
 
-    A mean stays as it is, a sum grows as k does. Counts in int8, int16 or half precision, and references that are left
-    out beyond some number, show.
+    Counts in int8, int16 or half precision, and references that are left out beyond some number, show.
     """
     needs(subject, "labels", "references", fixed=True)
     batch, other = batch_of(subject, (3, 1)), batch_of(subject, (subject.classes, 3), seed=1)
@@ -288,13 +271,12 @@ def check_many_references(subject: Subject) -> str:
     if not np.isclose(four, one + 3 * slope, rtol=1e-9, atol=1e-12):
         raise SkipCheck("its value does not grow linearly with the number of references")
     for copies in _COPIES:
+        wanted = one + (copies - 1) * slope
         with CountedOperations() as counted:
             actual = value(copies)
-        if not np.isclose(actual, one + (copies - 1) * slope, rtol=1e-6, atol=1e-9):
-            raise AssertionError(
-                f"{copies * len(other.labels):,} references, each {copies} times, give {actual:.8g} instead of "
-                f"{one + (copies - 1) * slope:.8g}, as fewer of each do: references are left out, or counts overflow"
-            )
+        if not np.isclose(actual, wanted, rtol=1e-6, atol=1e-9):
+            text = f"each of {len(other.labels)} references {copies} times gives {actual:.8g} instead of {wanted:.8g}"
+            raise AssertionError(f"{text}, as fewer do: references are left out, or counts overflow")
         if counted.largest > _LARGE * len(batch.labels) * copies * len(other.labels):
             break
     return f"up to {copies * len(other.labels):,} references"
@@ -310,20 +292,20 @@ def check_dimensions(subject: Subject) -> None:
         raise SkipCheck("it is made for one length of embeddings")
     wide, unchanged = dataclasses.replace(subject, size=_DIMENSIONS), []
     for case in CLOSE:
-        batch, results = batch_of(wide, **case), []
-        for signs in (1, -1):
-            x = batch.embeddings.detach().clone()
-            x[::2, 64:] *= signs
-            value, *slope = outcome(subject.make(settings), Batch(x.requires_grad_(), batch.labels))
-            results.append([value, *(each[:, :64] for each in slope)])
+        batch = batch_of(wide, **case)
+        turned = Batch(fresh(batch.embeddings), batch.labels)
+        with torch.no_grad():
+            turned.embeddings[::2, 64:] *= -1
+        results = [outcome(subject.make(settings), each) for each in (batch, turned)]
         if subject.kind != "miner":
-            counts = (slope[0] != 0).any(0)
+            counts = (results[1][1] != 0).any(0)
             if counts.any() and not counts.all():
                 first = int((~counts).nonzero()[0])
                 raise AssertionError(f"coordinate {first + 1} of {_DIMENSIONS} gets no gradient, others do")
             if not counts.any():
                 continue
-        unchanged.append(alike(results[0], results[1]))
+        one, other = ([value, *(slope[:, :64] for slope in slopes[:1])] for value, *slopes in results)
+        unchanged.append(alike(one, other))
     if unchanged and all(unchanged) and subject.kind != "regularizer":
         raise AssertionError("other coordinates from 65 on change nothing: they are left out")
 
@@ -331,8 +313,6 @@ def check_dimensions(subject: Subject) -> None:
 @applies_to("loss", "regularizer", "distance", "reducer")
 def check_nan_shows(subject: Subject) -> str | None:
     """A coordinate of one class that is NaN or infinite shows in the value, or as an error.
-
-    Training would go on without a word.
 
     Where the reducer drops it, as some of PML's do, it shows with ``SumReducer()``.
     """
@@ -344,6 +324,10 @@ def check_nan_shows(subject: Subject) -> str | None:
         except Exception:  # tells it, too
             return True
 
+    summed = subject.make()
+    for module in summed.modules():
+        if hasattr(module, "set_reducer"):
+            module.set_reducer(pml.reducers.SumReducer())
     for bad, (form, named) in itertools.product((torch.nan, torch.inf), forms(subject, batch, other).items()):
         x, y = (each.embeddings.detach().clone() for each in (batch, other))
         x[batch.labels == 0, 2] = y[other.labels == 0, 2] = bad
@@ -353,11 +337,7 @@ def check_nan_shows(subject: Subject) -> str | None:
         for where, arguments in given.items():
             if shows(subject.make(), *arguments):
                 continue
-            component = subject.make()
-            for module in component.modules():
-                if hasattr(module, "set_reducer"):
-                    module.set_reducer(pml.reducers.SumReducer())
-            if not shows(component, *arguments):
+            if not shows(copy.deepcopy(summed), *arguments):
                 raise AssertionError(f"{bad} in {where}{form} gives a value as if nothing were wrong; let it show")
             note = f"{bad} in {where}{form} is dropped by the reducer"
     return note
@@ -376,25 +356,19 @@ def check_arguments(subject: Subject) -> None:
         """Return an object with further arguments, or None where they are refused."""
         if not {*more} <= known:
             return None
-        try:
+        with contextlib.suppress(TypeError, ValueError, AssertionError):
             return subject.make({**subject.settings, **more})
-        except (TypeError, ValueError, AssertionError):
-            return None
 
     recording = with_(collect_stats=True)
     if recording and not alike(outcome(recording, batch), plain):
         raise AssertionError("collect_stats=True changes the result; detach what is recorded, and change nothing")
     regularizer, bare = pml.regularizers.LpRegularizer(), with_(embedding_regularizer=None)
     plain = outcome(bare, batch) if bare else plain
-    for weight in (0.5, 3.0) if subject.kind == "loss" else ():
-        if regularized := with_(embedding_regularizer=regularizer, embedding_reg_weight=weight):
-            actual = outcome(regularized, batch)[0]
-            expected = plain[0] + weight * regularizer(batch.embeddings).detach()
-            if not alike([actual], [expected], 1e-6):
-                raise AssertionError(
-                    f"embedding_regularizer=LpRegularizer(), embedding_reg_weight={weight:g} gives {actual.item():.8g} "
-                    f"instead of {expected.item():.8g}; hand both to super().__init__(), and leave forward() to PML"
-                )
+    regularized = with_(embedding_regularizer=regularizer, embedding_reg_weight=0.5)
+    if regularized and subject.kind == "loss":
+        text = "embedding_regularizer=, embedding_reg_weight=0.5 gives another loss; hand both to super().__init__()"
+        expected = plain[0] + 0.5 * regularizer(batch.embeddings).detach()
+        close(outcome(regularized, batch)[0], expected, text, atol=1e-6)
     sums, means = (with_(reducer=reducer()) for reducer in (pml.reducers.SumReducer, pml.reducers.MeanReducer))
     if sums and subject.kind == "loss":
         component = subject.make()
@@ -405,20 +379,20 @@ def check_arguments(subject: Subject) -> None:
         raise AssertionError("reducer= changes nothing: SumReducer() and MeanReducer() give the same")
     if subject.kind == "regularizer" or not {"references", "indices_tuple"} & subject.capabilities:
         return
+
+    def changes(component: Any, given: Batch) -> bool:
+        try:
+            return not alike(outcome(subject.make(), given), outcome(component, given))
+        except Exception:  # it looks at the distance
+            return True
+
     own = subject.make().distance
     others = {"another distance gives the same; use self.distance": _stretching(own)}
     if subject.kind == "miner":
         others["near and far exchanged give the same; look at self.distance.is_inverted"] = _turned(own)
     for what, distance in others.items():
         component = with_(distance=distance)
-
-        def changes(given: Batch, component: Any = component) -> bool:
-            try:
-                return not alike(outcome(subject.make(), given), outcome(component, given))
-            except Exception:  # it looks at the distance
-                return True
-
-        if component and not any(changes(batch_of(subject, **case)) for case in CLOSE):
+        if component and not any(changes(component, batch_of(subject, **case)) for case in CLOSE):
             raise AssertionError(f"distance= changes nothing: {what}")
 
 
@@ -426,11 +400,8 @@ def _turned(distance: Any) -> Any:
     """Return a distance with the same values, of which large ones are near where small ones were, and the reverse."""
 
     class Turned(pml.BaseDistance):
-        def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Any:
-            return distance.compute_mat(query_emb, ref_emb)
-
-        def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Any:
-            return distance.pairwise_distance(query_emb, ref_emb)
+        compute_mat = staticmethod(distance.compute_mat)
+        pairwise_distance = staticmethod(distance.pairwise_distance)
 
     names = ("normalize_embeddings", "p", "power")
     return Turned(is_inverted=not distance.is_inverted, **{name: getattr(distance, name) for name in names})
@@ -439,16 +410,16 @@ def _turned(distance: Any) -> Any:
 def _stretching(distance: Any) -> Any:
     """Return a copy of a distance that stretches coordinates first."""
 
+    def stretched(x: Tensor | None) -> Any:
+        return x if x is None else x * torch.linspace(0.2, 3, x.shape[1], dtype=x.dtype)
+
     class Stretching(type(distance)):  # type: ignore[misc]
         def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Any:
-            query = self._stretched(query_emb)
-            return super().compute_mat(query, query if ref_emb is query_emb else self._stretched(ref_emb))
+            query = stretched(query_emb)
+            return super().compute_mat(query, query if ref_emb is query_emb else stretched(ref_emb))
 
         def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Any:
-            return super().pairwise_distance(self._stretched(query_emb), self._stretched(ref_emb))
-
-        def _stretched(self, x: Tensor | None) -> Any:
-            return x if x is None else x * torch.linspace(0.2, 3, x.shape[1], dtype=x.dtype, device=x.device)
+            return super().pairwise_distance(stretched(query_emb), stretched(ref_emb))
 
     other = copy.deepcopy(distance)
     other.__class__ = Stretching

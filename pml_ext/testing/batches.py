@@ -1,0 +1,74 @@
+"""The batches that components are checked with."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .subject import CLASSES, Subject
+
+# Batches in which other pairs contribute, as a small margin needs it: as they come, close together, far apart, mixed.
+CLOSE: tuple[dict[str, Any], ...] = (
+    {},
+    {"common": 8.0},
+    {"common": 80.0},
+    {"scale": 0.05},
+    {"spread": 4.0, "common": 20.0},
+    {"scale": 20.0},
+    {"spread": 0.1},
+)
+
+
+@dataclasses.dataclass
+class Batch:
+    """Embeddings ``[B, D]`` of overlapping clusters, with gradient, and their labels ``[B]``."""
+
+    embeddings: Tensor
+    labels: Tensor
+
+    def ordered(self, order: Tensor) -> Batch:
+        """Return the same images in another order, as fresh leaves."""
+        return Batch(fresh(self.embeddings[order]), self.labels[order])
+
+
+def fresh(x: Tensor) -> Tensor:
+    """Return a leaf with gradient."""
+    return x.detach().clone().requires_grad_()
+
+
+def shuffle(length: int, seed: int) -> Tensor:
+    """Return a permutation of its own generator."""
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+
+
+def batch_of(
+    subject: Subject,
+    labels: Tensor | tuple[int, int] = (CLASSES, 4),
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    spread: float = 1.2,
+    common: float = 0,
+    scale: float = 1,
+) -> Batch:
+    """Return a batch of a subject's embedding size.
+
+    ``labels`` are ``[B]``, or (number of classes, images per class), cut to the classes that the subject knows. A class
+    has a ``spread`` about its center, and centers one of 1; a vector of the length ``common`` makes angles small.
+    """
+    if isinstance(labels, tuple):
+        labels = torch.arange(min(labels[0], subject.classes)).repeat_interleave(labels[1])
+    generator = torch.Generator().manual_seed(seed)
+    centers = torch.randn(subject.classes, subject.size, generator=generator, dtype=torch.float64)
+    noise = torch.randn(len(labels), subject.size, generator=generator, dtype=torch.float64)
+    shift = common / subject.size**0.5 * (-1) ** torch.arange(subject.size)
+    points = scale * (centers[labels] + spread * noise + shift)
+    return Batch(fresh(points.to(dtype)), labels)
+
+
+def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
+    """Return a random part of index tensors that belong together, at least one entry."""
+    chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
+    return tuple(index[chosen] for index in indices)

@@ -1,0 +1,246 @@
+"""A component in use: memory, operators, other devices, tiles, micro-batches, PML's trainer."""
+
+from __future__ import annotations
+
+import functools
+import math
+import tempfile
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from ... import pml
+from ...benchmark import peak_bytes
+from ...devices import accelerator
+from ...losses import CachedGradients, RegularizedLoss
+from ..batches import Batch, batch_of, fresh
+from ..calling import CountedOperations, SavedBytes, call, compute, described, forms, is_random, needs, outcome, seeded
+from ..comparing import alike, close, gradient
+from ..second_device import SecondDevice, in_words
+from ..subject import SkipCheck, Subject, applies_to
+
+MATRICES = 64  # of B x B, that a component may keep for the backward pass
+MATRICES_OF_TILES = 4  # that a distance in tiles may, which gives one
+MICRO_BATCH = 5  # which does not divide the batch
+
+
+def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
+    """A batch of some classes x 4, and a larger one; of more images per class where classes are parameters."""
+    if subject.has_rows or any(True for _ in subject.make().parameters()):
+        each = 4 * classes // subject.classes
+        return [batch_of(subject, (subject.classes, size), torch.float32) for size in (each, factor * each)]
+    batches = []
+    for images in (4 * classes, 4 * factor * classes):
+        batch = batch_of(subject, torch.arange(images) % subject.classes, torch.float32)
+        batches.append(Batch(batch.embeddings, torch.arange(images) // 4))
+    return batches
+
+
+@applies_to("loss", slow=True)
+def check_memory_growth(subject: Subject) -> None:
+    """Memory that grows with the cube of the batch ends at a few hundred images; quadratic or better is wanted."""
+    loss = subject.make().float()
+    small, large = (
+        peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels)
+        for batch in _growing(subject, 24)
+    )
+    if large > 5.5 * small and large > 1 << 20:
+        raise AssertionError(f"twice the batch takes {large / small:.1f} times the memory; form no triplets")
+
+
+@applies_to("loss", "regularizer", "distance")
+def check_saved_bytes(subject: Subject) -> str:
+    """Memory that is kept for the backward pass is some matrices of ``B x B``; with "tiles" it grows as the batch does.
+
+    A distance in tiles, whose value is such a matrix, keeps hardly more.
+    """
+    tiles, distance = "tiles" in subject.capabilities, subject.kind == "distance"
+    factor, saved = 4 if tiles else 2, dict[int, int]()
+    for batch in _growing(subject, 48 if tiles else 24, factor):
+        component = subject.make().float()
+        with SavedBytes(batch.embeddings, batch.labels, *component.parameters(), *component.buffers()) as counted:
+            counted.leave_out(call(component, batch))
+        saved[len(batch.labels)] = counted.total
+    (size, few), (large, many) = saved.items()
+    growth, matrices = many / max(1, few), many / (4 * large**2)
+    what = f"a batch of {large} has {many >> 10} KiB saved for the backward pass"
+    if tiles and not distance and growth > 1.5 * factor and many > 1 << 20:
+        raise AssertionError(
+            f"{what}, {growth:.1f} times as many as for a batch of {size}, although it says that it has tiles; "
+            "compute them again in the backward pass, by torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        )
+    if matrices > (MATRICES_OF_TILES if tiles and distance else MATRICES):
+        raise AssertionError(f"{what}, {matrices:.0f} matrices of B x B; tiles can be computed again in the backward")
+    return f"{what}, {matrices:.1f} matrices of B x B"
+
+
+@applies_to("loss", "miner", "regularizer", "distance")
+def check_no_loop_over_anchors(subject: Subject) -> None:
+    """A Python loop over anchors launches operators for each; on a GPU that is what training waits for."""
+    counts = []
+    for batch in _growing(subject, 12):
+        component = subject.make().float()
+        with CountedOperations() as counted:
+            call(component, batch)
+        counts.append(counted.count)
+    if (times := counts[1] / counts[0]) > 1.7:
+        raise AssertionError(f"twice the batch takes {times:.1f} times the operators: a loop over images")
+
+
+@applies_to("loss", "regularizer", slow=True)
+def check_no_host_sync(subject: Subject) -> None:
+    """``.item()``, ``.tolist()``, ``.cpu()`` and ``bool()`` make the host wait for the device in every iteration.
+
+    The first call may wait. A shape that depends on values waits too, and is left to the author.
+    """
+    batch = batch_of(subject, dtype=torch.float32)
+    with SecondDevice() as second:
+        component = second.move(subject.make().float())
+        there = Batch(fresh(batch.embeddings.to(second.device)), batch.labels.to(second.device))
+        try:
+            compute(component, there)
+            second.clear()
+            for info in compute(component, there).values():
+                gradient(torch.as_tensor(info["losses"]).sum(), there.embeddings)
+        except SkipCheck:
+            raise
+        except Exception as error:
+            raise SkipCheck(f"it does not run on another device than the CPU, see check_devices: {error}") from None
+    if waits := in_words(second.waits):
+        raise AssertionError(f"compute_loss, or its gradient, makes the host wait for the device: {waits}")
+
+
+@applies_to("loss", "miner", "regularizer")
+def check_tiles(subject: Subject) -> None:
+    """In tiles of anchors, of whatever size, it gives what it gives of the whole matrix: value, gradient, indices."""
+    if getattr(subject.make(), "tile_size", 0) == 0 or getattr(subject.make(), "tiles", "rows") is None:
+        raise SkipCheck("it has no tiles: no attribute tile_size")
+
+    def in_tiles(batch: Batch, size: int) -> list[Tensor]:
+        component = subject.make()
+        component.tile_size = size
+        return outcome(component, batch)
+
+    ragged = torch.repeat_interleave(torch.arange(subject.classes), torch.arange(subject.classes) % 4 + 1)
+    for batch in (batch_of(subject), batch_of(subject, ragged)):
+        expected = in_tiles(batch, len(batch.labels))
+        for size in (1, 3, 7):
+            if not alike(in_tiles(batch, size), expected, 1e-6, 1e-9):
+                text = f"in tiles of {size} it has other values, gradients or indices"
+                raise AssertionError(f"{text}; an equation that looks at other anchors' rows has tiles = None")
+
+
+@applies_to("loss", slow=True)
+def check_gradient_caching(subject: Subject) -> None:
+    """A network in micro-batches (``CachedGradients``) gets the gradients of the whole batch."""
+    needs(subject, "labels", fixed=True)
+    batch, outcomes = batch_of(subject), []
+    for cached in (False, True):
+        torch.manual_seed(0)
+        network, loss = torch.nn.Linear(subject.size, subject.size).double(), subject.make()
+        if cached:
+            CachedGradients(network, loss, MICRO_BATCH)(batch.embeddings.detach(), batch.labels).backward()  # type: ignore[no-untyped-call]
+        else:
+            call(loss, Batch(network(batch.embeddings), batch.labels)).backward()
+        named = (*network.named_parameters("network"), *loss.named_parameters("loss"))
+        outcomes.append({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named})
+    for name, wanted in outcomes[0].items():
+        close(outcomes[1][name], wanted, f"in micro-batches {name} gets another gradient", atol=1e-9)
+
+
+@applies_to("loss", "miner", "regularizer", "distance", slow=True)
+def check_devices(subject: Subject) -> str:
+    """The simulated :class:`pml_ext.testing.SecondDevice`, and a GPU if there is one, give the same as the CPU.
+
+    The text of the result names the operations that make the host wait.
+    """
+    expected = _outcomes(subject, subject.make().float(), torch.device("cpu"))
+    try:
+        with SecondDevice() as second:
+            component = second.move(subject.make().float())
+            actual = [tensor.cpu() for tensor in _outcomes(subject, component, second.device)]
+            second.clear()
+            _outcomes(subject, component, second.device, plain=True)
+    except Exception as error:
+        raise AssertionError(f"on another device than the CPU: {described(error)}") from error
+    devices = {"another device": actual}
+    if (name := accelerator()) and not is_random(subject):
+        devices[f"the {name} device"] = _outcomes(subject, subject.make().float().to(name), torch.device(name))
+    for where, outcomes in devices.items():
+        for mine, wanted in zip(outcomes, expected, strict=True):
+            close(mine.cpu(), wanted, f"{where} gives a different value or gradient", rtol=1e-3, atol=1e-4)
+    return f"the host waits for the device: {in_words(second.waits + second.shapes) or 'nowhere'}"
+
+
+def _outcomes(subject: Subject, component: Any, device: torch.device, plain: bool = False) -> list[Tensor]:
+    """Return values and gradients of each call form that the component declares, or of the ``plain`` form only."""
+    batch, other = (
+        Batch(fresh(each.embeddings.to(device)), each.labels.to(device))
+        for each in (batch_of(subject, (4, 4), torch.float32, seed) for seed in (0, 1))
+    )
+    outcomes: list[Tensor] = []
+    for named in [{}] if plain else forms(subject, batch, Batch(other.embeddings.detach(), other.labels)).values():
+        value = seeded(component, batch, **named)
+        parts = value if isinstance(value, tuple) else (value,)
+        if any(part.device != batch.embeddings.device for part in parts):
+            kind = "indices" if subject.kind == "miner" else "value"
+            raise AssertionError(f"the {kind} of a batch elsewhere are on the CPU; make all on embeddings.device")
+        outcomes += value if subject.kind == "miner" else (value.detach(), gradient(value.sum(), batch.embeddings))
+    return outcomes
+
+
+@applies_to("loss", "miner", "regularizer", slow=True)
+def check_pml_trainer(subject: Subject) -> None:
+    """A component trains in PML's ``MetricLossOnly`` while a ``HookContainer`` records every iteration.
+
+    record-keeper drops a statistic of several numbers, and stops at what it cannot write.
+    """
+    import tqdm
+
+    try:
+        from record_keeper import RecordKeeper, RecordWriter
+    except ImportError as error:
+        raise SkipCheck(f"PML's records need the package record-keeper: {error}") from None
+    if subject.kind == "loss":
+        needs(subject, "labels")
+    with mock.patch.object(pml.common_functions, "COLLECT_STATS", True):
+        component = subject.make().float()
+    network, batch = torch.nn.Linear(subject.size, subject.size), batch_of(subject, dtype=torch.float32)
+    before = network.weight.detach().clone()
+    loss = component if subject.kind == "loss" else pml.ContrastiveLoss()
+    with tempfile.TemporaryDirectory() as folder:
+        names = pml.common_functions.list_of_recordable_attributes_list_names()
+        keeper = RecordKeeper(record_writer=RecordWriter(folder), attributes_to_search_for=names)
+        trainer = pml.MetricLossOnly(
+            models={"trunk": network, "embedder": torch.nn.Identity()},
+            optimizers={"trunk_optimizer": torch.optim.SGD(network.parameters(), lr=0.1)},
+            loss_funcs={
+                "metric_loss": RegularizedLoss(loss, component, 0.5) if subject.kind == "regularizer" else loss
+            },
+            mining_funcs={"tuple_miner": component} if subject.kind == "miner" else {},
+            dataset=torch.utils.data.TensorDataset(batch.embeddings.detach(), batch.labels),
+            dataloader_num_workers=0,
+            batch_size=len(batch.labels),
+            iterations_per_epoch=2,
+            end_of_iteration_hook=pml.HookContainer(keeper, log_freq=1).end_of_iteration_hook,
+        )
+        try:
+            with mock.patch("tqdm.tqdm", functools.partial(tqdm.tqdm, disable=True)):
+                trainer.train(num_epochs=1)
+            keeper.save_records()
+        except Exception as error:
+            text = f"PML's trainer, with its HookContainer, stops: {described(error)}"
+            raise AssertionError(f"{text}; no parameter, buffer or recorded attribute may be empty") from error
+    if subject.kind == "loss" and torch.equal(network.weight, before):
+        raise AssertionError("two iterations of PML's MetricLossOnly left the network unchanged")
+    for module in component.modules():
+        for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
+            value = getattr(module, name)
+            if isinstance(value, Tensor) and value.numel() == 1:
+                value = value.item()
+            if not isinstance(value, (int, float, str, type(None))):
+                raise AssertionError(f"the recorded attribute {name} is not a number, so record-keeper drops it")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise AssertionError(f"the recorded attribute {name} is {value} after an ordinary batch")

@@ -1,0 +1,48 @@
+"""The table of planted bugs, and how a bug is planted."""
+
+import sys
+from typing import Any, NamedTuple
+
+from pml_ext import registry
+from pml_ext.testing import check_component
+
+REFERENCE = "check_reference"  # finds what is wrong in an equation, which nothing but a reference knows
+
+
+class Planted(NamedTuple):
+    """A class with a bug, the check that finds the bug, and a pattern of the check's text."""
+
+    cls: Any
+    kind: str
+    words: str
+    check: str
+    text: str
+
+
+PLANTED: dict[str, Planted] = {}
+
+
+def planted(words: str, check: str, text: str = ""):
+    """Class decorator: enter the class into the table."""
+
+    def enter(cls):
+        assert cls.__name__ not in PLANTED, cls
+        PLANTED[cls.__name__] = Planted(cls, registry.kind_of(cls), words, check, text)
+        return cls
+
+    return enter
+
+
+def plant(name: str, base: type, words: str, check: str, text: str = ""):
+    """Return a function that plants a bug in the calling module: an override or two of a correct component."""
+    module = sys._getframe(1).f_globals
+
+    def override(**overrides):
+        module[name] = planted(words, check, text)(type(name, (base,), {"__module__": module["__name__"], **overrides}))
+
+    return override
+
+
+def failing(component: Any, **given: Any) -> dict[str, str]:
+    """Return the checks that a component fails, with their texts."""
+    return {r.check: r.text for r in check_component(component, on_fail=None, **given) if r.fails}
