@@ -18,7 +18,7 @@ from pml_ext.experiment import train
 with tempfile.TemporaryDirectory() as work:
     digits = load_digits()
     folder = Path(work) / "images"
-    for number in range(0, len(digits.images), 3):  # as a user has them: files in sub-folders
+    for number in range(0, len(digits.images), 3):  # files in a sub-folder per class
         file = folder / str(digits.target[number]) / f"{number:04d}.png"
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digits.images[number] * 255 / 16).round().astype(np.uint8)).save(file)

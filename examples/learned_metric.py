@@ -22,8 +22,8 @@ train = torch.utils.data.TensorDataset(images[0::2], labels[0::2])
 
 trunk = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 32))
 metric = PDDMDistance(embedding_size=32, dropout=0.1)
-loss = TripletMarginLoss(margin=0.5, distance=metric)  # its violations are of learned scores
-miner = BatchHardMiner(distance=metric)  # and so are the hardest positive and negative
+loss = TripletMarginLoss(margin=0.5, distance=metric)  # violations are measured by learned scores
+miner = BatchHardMiner(distance=metric)  # hardest positives and negatives by learned scores
 
 
 @torch.no_grad()

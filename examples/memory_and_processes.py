@@ -27,7 +27,7 @@ torch.manual_seed(rank)
 
 images, labels = load_digits(return_X_y=True)
 images, labels = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
-mine = torch.arange(len(images)) % processes == rank  # here every process has images of its own
+mine = torch.arange(len(images)) % processes == rank  # every process has its own images
 dataset = torch.utils.data.TensorDataset(images[mine], labels[mine])
 
 trunk, embedder = nn.Sequential(nn.Linear(64, 128), nn.ReLU()), nn.Linear(128, 32)
