@@ -121,13 +121,15 @@ def embed_batches(
     device: torch.device,
     batch_size: int = 256,
     workers: int = 0,
+    batches: Batches | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield a split batch by batch: images, features ``[B, F]``, embeddings ``[B, D]`` and labels, on the device.
+    """Yield images, features ``[B, F]``, embeddings ``[B, D]`` and labels, on the device: of all images, or of batches.
 
     Both modules are in evaluation mode for each batch, and as they were when the pass ends.
     """
     pinned, watched = device.type in ("cuda", "xpu"), Watched(images, workers)
-    loader = loader_of(watched, workers, device, batch_size=batch_size)
+    order = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
+    loader = loader_of(watched, workers, device, **order)
     with modes_kept(trunk, embedder), watched.naming_images():
         for batch, labels in loader:
             trunk.eval()

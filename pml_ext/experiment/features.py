@@ -24,7 +24,7 @@ from ..collection import Collection, Facts, Vectors, path_bytes
 from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import DataError
-from .batches import Batches, Watched, loader_of, modes_kept
+from .batches import Batches, embed_batches, modes_kept
 
 _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
@@ -112,7 +112,6 @@ class FeatureCache:
             keys, facts = [_file_key(path) + _PLAIN for path in files], [*map(_facts_of, files)]
             self.collection.append(keys, facts, rows[finite])
 
-    @torch.no_grad()
     def _computed(
         self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, Facts]
     ) -> dict[bytes, int]:
@@ -123,19 +122,18 @@ class FeatureCache:
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
         seeds = {index: int.from_bytes(hashlib.sha256(keys[index]).digest()[:7]) for index in indices}
         seeded = [[(index, seeds[index]) for index in batch] for batch in batches]
-        watched = Watched(images, self._workers)
-        with modes_kept(self._trunk), watched.naming_images():
-            self._trunk.eval()
-            loader = loader_of(watched, self._workers, self._device, batch_sampler=seeded)
-            for batch, (pixels, _) in zip(batches, loader, strict=True):
-                features = self._trunk(watched.finish(pixels.to(self._device))).float().cpu().numpy()
-                bad = np.flatnonzero(~np.isfinite(features).all(1))
-                if len(bad):
-                    where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
-                    raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
-                own = [keys[index] for index in batch]
-                start = self.collection.append(own, [files[key] for key in own], features)
-                numbers |= {key: start + row for row, key in enumerate(own)}
+        embedding = embed_batches(
+            self._trunk, nn.Identity(), images, self._device, workers=self._workers, batches=seeded
+        )
+        for batch, (_, features, _, _) in zip(batches, embedding, strict=True):
+            rows = features.float().cpu().numpy()
+            bad = np.flatnonzero(~np.isfinite(rows).all(1))
+            if len(bad):
+                where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
+                raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
+            own = [keys[index] for index in batch]
+            start = self.collection.append(own, [files[key] for key in own], rows)
+            numbers |= {key: start + row for row, key in enumerate(own)}
         return numbers
 
 
