@@ -90,6 +90,11 @@ class Collection:
         """Return the nearest other images of one of the folder, by its embedding: its file may be gone."""
         return self._nearest(self.embeddings[number], number, k)
 
+    def nearest_to(self, path: str, k: int) -> list[Neighbor]:
+        """Return the nearest images of one that another run has indexed, by its path in the folder."""
+        number = self.numbers.get(path)
+        return self.nearest_to_file(self.folder / path, k) if number is None else self.nearest(number, k)
+
     def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
         """Return the nearest images of a photograph; a DataError for one that cannot be read."""
         (point,) = self.run.embed(file).cpu()

@@ -20,7 +20,7 @@ from ..evaluation.fonts import drawable
 from ..evaluation.projection import COLORS, SHAPES, mark
 from ..retrieval import SHEET, Grouping, thumbnail
 from ..retrieval.clusters import Cluster
-from .collection import Collection, Neighbor, Pair, jpeg
+from .collection import Collection, Pair, jpeg
 
 MAX_PIXELS, UPLOADS = 50_000_000, 8  # pixels of an uploaded photograph; number of uploads that are kept
 SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs on a page, clusters
@@ -44,7 +44,7 @@ class Page:
         self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
         self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
-        self._names: dict[str, str] = {}  # file names of uploads by token, the latest last
+        self._uploads: dict[str, tuple[Path, str, str]] = {}  # by token, the latest last
 
     def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
         """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
@@ -87,33 +87,23 @@ class Page:
         if pixels > MAX_PIXELS:
             raise DataError(f"{name}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller")
         token = secrets.token_hex(16)
+        path = self.uploads / token
         file.seek(0)
-        (self.uploads / token).write_bytes(file.read())
-        self._names[token] = name
-        for old in [*self._names][:-UPLOADS]:
-            del self._names[old]
-            (self.uploads / old).unlink()
+        path.write_bytes(file.read())
+        try:
+            picture = base64.b64encode(jpeg(thumbnail(path, longest=480), 480)).decode()
+        except DataError as error:
+            raise DataError(str(error).replace(str(path), name)) from None
+        self._uploads[token] = path, name, f"data:image/jpeg;base64,{picture}"
+        for old in [*self._uploads][:-UPLOADS]:
+            self._uploads.pop(old)[0].unlink()
         return token
 
-    def uploaded(self, token: str, k: int) -> tuple[str, str, list[list[Neighbor]]]:
-        """Return the name, the picture and the nearest images, in each run, of an uploaded photograph."""
-        if token not in self._names:
+    def uploaded(self, token: str) -> tuple[Path, str, str]:
+        """Return the file of an uploaded photograph, its name, and a small picture as a data URI."""
+        if token not in self._uploads:
             raise DataError("this photograph is no longer kept; drop it again")
-        file, name = self.uploads / token, self._names[token]
-        try:
-            picture = base64.b64encode(jpeg(thumbnail(file, longest=480), 480)).decode()
-            nearest = [each.nearest_to_file(file, k) for each in self.collections]
-            return name, f"data:image/jpeg;base64,{picture}", nearest
-        except DataError as error:
-            raise DataError(str(error).replace(str(file), name)) from None
-
-    def nearest(self, run: int, image: int, k: int) -> list[list[Neighbor]]:
-        """Return the nearest images, in each run, of an image that one run has indexed."""
-        path = self.collections[run].paths[image]
-        return [
-            each.nearest(each.numbers[path], k) if path in each.numbers else each.nearest_to_file(each.folder / path, k)
-            for each in self.collections
-        ]
+        return self._uploads[token]
 
     def sample(self, unseen: bool) -> list[int]:
         """Return the numbers of some images, drawn at random, to click on."""

@@ -132,8 +132,8 @@ def embed(
             with redirect_stdout(sys.stderr):  # where Ray's progress belongs
                 images = write_on_ray(run, device, work, *which, out, ray_address, jobs, num_gpus)
         else:
-            reader = load_run(run, device, listener=bar.embedding).images
-            images = write_part(reader, work, *which, out, workers)
+            reader = load_run(run, device, workers, listener=bar.embedding).images
+            images = write_part(reader, work, *which, out)
     files, what = len(work.part(*which)), f"part {number} of {parts}: " if part else ""
     about = {"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)}
     text = f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}"
@@ -343,10 +343,10 @@ def query(
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
-            trained = load_run(run, device, store=own, listener=bar.embedding)
+            trained = load_run(run, device, workers, own, bar.embedding)
             folder = str(images[0]) if images else None
             items = (folder or "") if listing is None else read_list(listing)
-            queries, found = trained.match(items, out, k, within, radius, stored, folder, workers)
+            queries, found = trained.match(items, out, k, within, radius, stored, folder)
         about = {"file": str(out), "queries": queries, "answers": found}
         print_json(about) if as_json else stdout().print(f"{found} answers to {queries} images: {out}")
         return

@@ -151,7 +151,7 @@ class ImageEmbedder:
     # Folders
 
     @contextlib.contextmanager
-    def folder_pass(self, folder: Path, batch_size: int = 256, workers: int | None = None) -> Iterator[Embedded]:
+    def folder_pass(self, folder: Path, batch_size: int = 256) -> Iterator[Embedded]:
         """Embed a folder's new images, and lock the collection while the block runs."""
         first = rank() == 0
         listing: Listing = from_rank_0(list_folder(folder) if first else None)
@@ -164,7 +164,7 @@ class ImageEmbedder:
             found, gone = from_rank_0(collection.find(files, root)[:2] if first else None)
             missing = [number for number, key in enumerate(keys) if key not in found]
             own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
-            parts = from_ranks(self._embed_missing(listing, keys, own, batch_size, workers))
+            parts = from_ranks(self._embed_missing(listing, keys, own, batch_size))
             results = {number: result for part in parts for number, result in part.items()}
             vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
             new = len(vectors)
@@ -183,13 +183,15 @@ class ImageEmbedder:
 
     def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
         """Embed files, or open ones, in batches of 64: yield embeddings, or why an image cannot be read."""
-        for batch in self._embedded(files, READ, workers):
+        for batch in self._embedded(files, READ, workers=workers):
             bad = [place for place, row in batch.items() if not isinstance(row, str) and not np.isfinite(row).all()]
             if bad:
                 raise self._not_finite(len(bad), len(batch), str(files[min(bad)]))
             yield [batch[place] for place in sorted(batch)]
 
-    def _embedded(self, files: Sequence[Any], size: int, workers: int | None, keep: bool = False) -> Iterator[Batch]:
+    def _embedded(
+        self, files: Sequence[Any], size: int, keep: bool = False, workers: int | None = None
+    ) -> Iterator[Batch]:
         """Embed files in batches, and tell the listener."""
         workers = self._workers if workers is None else workers
         workers = default_workers(len(files)) if workers is None else workers
@@ -207,7 +209,7 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def _embed_missing(
-        self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int, workers: int | None
+        self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
     ) -> dict[int, int | str]:
         """Embed images and write them; return the numbers of their vectors, or why there are none."""
         results, waiting, last = dict[int, int | str](), dict[int, Vectors](), time.perf_counter()
@@ -220,7 +222,7 @@ class ImageEmbedder:
                 waiting.clear()
 
         try:
-            for batch in self._batches(listing, numbers, min(batch_size, READ), workers):
+            for batch in self._batches(listing, numbers, min(batch_size, READ)):
                 for number, row in batch.items():
                     if isinstance(row, str):
                         results[number] = row
@@ -238,7 +240,7 @@ class ImageEmbedder:
         write()
         return results
 
-    def _batches(self, listing: Listing, numbers: Sequence[int], size: int, workers: int | None) -> Iterator[Batch]:
+    def _batches(self, listing: Listing, numbers: Sequence[int], size: int) -> Iterator[Batch]:
         """Yield embeddings by number, first of images whose features are cached."""
         files = {number: listing.folder / listing.names[number] for number in numbers}
         for start in range(0, len(numbers) if self._features is not None else 0, WRITTEN):
@@ -246,7 +248,7 @@ class ImageEmbedder:
             yield {number: row.cpu().numpy() for number, row in ready.items()}
             files = {number: file for number, file in files.items() if number not in ready}
         left = [*files]
-        for batch in self._embedded([*files.values()], size, workers, keep=True):
+        for batch in self._embedded([*files.values()], size, keep=True):
             yield {left[place]: row for place, row in batch.items()}
 
     def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:

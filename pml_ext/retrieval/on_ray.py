@@ -27,7 +27,7 @@ class Embedder:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return segments' numbers, images and Parquet files."""
         numbers, images, files = list[int](), list[int](), list[bytes]()
-        for number, table in tables(self._run.images, self._work, batch["number"].tolist(), 0):
+        for number, table in tables(self._run.images, self._work, batch["number"].tolist()):
             buffer = pyarrow.BufferOutputStream()
             parquet.write_table(table, buffer)
             numbers, images = [*numbers, number], [*images, table.num_rows]

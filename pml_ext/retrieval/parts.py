@@ -245,26 +245,24 @@ def _digest(value: Any) -> str:
 # Writing
 
 
-def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: Path, workers: int | None) -> int:
+def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: Path) -> int:
     """Embed a part of a listing; return how many images were embedded now. See :meth:`TrainedRun.embed_part`."""
     numbers = work.pending(part, parts, out, embedder.collection.identity)
     if part == 1:
         _warn_of_skipped(work.others)
     images = 0
-    for number, table in tables(embedder, work, numbers, workers):
+    for number, table in tables(embedder, work, numbers):
         write_atomically(out / work.file(number), functools.partial(parquet.write_table, table))
         images += table.num_rows
     return images
 
 
-def tables(
-    embedder: ImageEmbedder, work: Work, numbers: Sequence[int], workers: int | None
-) -> Iterator[tuple[int, pyarrow.Table]]:
+def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Iterator[tuple[int, pyarrow.Table]]:
     """Embed segments; yield the number and the table of each."""
     local = [work.segments[number].files for number in numbers]
     files = None if None in local else [file for each in local for file in each or ()]
     # One stream of batches for all files, since workers take a second to start; segments end where batches do.
-    stream = None if files is None else embedder.embed_files(files, workers)
+    stream = None if files is None else embedder.embed_files(files)
     kinds = {"path": pyarrow.string(), "class": pyarrow.string(), "size": pyarrow.int64(), "time": pyarrow.int64()}
     kinds["embedding"] = pyarrow.list_(pyarrow.float32(), embedder.collection.size)
     for number in numbers:

@@ -382,7 +382,7 @@ def answers_from(
 # Many queries
 
 
-def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path, workers: int | None) -> tuple[int, int]:
+def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tuple[int, int]:
     """Write the answers to all images of a listing; return how many images and answers.
 
     Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
@@ -393,7 +393,7 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path, workers
     counts = np.zeros(2, dtype=np.int64)
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
-        for _, table in tables(embedder, work, range(len(work.segments)), workers):
+        for _, table in tables(embedder, work, range(len(work.segments))):
             names: list[str] = table["path"].to_pylist()
             points = torch.from_numpy(points_of(table).copy())
             found = find([os.path.join(work.folder, name) for name in names], points) if names else []

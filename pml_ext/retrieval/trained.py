@@ -175,14 +175,14 @@ class TrainedRun:
             return self.embed_folder(images, batch_size).embeddings
         return self.images.embed(images, batch_size)
 
-    def embed_folder(self, folder: str | Path, batch_size: int = 256, workers: int | None = None) -> Embedded:
+    def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
         """Embed all images below a folder; those that the collection has are not computed again.
 
         They are written after each 1,000 images or 30 seconds: an interrupted call goes on from there. A file is
         embedded again if its size or its time of modification has changed. Processes that ``torchrun`` started embed a
         part each, and return all. Errors are those of :meth:`embed`; an UnwritableError names a full disk.
         """
-        with self.images.folder_pass(Path(folder), batch_size, workers) as embedded:
+        with self.images.folder_pass(Path(folder), batch_size) as embedded:
             return embedded
 
     def embed_part(
@@ -192,7 +192,6 @@ class TrainedRun:
         parts: int = 1,
         out: str | Path = "parts",
         folder: str | Path | None = None,
-        workers: int | None = None,
     ) -> Path:
         """Embed a part of a listing of images into Parquet files, without the collection; return their folder.
 
@@ -206,11 +205,10 @@ class TrainedRun:
             parts: how many there are; of a listing, at most 1,024 are not empty.
             out: the folder to write, which all parts share; :meth:`write_index` takes it.
             folder: which the paths of a sequence are in; by default the deepest one that has them all.
-            workers: as of :func:`load_run`.
         """
         from .parts import listed, write_part
 
-        write_part(self.images, listed(items, folder), part, parts, Path(out), workers)
+        write_part(self.images, listed(items, folder), part, parts, Path(out))
         return Path(out)
 
     # The index
@@ -314,7 +312,6 @@ class TrainedRun:
         radius: float | None = None,
         store: str | None = None,
         folder: str | Path | None = None,
-        workers: int | None = None,
     ) -> tuple[int, int]:
         """Write the nearest images to each of many into a ``.parquet`` or ``.jsonl`` file; return queries and answers.
 
@@ -328,7 +325,7 @@ class TrainedRun:
             raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
         check_writable("-o", file, file=True)
         find = self._search(store, k=k, where=Where(within, radius))
-        return match(self.images, listed(items, folder), find, file, workers)
+        return match(self.images, listed(items, folder), find, file)
 
     def _search(self, store: str | None, **options: Any) -> Answers:
         """Return a function from names and embeddings to answers, of the index or of a store."""

@@ -72,13 +72,13 @@ def test_a_killed_part_goes_on_and_two_at_once_do_no_harm(make, tmp_path, folder
     images, out = tmp_path / "images", tmp_path / "parts"
     for copy in range(8):
         shutil.copytree(folder, images / str(copy))
-    killed(lambda: make().embed_part(images, out=out, workers=0), 5)
+    killed(lambda: make(workers=0).embed_part(images, out=out), 5)
     before = stamps(out)
     written = {name for name in before if name.startswith("embeddings")}
     total = len(listed(images).segments)
     assert 0 < len(written) < total
     with ThreadPoolExecutor(2) as pool:
-        [*pool.map(lambda run: run.embed_part(images, out=out, workers=0), [make("one"), make("two")])]
+        [*pool.map(lambda name: make(name, workers=0).embed_part(images, out=out), ["one", "two"])]
     assert {name for name in written if stamps(out)[name] != before[name]} == set()
     paths = rows_of(out)["path"]
     assert len(paths) == len(set(paths)) == 8 * 200
