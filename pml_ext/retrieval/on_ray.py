@@ -36,15 +36,7 @@ class Embedder:
 
 
 def write_on_ray(
-    run: Path,
-    device: str,
-    work: Work,
-    part: int,
-    parts: int,
-    out: Path,
-    address: str | None,
-    jobs: int,
-    num_gpus: float,
+    run: Path, device: str, work: Work, part: int, parts: int, out: Path, address: str | None, jobs: int, gpus: float
 ) -> int:
     """Embed a part of a listing with workers of Ray Data, as :func:`~.parts.write_part`; return how many images.
 
@@ -71,7 +63,7 @@ def write_on_ray(
             batch_size=1,
             concurrency=jobs,
             num_cpus=1,
-            num_gpus=num_gpus or None,
+            num_gpus=gpus or None,
         )
         for row in done.iter_rows():
             write_atomically(out / work.file(row["number"]), lambda path, row=row: path.write_bytes(row["file"]))  # type: ignore[misc]

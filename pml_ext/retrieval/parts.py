@@ -34,7 +34,7 @@ from ..collection import Embedded, Facts, Vectors, check_writable, class_of, fac
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import write_atomically
 from .embedding import READ, ImageEmbedder, SkippedImage
-from .reading import list_folder
+from .reading import Listed, list_folder
 
 with needs_extra("parquet", "embeddings as Parquet"):
     import pyarrow
@@ -148,7 +148,7 @@ class Work:
         return (about["identity"], about["segment"]) == (identity, self.segments[number].digest)
 
 
-def listed(items: str | Path | Sequence[str | Path], folder: str | Path | None = None) -> Work:
+def listed(items: Listed, folder: str | Path | None = None) -> Work:
     """List images, without reading them.
 
     Args:

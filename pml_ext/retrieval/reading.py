@@ -21,6 +21,7 @@ from ..experiment.batches import Watched, loader_of
 
 MOST_WORKERS, FEW = 8, 256
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these
+Listed = str | Path | Sequence[str | Path]  # a folder, an address, a table, shards, or paths of images
 Item = tuple[Tensor | None, int, str]
 Batch = tuple[Tensor | None, list[int], dict[int, str]]
 

@@ -28,7 +28,7 @@ from ..search import EXACT, new_index
 from ..stores import Where, masked
 from .embedding import ImageEmbedder, Listener
 from .query import METRICS, RADIUS, Answer, Answers, Gallery, answers_from, bring_over, match, open_store, recall_of
-from .reading import Images, several
+from .reading import Images, Listed, several
 
 if TYPE_CHECKING:  # seconds to import, which a query need not take
     from matplotlib.figure import Figure
@@ -186,12 +186,7 @@ class TrainedRun:
             return embedded
 
     def embed_part(
-        self,
-        items: str | Path | Sequence[str | Path],
-        part: int = 1,
-        parts: int = 1,
-        out: str | Path = "parts",
-        folder: str | Path | None = None,
+        self, items: Listed, part: int = 1, parts: int = 1, out: str | Path = "parts", folder: str | Path | None = None
     ) -> Path:
         """Embed a part of a listing of images into Parquet files, without the collection; return their folder.
 
@@ -305,7 +300,7 @@ class TrainedRun:
 
     def match(
         self,
-        items: str | Path | Sequence[str | Path],
+        items: Listed,
         out: str | Path,
         k: int = 8,
         within: str | None = None,
