@@ -86,14 +86,12 @@ class Collection:
             return torch.arange(len(self))
         return torch.tensor([self.trained.get(name) is False for name in self.classes]).nonzero().flatten()
 
-    def nearest(self, number: int, k: int) -> list[Neighbor]:
-        """Return the nearest other images of one of the folder, by its embedding: its file may be gone."""
+    def nearest(self, image: int | str, k: int) -> list[Neighbor]:
+        """Return the nearest other images of one, by its number or its path; its file may be gone since."""
+        number = self.numbers.get(image) if isinstance(image, str) else image
+        if number is None:  # another run has indexed it
+            return self.nearest_to_file(self.folder / str(image), k)
         return self._nearest(self.embeddings[number], number, k)
-
-    def nearest_to(self, path: str, k: int) -> list[Neighbor]:
-        """Return the nearest images of one that another run has indexed, by its path in the folder."""
-        number = self.numbers.get(path)
-        return self.nearest_to_file(self.folder / path, k) if number is None else self.nearest(number, k)
 
     def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
         """Return the nearest images of a photograph; a DataError for one that cannot be read."""

@@ -24,7 +24,6 @@ from .collection import Collection, Pair, jpeg
 
 MAX_PIXELS, UPLOADS = 50_000_000, 8  # pixels of an uploaded photograph; number of uploads that are kept
 SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs on a page, clusters
-LEGEND = SHAPES * len(COLORS)  # names beside a map
 GRAY = "#a0aec0", 0  # color and shape of images in no cluster
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -144,7 +143,7 @@ class Page:
             [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(collection.paths[number])]
             for number, (x, y) in zip(numbers.tolist(), places.tolist(), strict=True)
         ]
-        return {"run": run, "points": points, "groups": groups, "legend": LEGEND, "note": note}
+        return {"run": run, "points": points, "groups": groups, "legend": SHAPES * len(COLORS), "note": note}
 
 
 def _number(options: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
