@@ -91,7 +91,7 @@ def kind_of(cls: type) -> str:
 
 
 # PML's losses that take references, as their sources say. Those that refuse or ignore them are left out, and NCALoss,
-# which compares an embedding with its own copy among the references whatever the indices_tuple says.
+# which compares an embedding with its own copy among the references, against the indices_tuple.
 _TAKE_REFERENCES = """
 Angular Circle Contrastive DynamicSoftMargin GeneralizedLiftedStructure IntraPairVariance LiftedStructure Margin
 MultiSimilarity NTXent SignalToNoiseRatioContrastive SupCon TripletMargin TupletMargin

@@ -36,7 +36,7 @@ class Preprocessing(BaseModel):
     crop: bool  # whether a square is cut from the middle of an image
     normalize: Normalization | None
     resize: int | None = Field(None, ge=1)  # pixels of the shorter side before the cut, or of both; None: 256 / 224
-    squash: bool = False  # whether images become squares before the cut, whatever their form was
+    squash: bool = False  # whether images of any form are resized to squares before the cut
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing
     bgr: bool = False  # whether the channels are blue, green, red
     value_range: Literal[1, 255] = 1  # the greatest value before normalization

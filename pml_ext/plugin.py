@@ -1,7 +1,7 @@
 """Everything that a plugin may import of ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
 
-PML's own base classes are here too; its losses and miners are components: ``build("pml/contrastive", "loss")``. What
-needs the extra ``train`` (data sets, clustering, figures) is imported when it is asked for.
+PML's own base classes are here too; its losses and miners are components: ``build("pml/contrastive", "loss")``. Data
+sets, clustering and figures, which need the extra ``train``, are imported on first use.
 """
 
 from __future__ import annotations

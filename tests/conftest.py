@@ -60,7 +60,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
-    """What one test compiles does not count towards another's recompilations: our losses share code."""
+    """Reset the compiler, since tests of losses that share code would share the limit of recompilations."""
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()

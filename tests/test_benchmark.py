@@ -1,4 +1,4 @@
-"""What bench measures, and what its command writes."""
+"""Measurements of bench, and the output of its command."""
 
 import json
 
@@ -32,7 +32,7 @@ def test_the_floors_are_their_formula():
     torch.testing.assert_close(benchmark.tiled_floor(x.requires_grad_(), torch.arange(6)), expected)
 
 
-def test_peak_memory_counts_what_lives_at_one_time():
+def test_peak_memory_counts_tensors_alive_at_one_time():
     def keeps_two(embeddings, labels):
         first = embeddings * 2
         second = first * 3
@@ -51,7 +51,7 @@ def test_peak_memory_counts_what_lives_at_one_time():
     assert 40_000 <= dropped <= 3 * 40_000
 
 
-def test_traffic_counts_what_operators_read_and_write():
+def test_traffic_counts_reads_and_writes_of_operators():
     def passes(embeddings, labels):
         doubled = embeddings * 2  # one matrix read, one written
         doubled.view(-1).add_(1)  # likewise; a view is none
@@ -126,7 +126,7 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     assert rows[1]["loss"] == "cbml"
 
 
-def test_batches_double_and_what_fails_or_is_too_large_is_not_run_again(monkeypatch):
+def test_batches_double_and_failing_or_too_large_losses_are_left_out(monkeypatch):
     sizes = []
 
     class Failing(torch.nn.Module):

@@ -86,7 +86,7 @@ def test_half_written_files_are_removed_and_others_stay(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".mine.tmp"]
 
 
-def test_disk_errors_have_the_path_and_leave_what_was_there(tmp_path, monkeypatch):
+def test_disk_errors_have_the_path_and_leave_the_old_file(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

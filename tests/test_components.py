@@ -82,7 +82,7 @@ def test_the_table_of_pmls_references_is_right(component):
 
 
 @pytest.mark.parametrize("component", registry.components(), ids=lambda each: f"{each.kind}-{each.qualified_name}")
-def test_an_outline_says_what_the_class_says(component):
+def test_an_outline_equals_the_class(component):
     read, cls = component.outline, component.cls
     assert component.kind == registry.kind_of(cls)
     assert (component.class_name, read.__name__, read.__module__) == (cls.__name__, cls.__name__, cls.__module__)

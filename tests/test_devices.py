@@ -80,7 +80,7 @@ def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["xpu", "mps"])
-def test_what_draws_again_puts_back_the_accelerators_generator_too(monkeypatch, kind):
+def test_drawing_again_restores_the_accelerators_generator_too(monkeypatch, kind):
     """A learned metric in tiles, micro-batches and rank 0's numbers all go by these three."""
     held = {"state": torch.tensor([7], dtype=torch.uint8)}
     monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda *device: held["state"])

@@ -12,7 +12,7 @@ IMPORTED = [(node, alias) for node in STUB.body if isinstance(node, ast.ImportFr
 OURS = {"pml", "angular", "cbml", "density", "pddm", "triplets"}
 
 
-def test_the_stub_names_what_there_is():
+def test_the_stub_lists_every_public_name():
     for node, alias in IMPORTED:
         assert alias.name == alias.asname, "a stub exports what it imports as itself"
         module = f"pml_ext.{node.module}" if node.level and node.module else node.module or "pml_ext"

@@ -22,7 +22,7 @@ def test_convnet_and_mlp():
         models.convnet(1, 8)
 
 
-def test_output_size_keeps_the_mode_and_says_what_does_not_fit():
+def test_output_size_keeps_the_mode_and_names_a_misfit():
     trunk = models.convnet(1, 28)
     trunk.train()
     before = trunk[1].running_mean.clone()

@@ -1,4 +1,4 @@
-"""The door for plugin authors: what is behind it, what it needs, and that ours use no other."""
+"""The module ``pml_ext.plugin``: its names, its page, and the view of a run."""
 
 import ast
 import re
@@ -16,7 +16,7 @@ from pml_ext.scaffold import new_plugin
 ROOT = Path(__file__).parents[1]
 
 
-def test_everything_that_it_lists_is_there():
+def test_every_listed_name_exists():
     assert {"RunView", "figures", "kmeans", "pair_masks"} <= set(dir(plugin))
     assert all(getattr(plugin, name) is not None for name in dir(plugin))
     with pytest.raises(AttributeError, match="no name 'pair_mask'; nearest: pair_masks"):
@@ -34,7 +34,7 @@ def imports(file: Path) -> set[str]:
     return {name for name in found if name.partition(".")[0] in ("pml_ext", "pytorch_metric_learning")}
 
 
-def test_what_authors_start_from_comes_in_by_it(tmp_path):
+def test_the_scaffold_and_the_example_import_nothing_else(tmp_path):
     new_plugin("my-loss", tmp_path / "new")
     for folder in (tmp_path / "new" / "src", ROOT / "examples" / "third_party_plugin" / "src"):
         files = list(folder.rglob("*.py"))
@@ -42,7 +42,7 @@ def test_what_authors_start_from_comes_in_by_it(tmp_path):
         assert set.union(*map(imports, files)) == {"pml_ext.plugin"}
 
 
-def test_the_page_for_authors_names_what_is_there():
+def test_the_page_for_authors_lists_existing_names():
     page = (ROOT / "docs" / "plugins.md").read_text()
     table = page.partition("| name in `pml_ext.plugin` | use |")[2].partition("\n\n")[0]
     names = [name for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for name in re.findall(r"`(\w+)`", row)]

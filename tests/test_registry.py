@@ -217,7 +217,7 @@ def test_commands_do_as_before():
 RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribution = "gone-losses", version = "1.2"}\n'
 
 
-def test_a_run_of_a_plugin_that_is_missing_says_what_to_install(tmp_path, monkeypatch, install_loss):
+def test_a_run_of_a_missing_plugin_says_how_to_install_it(tmp_path, monkeypatch, install_loss):
     """A finished run, as far as it is read before that is noticed."""
     tables, folder = registry.recipes()["cbml/digits"].read_text("utf-8"), tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
@@ -237,7 +237,7 @@ def test_a_run_of_a_plugin_that_is_missing_says_what_to_install(tmp_path, monkey
 
 
 def test_every_key_that_names_something_is_known():
-    """The names that recipes use are found whatever their place: each is known to the registry."""
+    """The registry knows every name that a recipe uses, in any of its tables."""
     used = set(itertools.chain.from_iterable(names_in(name) for name in registry.recipes()))
     assert {what for what, _ in used} >= {"loss", "miner", "regularizer", "sampler", "data set", "trunk"}
     for what, name in used - {("sampler", "shuffle")}:
@@ -263,7 +263,7 @@ def wanting(embedding_size, words, metric: pml_ext.PDDMDistance, base: distances
     """Something with every kind of setting."""
 
 
-def test_what_a_context_fills():
+def test_a_context_fills_settings():
     context: BuildContext = {"embedding_size": 8, "num_classes": 2, "seed": 9}
     values, missing = filled(wanting, context)
     assert values.keys() == {"embedding_size", "metric", "seed"}

@@ -1,4 +1,4 @@
-"""What pml-ext new-plugin writes, and what it refuses."""
+"""The package that pml-ext new-plugin writes, and the names that it refuses."""
 
 import tomllib
 
