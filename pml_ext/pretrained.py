@@ -95,14 +95,11 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         )
     inner = without_gray(trunk)
     known = inner.state_dict()
+    differ = [name for name in known if name in state and state[name].shape != known[name].shape]
     wrong = {
         "missing": [name for name in known if name not in state and not name.endswith(_COUNTER)],
         "unknown": [name for name in state if name not in known and name.split(".")[0] not in _CLASSIFIERS],
-        "of another shape": [
-            f"{name} {list(state[name].shape)} for {list(known[name].shape)}"
-            for name in known
-            if name in state and state[name].shape != known[name].shape
-        ],
+        "of another shape": [f"{name} {list(state[name].shape)} for {list(known[name].shape)}" for name in differ],
     }
     if any(wrong.values()):
         texts = [f"{len(names)} {what} ({first_of(names, _NAMED)})" for what, names in wrong.items() if names]

@@ -15,7 +15,7 @@ from .plugins import RESERVED
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     """Write a package with a loss, a recipe and tests that pass as written, into a folder, and return its files.
 
-    ``name`` is of distribution, entry point and loss. ConfigError: no kebab-case, or taken; a folder that is not empty.
+    Distribution, entry point and loss get the ``name``. ConfigError for a wrong or taken name, or a folder with files.
     """
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2
@@ -29,9 +29,8 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError(f"{place} exists and is not empty; choose another name, or --out another folder")
     about = {"name": name, "module": module, "class_name": class_name, "year": datetime.date.today().year}
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("pml_ext", "templates/plugin"), keep_trailing_newline=True, autoescape=False
-    )
+    templates = jinja2.PackageLoader("pml_ext", "templates/plugin")
+    environment = jinja2.Environment(loader=templates, keep_trailing_newline=True, autoescape=False)
     written = []
     for template in environment.list_templates(["jinja"]):
         file = place / template.removesuffix(".jinja").replace("MODULE", module)
