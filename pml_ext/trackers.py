@@ -114,15 +114,16 @@ class WeightsAndBiases:
     ) -> None:
         import wandb
 
-        place: dict[str, Any] = {
-            "project": project,
-            "entity": entity,
-            "group": group,
-            "name": folder.name,
-            "dir": folder,
-        }
-        run_id = kept_id(folder, "wandb", lambda: uuid.uuid4().hex)
-        self._run = wandb.init(**place, id=run_id, resume="allow", config=dict(recipe))
+        self._run = wandb.init(
+            project=project,
+            entity=entity,
+            group=group,
+            name=folder.name,
+            id=kept_id(folder, "wandb", lambda: uuid.uuid4().hex),
+            resume="allow",
+            dir=folder,
+            config=dict(recipe),
+        )
         self._run.define_metric("*", step_metric="iteration")
         self._run.define_metric("accuracies_*", step_metric="epoch")
 
