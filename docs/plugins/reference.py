@@ -1,4 +1,4 @@
-"""Writes ``reference.md``: ``python docs/plugins/reference.py``; a test holds it to what there is."""
+"""Write ``reference.md``: ``python docs/plugins/reference.py``. A test compares the file with the code."""
 
 import inspect
 import types
@@ -15,7 +15,7 @@ Written by `python docs/plugins/reference.py`. `help(pml_ext.plugin.NAME)` has a
 
 
 def first_line(thing):
-    """The first sentence of a docstring; what inherits one says whose class it is."""
+    """Return the first sentence of a docstring, or for an inherited docstring the package of the class."""
     if isinstance(thing, types.GenericAlias):
         return f"`{thing}`"
     own = vars(thing).get("__doc__") if isinstance(thing, type) else inspect.getdoc(thing)
@@ -25,7 +25,7 @@ def first_line(thing):
 
 
 def signature(thing):
-    """How it is called, without what is said of types."""
+    """Return a signature without annotations."""
     if isinstance(thing, types.GenericAlias):
         return ""
     try:
@@ -37,7 +37,7 @@ def signature(thing):
 
 
 def text():
-    """The page."""
+    """Return the page."""
     lines = [HEAD, "## Hooks\n", "| hook | |", "|---|---|"]
     lines += [
         f"| `{name}{signature(getattr(hookspecs, name))}` | {first_line(getattr(hookspecs, name))} |" for name in HOOKS
