@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .losses import NPairAngularLoss as NPairAngularLoss
     from .losses import NPairLoss as NPairLoss
 
-
 WANG_2017 = Paper(
     title="Deep Metric Learning with Angular Loss",
     authors="Wang et al.",

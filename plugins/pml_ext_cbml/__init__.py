@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .softmax import SoftmaxLoss as SoftmaxLoss
     from .statistics import PairStatistics as PairStatistics
 
-
 KAN_2022 = Paper(
     title="Contrastive Bayesian Analysis for Deep Metric Learning",
     authors="Kan et al.",

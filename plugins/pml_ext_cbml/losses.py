@@ -164,9 +164,8 @@ class CBMLLoss(PairLoss):
 
         Args:
             statistics: of a network's embeddings, for example ``PairStatistics.of(embeddings, labels)``.
-            exponent: ``"linear"`` for centers and widths by Sec. 4.4 F, with the paper's delta of Eq. (23) in them;
-                ``"quadratic"`` for the exponent of Eq. (20), beside which ``delta="ratio"``, Eq. (23) too, is the
-                default here, so that the two compare like for like.
+            exponent: ``"linear"`` for centers and widths by Sec. 4.4 F, which contain delta of Eq. (23);
+                ``"quadratic"`` for the exponent of Eq. (20), with ``delta="ratio"``, Eq. (23), by default.
             settings: other arguments of the class; no delta beside linear exponents.
         """
         if exponent not in ("linear", "quadratic"):

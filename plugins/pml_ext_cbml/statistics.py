@@ -72,14 +72,9 @@ class PairStatistics:
             \frac{\alpha^P}{\beta^P} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_P^2} + \log \delta^P, \quad
             \frac{\alpha^N}{\beta^N} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_N^2} - \log \delta^N
 
-        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23), which are in the
-        exponents then: the loss's own ``delta`` is 1.
-
-        Returns:
-            ``alpha_pos``, ``beta_pos``, ``alpha_neg`` and ``beta_neg`` of :class:`CBMLLoss`.
-
-        Raises:
-            ValueError: a center or a width that is not above 0, where the rule does not apply.
+        as ``alpha_pos``, ``beta_pos``, ``alpha_neg`` and ``beta_neg`` of :class:`CBMLLoss`, whose own ``delta`` is then
+        1, with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23). A center or width
+        that is not above 0 is a ValueError.
         """
         alpha = (self.mean_pos + self.mean_neg) / 2
         squares = (self.mean_pos**2 - self.mean_neg**2) / 2
@@ -99,12 +94,8 @@ class PairStatistics:
 def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
     r"""Return similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones, as Fig. 3.
 
-    The ratio is that of the histograms, where both have pairs; beside it stands Eq. (20), with the mean and the
-    deviation of each distribution.
-
-    Args:
-        parts: ``{title: (embeddings [N, D], labels [N])}``, a column each; parts of more than 1,000 are sampled.
-        seed: of that draw.
+    The ratio is that of the histograms, where both have pairs, beside Eq. (20) with the mean and the deviation of each
+    distribution. ``parts``, ``{title: (embeddings [N, D], labels [N])}``, are a column each, up to 1,000 images of it.
     """
     from pml_ext.plugin import figures
 

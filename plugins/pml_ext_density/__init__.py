@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from .spreading import EntropyRegularizer as EntropyRegularizer
     from .spreading import GlobalOrthogonalRegularizer as GlobalOrthogonalRegularizer
 
-
 LI_2019 = Paper(
     title="Deep Metric Learning with Density Adaptivity",
     authors="Li et al.",

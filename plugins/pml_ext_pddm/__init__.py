@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .losses import PDDMLoss as PDDMLoss
     from .miners import HardQuadrupletMiner as HardQuadrupletMiner
 
-
 HUANG_2016 = Paper(
     title="Local Similarity-Aware Deep Feature Embedding",
     authors="Huang et al.",

@@ -122,12 +122,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # PML's distance
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-        """Return the scores of all pairs, ``[B, R]`` or ``[B, B]``, float32 or float64.
-
-        Args:
-            query_emb: ``[B, D]``, any floating point dtype.
-            ref_emb: ``[R, D]``; None, or the same object, for the batch itself.
-        """
+        """Return the scores of all pairs of ``[B, D]`` and ``[R, D]``, or of a batch with itself, at least float32."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             query_emb, ref_emb = pair_to_full_precision(query_emb, ref_emb)
@@ -137,18 +132,18 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         """Return the scores of all pairs, ``[B, R]``; without references or with the same object, symmetric."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
-            if ref_emb is None or ref_emb is query_emb:
-                x = self.normalized(query_emb)
-                return score_matrix(self.head(x.dtype), x, None, self.tile(x))
-            head, x, y = self._prepared(query_emb, ref_emb)
-            return score_matrix(head, x, y, self.tile(x))
+            x = self.normalized(query_emb)
+            y = None if ref_emb is None or ref_emb is query_emb else self.normalized(ref_emb)
+            x, y = pair_to_full_precision(x, y)
+            return score_matrix(self.head(x.dtype), x, y, self.tile(x))
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Return ``[N]`` scores of row with row."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
-            head, x, y = self._prepared(query_emb, ref_emb)
-            return score_pairs(head, x, y, self.tile(x))
+            x, y = pair_to_full_precision(self.normalized(query_emb), self.normalized(ref_emb))
+            assert y is not None
+            return score_pairs(self.head(x.dtype), x, y, self.tile(x))
 
     def _check(self, **given: Tensor | None) -> None:
         for name, x in given.items():
@@ -159,11 +154,6 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
                 raise ValueError(
                     f"{name} must have embedding_size={self.embedding_size} columns; got shape {tuple(x.shape)}"
                 )
-
-    def _prepared(self, x: Tensor, y: Tensor) -> tuple[Head, Tensor, Tensor]:
-        x, y = self.normalized(x), self.normalized(y)
-        dtype = torch.promote_types(x.dtype, y.dtype)
-        return self.head(dtype), x.to(dtype), y.to(dtype)
 
     def normalized(self, embeddings: Tensor) -> Tensor:
         """Return embeddings ``[B, D]`` as Eq. (2) takes them: normalized, in float32 or float64, whichever is wider."""

@@ -67,8 +67,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     network from scratch: take every positive pair (``num_quadruplets`` larger than their number) and smaller margins,
     after some epochs of another loss.
 
-    With ``collect_stats``, ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight) are
-    recorded.
+    ``collect_stats`` records ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight).
 
     *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); the pairs of the
     quadruplets and the two extreme ones with gradients. Under dropout one mask per layer is drawn a step, and shared by
@@ -85,14 +84,13 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         normalize_scores: scale the scores; False takes them as they are.
         detach_scaling: no gradient through the least and the greatest score.
         detach_embeddings: no gradient of :math:`E_m` to the embeddings, which then train by :math:`E_e` alone.
-        pointwise: what stands in the place of :math:`E_m`, over all pairs of the batch, as Sec. 3.1 has it before it
-            argues for the hinge: ``"logistic"``, Eq. (1) with logistic regression, or ``"fisher"``, the Fisher
-            criterion with its sign turned round. Scores are as they are then: ``score_margin``, ``normalize_scores``
-            and ``detach_scaling`` are of no meaning. All scores of the batch have gradients: ``2 H (D + 2 H)``
-            operations per pair, forward and twice backward.
-        embedding_loss: a PML loss in the place of :math:`E_e`, called with the triplets of the quadruplets; PML's
-            ``TripletMarginLoss`` makes it "PDDM + Triplet" of Table 1; ``embedding_margin`` and ``squared`` are of no
-            meaning then.
+        pointwise: replaces :math:`E_m` by a loss over all pairs of the batch (Sec. 3.1): ``"logistic"``, Eq. (1) with
+            logistic regression, or ``"fisher"``, minus the Fisher criterion. Scores are not scaled, and
+            ``score_margin`` has no effect. All scores have gradients: ``2 H (D + 2 H)`` operations per pair, forward
+            and twice backward.
+        embedding_loss: a PML loss in the place of :math:`E_e`, called with the triplets of the quadruplets; with PML's
+            ``TripletMarginLoss`` this is "PDDM + Triplet" of Table 1. ``embedding_margin`` and ``squared`` have no
+            effect then.
         kwargs: as in PML's losses: ``reducer`` (of the values of single hinges; another than the default does not
             divide by the number of quadruplets), ``collect_stats``, ``embedding_regularizer``, ...
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from .miners import LocalPositiveMiner as LocalPositiveMiner
     from .samplers import HardNegativePoolSampler as HardNegativePoolSampler
 
-
 SHAH = Paper(
     title="Clustering and Querying Images from Unknown Classes Using Metric Learning",
     authors="Shah",

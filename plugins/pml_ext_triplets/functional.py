@@ -54,43 +54,31 @@ class Soft(Kind):
 
 
 class Hinge(Kind):
-    r""":math:`\max(0, d_{ap} - d_{an} + m)`: a hinge between functions of the two distances."""
+    r""":math:`\max(0, d_{ap} - d_{an} + m)`."""
 
-    active_in_s = True  # whether the triplets of S are those whose hinge is above 0
+    squared = False  # whether squares of distances are compared; S is by distances, so that its hinges may be 0 then
 
-    def measured(self, distances: Tensor) -> Tensor:
-        """Return the compared quantity: the distances themselves."""
-        return distances
+    def compared(self, distances: Tensor) -> Tensor:
+        """Return the distances, or their squares."""
+        return distances.square() if self.squared else distances
 
     def slope(self, distances: Tensor) -> Tensor:
-        """Return the derivative of :meth:`measured`."""
-        return torch.ones_like(distances)
+        """Return the derivative of :meth:`compared`."""
+        return 2 * distances if self.squared else torch.ones_like(distances)
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
         """Return the loss of triplets."""
-        return (self.measured(d_ap) - self.measured(d_an) + self.margin).clamp(min=0)
+        return (self.compared(d_ap) - self.compared(d_an) + self.margin).clamp(min=0)
 
     def active_limit(self, d_ap: Tensor) -> Tensor:
         """Return the distance of a negative below which the hinge is above 0."""
-        return self.limit(d_ap)
+        return (d_ap.square() + self.margin).clamp(min=0).sqrt() if self.squared else self.limit(d_ap)
 
 
 class SquaredHinge(Hinge):
     r""":math:`\max(0, d_{ap}^2 - d_{an}^2 + m)`."""
 
-    active_in_s = False
-
-    def measured(self, distances: Tensor) -> Tensor:
-        """Return the compared quantity: squares."""
-        return distances.square()
-
-    def slope(self, distances: Tensor) -> Tensor:
-        """Return the derivative of :meth:`measured`."""
-        return 2 * distances
-
-    def active_limit(self, d_ap: Tensor) -> Tensor:
-        """Return the distance of a negative below which the hinge is above 0."""
-        return (d_ap.square() + self.margin).clamp(min=0).sqrt()
+    squared = True
 
 
 KINDS: dict[str, type[Kind]] = {"hinge": Hinge, "squared-hinge": SquaredHinge, "ratio": Ratio, "soft": Soft}
@@ -249,16 +237,15 @@ _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hing
 
 def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:
     """Compute hinges by a few passes over the matrix for each positive of an anchor."""
-    differ = not kind.active_in_s
-    compared = kind.measured(far)
-    thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
+    compared = kind.compared(far)
+    thresholds = _where_pairs_stand(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
     sums, counts, active = (torch.zeros_like(d_ap) for _ in range(3))
     above: Tensor | None = None  # of each negative: how many thresholds are above it, or their weights
     excess = torch.empty_like(far)
     for first in range(0, d_ap.shape[1], _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
         inside = compared[:, None] < thresholds[:, some, None]
-        if differ:  # S is told by distances, whatever the hinge is between
+        if kind.squared:
             in_s = far[:, None] < kind.limit(d_ap)[:, some, None]
             counts[:, some] = in_s.sum(2, dtype=far.dtype)
             inside = inside if everything else inside & in_s
@@ -270,33 +257,32 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
         above = some_above if above is None else above.add_(some_above)
         for k in range(inside.shape[1]):
             torch.sub(thresholds[:, first + k, None], compared, out=excess).clamp_(min=0)
-            sums[:, first + k] = (excess.mul_(inside[:, k]) if differ else excess).sum(1)
+            sums[:, first + k] = (excess.mul_(inside[:, k]) if kind.squared else excess).sum(1)
     assert above is not None
-    if differ:
+    if kind.squared:
         return sums, counts, active, above * kind.slope(far)
     return sums, active, active, above
 
 
 def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:
     """Compute hinges by one sort of every row, a binary search for each threshold, and prefix sums."""
-    differ = not kind.active_in_s
-    thresholds = _where_pairs_stand(d_ap, kind.measured(d_ap) + kind.margin, -_FAR)
+    thresholds = _where_pairs_stand(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
     limit = kind.active_limit(d_ap)
     if not everything:
         limit = torch.minimum(limit, kind.limit(d_ap))
     limit = _where_pairs_stand(d_ap, limit, -_FAR)
     ordered = far.sort(1).values
     below = torch.searchsorted(ordered, limit.contiguous())  # of d_an < limit
-    prefix = torch.nn.functional.pad(kind.measured(ordered).double().cumsum(1), (1, 0))
+    prefix = torch.nn.functional.pad(kind.compared(ordered).double().cumsum(1), (1, 0))
     active = below.to(far.dtype)
     sums = below * thresholds.double() - prefix.gather(1, below)
     sums = (sums + 0 * prefix[:, -1:]).to(far.dtype)  # NaN is sorted behind every threshold
-    counts = torch.searchsorted(ordered, kind.limit(d_ap).contiguous()).to(far.dtype) if differ else active
+    counts = torch.searchsorted(ordered, kind.limit(d_ap).contiguous()).to(far.dtype) if kind.squared else active
     ranked, order = limit.sort(1)
     each = torch.ones_like(ranked) if weights is None else weights.gather(1, order)
     # Of a negative: the weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
     by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True))
-    if differ:
+    if kind.squared:
         by_negative.mul_(kind.slope(far))
     return sums, counts, active, by_negative

@@ -46,11 +46,11 @@ class BatchAllTripletLoss(PairLoss):
 
     The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S, with ``divisor`` = the
     size of S; the default reducer divides by it, any other one reduces the pair sums. An ``indices_tuple`` of triplets
-    makes those the elements, of which S keeps what violates; one of pairs narrows the positives and negatives.
-    With ``collect_stats``, ``violating`` (the share of all triplets that is in S) is recorded.
+    makes the violating ones among them the elements; one of pairs narrows the positives and negatives.
+    ``collect_stats`` records ``violating``, the share of all triplets that is in S.
 
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of
-    an anchor; from 24 positives on, hinges sort every row once instead. Memory of about five ``B x R``.
+    an anchor; from 25 positives on, hinges sort every row once instead. Memory of about five ``B x R``.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
 

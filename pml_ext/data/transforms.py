@@ -68,7 +68,7 @@ def build_transforms(
 
     Args:
         image_size: S, in pixels.
-        channels: C of the images.
+        channels: C.
         crop: resize the shorter side and crop a square from the middle, rather than resizing to a square.
         normalize: means and standard deviations per channel, such as ImageNet's.
         shift: largest random move of a training image each way, in pixels; the edge is filled with black.

@@ -211,14 +211,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise ValueError(
                     f"with ref_includes_query, a gallery must begin with all {len(query)} queries and their labels"
                 )
-        seen = {
-            "query": query,
-            "query_labels": query_labels,
-            "reference": reference,
-            "reference_labels": reference_labels,
-            "ref_includes_query": ref_includes_query,
-            "label_comparison_fn": self.label_comparison_fn,
-        }
+        seen = {"query": query, "query_labels": query_labels, "label_comparison_fn": self.label_comparison_fn}
+        seen |= {"reference": reference, "reference_labels": reference_labels, "ref_includes_query": ref_includes_query}
         kept, relevant = [torch.empty(len(query), 0, dtype=kind) for kind in _KINDS], torch.empty(0, dtype=torch.int64)
         if keep or set(self.requires_knn()).intersection(self.get_curr_metrics()):
             more, relevant, kept = self._search(seen, keep)
@@ -256,9 +250,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def _search(self, seen: Mapping[str, Any], keep: int) -> tuple[dict[str, Any], Tensor, list[Tensor]]:
         """Return the arguments of PML's metrics with our values per query, the relevant counts, and the neighbors."""
-        query, query_labels, reference, reference_labels = (
-            seen[name] for name in ("query", "query_labels", "reference", "reference_labels")
-        )
+        query, query_labels, reference, reference_labels = map(seen.__getitem__, _SIDES)
         same, itself = self.label_comparison_fn, int(seen["ref_includes_query"])
         classes, places = torch.unique(query_labels, dim=0, return_inverse=True)
         if same is EQUALITY:
@@ -360,6 +352,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return mean_of_class_means(values, labels, counted) if self.avg_of_avgs else mean(values, counted)
 
 
+_SIDES = ("query", "query_labels", "reference", "reference_labels")
 _KINDS = (torch.float32, torch.int64, torch.bool)  # dtypes of distances, of indices and of the mask of right neighbors
 
 
