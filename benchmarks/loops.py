@@ -16,10 +16,10 @@ from pml_ext import PDDMDistance, PDDMLoss
 from pml_ext_density import ClusteringLoss
 from pml_ext_pddm import MahalanobisDistance
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "plugins"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from density.test_clustering import reference as clustering
-from pddm import loops
+from plugins.density.test_clustering import reference as clustering
+from plugins.pddm import loops
 
 
 def measured(function: Callable[[], object]) -> tuple[float, torch.Tensor]:

@@ -44,8 +44,8 @@ class DensityRegularizer(LabeledRegularizer):
     20, beside its triplets with one 10. Beside a loss that averages, as PML's do by default, it is about 0.1: 10 there
     destroys the embedding.
 
-    With ``collect_stats``, ``density_loss``, ``target_loss`` and ``correlation_loss``, the three terms of Eq. (8), are
-    recorded; a run also writes targets and densities of all classes to ``records/density.csv`` and plots them.
+    ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``, the terms of Eq. (8); a run
+    also writes targets and densities of all classes to ``records/density.csv`` and plots them.
 
     *Cost:* linear in the batch, ``O(B D)``; no pair of classes is formed.
 
@@ -167,10 +167,7 @@ class DensityRegularizer(LabeledRegularizer):
             csv.writer(file).writerows([_COLUMNS, *rows])
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Return targets and measured densities over the epochs; densities and maps of training and test images.
-
-        Maps as in Fig. 5 and 7 to 9: t-SNE of the training images, and test images at their places.
-        """
+        """Return targets and measured densities over the epochs, densities, and a map of training images (Fig. 5)."""
         from pml_ext.plugin import figures
 
         path = run.folder / "records" / _TABLE

@@ -94,15 +94,8 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         if not isinstance(self.miner, EmbeddingsAlreadyPackagedAsTriplets):
             twice = "a triplet and the one with its anchor and positive swapped may become the same"
             return {"check_mined_indices": twice, "check_degenerate_batches": twice}
-        names = (
-            "mined_indices",
-            "calls_are_independent",
-            "order_does_not_matter",
-            "sizes",
-            "degenerate_batches",
-            "devices",
-        )
-        return {f"check_{name}": "the batch comes as triplets, in their order" for name in names}
+        names = "mined_indices calls_are_independent order_does_not_matter sizes degenerate_batches devices"
+        return {f"check_{name}": "the batch comes as triplets, in their order" for name in names.split()}
 
     def __init__(self, miner: torch.nn.Module | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)

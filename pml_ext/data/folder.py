@@ -75,15 +75,12 @@ def folder(
         if len(images) < 2:
             raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more per class")
     if len(set(train.labels.tolist())) < 2:
-        other = (
-            "; --set data.split=image divides the images of each class" if len(parts) == 1 and split == "class" else ""
-        )
+        divided = len(parts) == 1 and split == "class"
+        other = "; --set data.split=image divides the images of each class" if divided else ""
         raise DataError(f"{place}: one class to train with; wanted two or more{other}")
-    note = (
-        f"{inner[0]} is a folder inside of a class's folder, whose class its images get; {leaf}"
-        if inner and classes == "outer" and levels is None
-        else ""
-    )
+    note = ""
+    if inner and classes == "outer" and levels is None:
+        note = f"{inner[0]} is a folder inside of a class's folder, whose class its images get; {leaf}"
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note=note)
 
 

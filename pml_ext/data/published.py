@@ -189,11 +189,10 @@ def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
 def assemble(
     about: About, listed_in: Path, images: Path, parts: Parts, image_size: int, names: Sequence[str] = ()
 ) -> DataSplits:
-    """Return the splits of a published set, checked against its lists and counts.
+    """Return the splits of a published set; a DataError says where lists, files and published counts differ.
 
     ``listed_in`` is the list, for error texts; ``images`` the folder that paths are relative to; ``names`` are the
-    classes in the order of their labels, by default that of the lists. A DataError says that an image or a class is in
-    two splits, images are missing, or counts are not the published ones.
+    classes in the order of their labels, by default that of the lists.
     """
     check_disjoint(listed_in, parts)
     paths = {entry.path for entries in parts.values() for entry in entries}

@@ -30,11 +30,9 @@ class Box(NamedTuple):
 def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: int | None = None) -> Tensor:
     """Return an image file as uint8 ``[C, H, W]``, turned upright as its EXIF data say, transparency on white.
 
-    16-bit images are scaled to 8 bits, CMYK and palettes are converted. The channels are last in memory.
-
-    ``channels`` is 1 (gray) or 3 (color), ``box`` the wanted part of the upright image, and ``smallest`` the pixels
-    that its shorter side may be reduced to: JPEGs are decoded at a half, a quarter or an eighth of their size then. A
-    DataError names a file that is missing, no image, or broken, or a box without a pixel of it.
+    16-bit images are scaled to 8 bits, CMYK and palettes are converted. The channels are last in memory. ``box`` is the
+    wanted part of the upright image; JPEGs are decoded at a half, a quarter or an eighth of their size where the
+    shorter side keeps ``smallest`` pixels. A DataError names a file that cannot be read, or a box outside of it.
     """
     from PIL import Image
 

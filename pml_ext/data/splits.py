@@ -70,7 +70,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return read_image(self.images[index], self.channels, box, smallest)
 
     def replace(self, **changes: Any) -> LabeledImages:
-        """Return the same images with other arguments, such as ``labels``."""
+        """Return the same images with other arguments, such as ``labels`` or ``transform``."""
         return dataclasses.replace(self, **changes)
 
     def with_transform(self, transform: Transform | None) -> LabeledImages:

@@ -39,12 +39,9 @@ class Evaluation:
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     r"""PML's calculator with Recall@K and precision@K for any K, and pairwise F1 and purity of k-means clusters.
 
-    ``recall_at_K``: the share of queries with at least one image of their class among their K nearest,
-
-    .. math:: \frac{1}{N} \sum_i \mathbf 1[\,\exists j \in kNN_K(i) : y_j = y_i\,].
-
-    ``precision_at_K``: the mean share of images of the query's class among the K nearest. ``f1`` and ``purity``
-    evaluate k-means clusters, one per class by default (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
+    ``recall_at_K`` is the share of queries with an image of their class among their K nearest, ``precision_at_K`` the
+    mean share of such images (:mod:`pml_ext.evaluation.metrics`). ``f1`` and ``purity`` evaluate k-means clusters, one
+    per class by default (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
     (:func:`pml_ext.hookspecs.pml_ext_metrics`) are available by name.
 
     PML's metrics keep their names and meaning. They use ``k`` neighbors; the new metrics use as many as their K
@@ -131,17 +128,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self._of_plugins = plugin_metrics(self)
         for name, function in self._of_plugins.items():
             setattr(self, PREFIX + name, function)
-        super().__init__(
-            include,
-            tuple(exclude),
-            avg_of_avgs,
-            return_per_class,
-            k,
-            label_comparison_fn,
-            device,
-            default_neighbors() if knn_func is None else knn_func,
-            kmeans if kmeans_func is None else kmeans_func,
-        )
+        searches = knn_func or default_neighbors(), kmeans_func or kmeans
+        means = avg_of_avgs, return_per_class
+        super().__init__(include, tuple(exclude), *means, k, label_comparison_fn, device, *searches)
 
     def requires_knn(self) -> list[str]:
         """Return the names of the metrics that need neighbors."""

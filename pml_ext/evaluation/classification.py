@@ -28,15 +28,8 @@ def nearest_class_mean(
     are in a random order: with c nearer means and t equally near ones, its own among them, a point counts for
     :math:`\min(1, (k - c) / t)`. *Cost:* one product of points and means, in tiles.
 
-    Args:
-        points: ``[N, D]``; normalize embeddings first.
-        labels: their classes, ``[N]``.
-        classes: labels of the means, ``[C]``, each once.
-        means: ``[C, D]``.
-        top: every k, at least 1.
-
-    Returns:
-        ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
+    Points are ``[N, D]`` (normalize embeddings first), their classes ``[N]``; means ``[C, D]``, their classes ``[C]``,
+    each once. The result, ``{"top_1": ..., "top_5": ...}``, is from 0 to 1, NaN without points.
 
     Raises:
         ValueError: a label without a mean, or values that are not finite.

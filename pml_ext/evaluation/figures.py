@@ -105,9 +105,9 @@ def similarity_distributions(
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
-        max_items: largest number of rows per part; a larger part is sampled at random, by the ``seed``.
+        max_items: largest number of rows per part; a larger part is sampled at random.
         seed: of that draw.
-        learned: learned metrics of parts, whose values are drawn instead, on a scale of their own.
+        learned: learned metrics by title, whose values are drawn instead, on a scale of their own.
     """
     learned = learned or {}
     figure, panels = panels_of(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)

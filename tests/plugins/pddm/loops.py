@@ -4,6 +4,8 @@ import itertools
 
 import torch
 
+from ..cbml.loops import pairs_from_labels, pairs_of
+
 
 def layer(module, x):
     return torch.atleast_2d(module.weight).double() @ x + module.bias.double()
@@ -29,22 +31,19 @@ def matrix(distance, x, y):
     return torch.stack([torch.stack([score(distance, a, b) for b in y]) for a in x])
 
 
-def quadruplets(similarity, labels, count=1, per_class=False):
-    """(i, j, k, l), Sec. 3.1."""
-    size = len(labels)
-    pairs = [(i, j) for i, j in itertools.combinations(range(size), 2) if labels[i] == labels[j]]
-    pairs = [pair for pair in pairs if any(label != labels[pair[0]] for label in labels)]
+def quadruplets(similarity, labels, count=1, per_class=False, tuples=None):
+    """Triplets (i, j, k) and (j, i, l), Sec. 3.1, and the number of quadruplets, of all pairs or of a miner's."""
+    positives, negatives = pairs_from_labels(labels) if tuples is None else pairs_of(tuples)
+    others = {i: [n for a, n in negatives if a == i] for i in range(len(labels))}
+    pairs = sorted({tuple(sorted(pair)) for pair in positives})
+    pairs = [(i, j) for i, j in pairs if others[i] or others[j]]
     pairs.sort(key=lambda pair: similarity[pair[0]][pair[1]])  # stable: the first in row-major order
     if per_class:
         pairs = [pair for label in sorted(set(labels)) for pair in [p for p in pairs if labels[p[0]] == label][:count]]
     else:
         pairs = pairs[:count]
-
-    def hardest(end):
-        others = [n for n in range(size) if labels[n] != labels[end]]
-        return max(others, key=lambda n: (similarity[end][n], -n))
-
-    return [(i, j, hardest(i), hardest(j)) for i, j in pairs]
+    ends = [end for i, j in pairs for end in ((i, j), (j, i)) if others[end[0]]]
+    return [(a, p, max(others[a], key=lambda n: (similarity[a][n], -n))) for a, p in ends], len(pairs)
 
 
 def pointwise(distance, embeddings, labels, kind):
@@ -68,10 +67,6 @@ def mahalanobis(weight, x, y):
     return torch.stack([torch.stack([((a - b) @ form @ (a - b)).sqrt() for b in y]) for a in x])
 
 
-def norm(x, y):
-    return (x - y).norm()
-
-
 def objective(
     distance,
     embeddings,
@@ -84,20 +79,22 @@ def objective(
     per_class=False,
     power=1,
     scaling=True,
-    mined=None,
+    tuples=None,
 ):
     """E_m and E_e times its weight, Eq. 3 and 4."""
     size, x = len(labels), [unit(row) for row in embeddings]
     s = matrix(distance, embeddings, embeddings)
-    found = quadruplets(s, labels, count, per_class) if mined is None else mined
+    if tuples is not None and len(tuples) == 3:
+        found = list(zip(*(index.tolist() for index in tuples), strict=True))
+        number = len(found) / 2
+    else:
+        found, number = quadruplets(s, labels, count, per_class, tuples)
     if scaling:
         values = [s[i][j] for i in range(size) for j in range(size) if i != j]
         low, high = min(values), max(values)
         s = [[(value - low) / (high - low) if high > low else 0.0 for value in row] for row in s]
     metric = embedding = 0 * embeddings.sum()
-    for i, j, k, other in found:
-        d_ij, d_ik, d_jl = (norm(x[a], x[b]) ** power for a, b in ((i, j), (i, k), (j, other)))
-        metric = metric + (alpha + s[i][k] - s[i][j]).relu() + (alpha + s[j][other] - s[i][j]).relu()
-        embedding = embedding + (beta + d_ij - d_ik).relu() + (beta + d_ij - d_jl).relu()
-    number = max(1, len(found))
-    return metric / number, weight * embedding / number
+    for a, p, n in found:
+        metric = metric + (alpha + s[a][n] - s[a][p]).relu()
+        embedding = embedding + (beta + (x[a] - x[p]).norm() ** power - (x[a] - x[n]).norm() ** power).relu()
+    return metric / (number or 1), weight * embedding / (number or 1)

@@ -29,6 +29,7 @@ def reference(
     labels,
     component,
     distance,
+    indices_tuple=None,
     score_margin=0.5,
     embedding_margin=1.0,
     embedding_weight=0.5,
@@ -41,7 +42,7 @@ def reference(
     embedding_loss=None,
     pointwise=None,
 ):
-    if detach_scaling or detach_embeddings or embedding_loss:
+    if detach_scaling or detach_embeddings or embedding_loss or (pointwise and indices_tuple is not None):
         raise SkipCheck("tests below: what is detached, and another loss in the place of the feature term")
     metric, embedding = loops.objective(
         component.distance,
@@ -54,6 +55,7 @@ def reference(
         per_class=per_class,
         power=2 if squared else 1,
         scaling=normalize_scores,
+        tuples=indices_tuple,
     )
     if pointwise is not None:
         metric = loops.pointwise(component.distance, embeddings, labels.tolist(), pointwise)
@@ -111,28 +113,6 @@ def test_a_miner_before_it_gives_the_same(settings):
     loss, x = build(**settings), embeddings()
     triplets = HardQuadrupletMiner(loss.distance, **settings)(x, LABELS)
     torch.testing.assert_close(build()(x, LABELS, triplets), loss(x, LABELS))
-
-
-def test_triplets_are_hinges_divided_by_half_their_number():
-    loss, x = build(), embeddings()
-    metric, embedding = loops.objective(loss.distance, x, LABELS.tolist(), mined=[(0, 2, 1, 3)])
-    pair = (torch.tensor([0, 2]), torch.tensor([2, 0]), torch.tensor([1, 3]))
-    assert loss(x, LABELS, pair).item() == pytest.approx((metric + embedding).item(), rel=1e-9)
-    one, other = (loss(x, LABELS, tuple(index[k : k + 1] for index in pair)).item() for k in (0, 1))
-    assert (one + other) / 2 == pytest.approx((metric + embedding).item(), rel=1e-9)
-    assert loss(x, None, pair).item() == pytest.approx((metric + embedding).item(), rel=1e-9)
-
-
-def test_pairs_of_a_miner_are_all_that_it_mines_among():
-    loss, x = build(), embeddings()
-    s = loss.distance.eval()(x)
-    pairs = (torch.tensor([0, 1]), torch.tensor([2, 4]), torch.tensor([0, 0, 2, 1]), torch.tensor([1, 3, 5, 0]))
-    i, j = (0, 2) if s[0, 2] < s[1, 4] else (1, 4)
-    negatives = {0: [1, 3], 2: [5], 1: [0], 4: []}
-    mined = [(a, b, max(negatives[a], key=lambda n, a=a: s[a, n])) for a, b in ((i, j), (j, i)) if negatives[a]]
-    triplets = tuple(torch.tensor(index) for index in zip(*mined, strict=True))
-    expected = loss(x, LABELS, triplets) * len(mined) / 2
-    torch.testing.assert_close(loss(x, LABELS, pairs), expected)
 
 
 def test_one_mask_for_the_whole_step():
