@@ -108,8 +108,11 @@ class Gallery:
             self._numbers = np.arange(index.first, index.first + index.images)
             vectors = current.vectors[index.first : index.first + index.images]
         else:
-            self._numbers = self._numbers_of(current)
-            vectors = current.vectors[self._numbers]
+            try:
+                self._numbers = self._numbers_of(current)
+                vectors = current.vectors[self._numbers]
+            except (ValueError, TypeError, IndexError):
+                raise self._collection.damaged("a row of the index has no vector") from None
         self._vectors = torch.from_numpy(vectors).to(self._device)
         self.__dict__.pop("embedded", None)
 

@@ -4,6 +4,7 @@ import json
 import os
 import shlex
 import shutil
+import sqlite3
 import warnings
 from pathlib import Path
 
@@ -172,6 +173,18 @@ def test_check_reads_what_opening_does_not(command, make, few, monkeypatch):
     flip(path)
     with pytest.warns(StoreWarning, match="embeddings of 1 image were damaged; embedded again"):
         assert make().embed_folder(few[0]).new == 1
+
+
+@pytest.mark.parametrize("vector", [99, "one"])
+def test_a_row_without_a_vector_is_damage(make, few, tmp_path, vector):
+    images = shutil.copytree(few[0], tmp_path / "images")
+    make().index(images)
+    sorted(images.glob("*/*.png"))[5].unlink()
+    make().index(images)  # whose vectors do not lie one after another
+    with sqlite3.connect(tmp_path / "store" / "images.sqlite") as database:
+        database.execute("UPDATE images SET vector = ? WHERE id = 3", (vector,))
+    with pytest.raises(DataError, match=r"images.sqlite: empty, cut or damaged \(a row of the index has no vector\)"):
+        make().gallery()
 
 
 def test_a_query_reads_the_rows_of_its_answers_alone(make, tmp_path, monkeypatch):
