@@ -57,7 +57,7 @@ def blobs(sizes, noise=0, dimensions=16, spread=0.05):
     return Embedded(None, paths, torch.nn.functional.normalize(points), {})
 
 
-def test_how_many_clusters_there_are_need_not_be_known():
+def test_hdbscan_finds_the_number_of_clusters():
     embedded = blobs([40, 30, 20], noise=6)
     grouping = group(embedded, "auto")
     assert [(each.number, each.name) for each in grouping.clusters[:3]] == [(n, f"class {n}") for n in range(3)]

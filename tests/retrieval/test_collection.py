@@ -78,7 +78,7 @@ def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(make, images, tmp_
     assert run.gallery().check() == ([], [])
 
 
-def test_files_are_as_their_page_says(make, images):
+def test_files_of_a_collection_have_the_documented_format(make, images):
     write_some(images, range(20))
     (images / "loose.png").write_bytes(next(images.glob("class 1/*")).read_bytes())
     embedded = make().index(images).embedded
@@ -219,7 +219,7 @@ def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
 # Files
 
 
-def test_names_that_are_no_text_and_odd_ones_survive(make, images):
+def test_file_names_need_not_be_text(make, images):
     names = [b"caf\xe9.png", b"price $5_$6.png", b"a\nb.png", "雪 🙂.png".encode(), b"*[x]?.PNG"]
     write_some(images, range(1))
     pixels = next(images.glob("*/*.png")).read_bytes()
@@ -307,7 +307,7 @@ def test_processes_append_at_once(tmp_path):
     assert (tmp_path / "vectors.f32").stat().st_size == 120 * 8 * 4
 
 
-def test_progress_is_told(make, images, command, runs, monkeypatch):
+def test_progress_is_reported(make, images, command, runs, monkeypatch):
     write_some(images, range(130))
     told = []
     make(listener=told.append).embed_folder(images)

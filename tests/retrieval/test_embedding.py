@@ -1,4 +1,4 @@
-"""Embeddings of single images and of folders, and what is no image."""
+"""Embeddings of single images and of folders, and the kinds of images that are accepted and refused."""
 
 import json
 
@@ -30,7 +30,7 @@ def test_embeddings_are_those_of_the_run(runs, folder):
     assert run.embed(file).shape == run.embed([file]).shape == (1, 64)
 
 
-def test_what_is_an_image(indexed, folder):
+def test_kinds_of_images_that_embed_accepts(indexed, folder):
     """Each of these is the same image, or the same three."""
     files = sorted(folder.glob("3/*.png"))[:3]
     pictures = [Image.open(file) for file in files]
@@ -90,7 +90,7 @@ def test_a_generator_is_read_as_it_is_embedded(make):
         (["/"], DataError, "/: not a readable image .*Is a directory"),
     ],
 )
-def test_what_is_no_image(make, images, error, text):
+def test_embed_refuses_other_values(make, images, error, text):
     with pytest.raises(error, match=text) as caught:
         make().embed(images)
     assert "\n" not in str(caught.value)

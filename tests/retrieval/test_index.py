@@ -209,7 +209,7 @@ def test_a_query_reads_the_rows_of_its_answers_alone(make, tmp_path, monkeypatch
     assert len(gallery) == 20_000
 
 
-def test_where_there_is_no_index_one_is_typed(make, folder):
+def test_a_missing_index_names_the_command(make, folder):
     own = make()
     for _ in range(2):
         with pytest.raises(DataError, match=r"store: no index; type: pml-ext index .*one FOLDER --store .*store"):
@@ -234,7 +234,7 @@ def ids(run):
     return dict(zip(embedded.paths, embedded.ids.tolist(), strict=True))
 
 
-def test_again_takes_up_what_is_new_changed_and_gone(command, make, few, tmp_path):
+def test_indexing_again_finds_new_changed_and_gone_images(command, make, few, tmp_path):
     run = make("index")
     images = tmp_path / "images"
     shutil.copytree(few[1], images)
@@ -276,7 +276,7 @@ def test_again_takes_up_what_is_new_changed_and_gone(command, make, few, tmp_pat
     assert ids(run)["zero.png"] == 28, "an id is never used again"
 
 
-def test_what_has_become_of_the_images_is_checked(command, make, few, tmp_path):
+def test_check_names_gone_and_changed_images(command, make, few, tmp_path):
     run = make("index")
     images = tmp_path / "images"
     shutil.copytree(few[0], images)

@@ -39,7 +39,7 @@ def test_queries_find_their_class_and_not_themselves(indexed, folder):
     assert right / total > 0.8
 
 
-def test_fewer_answers_than_wanted_are_said(command, indexed, folder):
+def test_fewer_answers_than_k_are_warned_of(command, indexed, folder):
     run, gallery = indexed
     unknown = torch.zeros(1, 8, 8, dtype=torch.uint8)
     with pytest.warns(UserWarning, match=r"fewer than 1000 answers for 1 of 1 queries: the index holds 200 images"):

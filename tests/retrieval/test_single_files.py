@@ -111,9 +111,7 @@ def test_a_query_takes_what_the_index_has(make, images, tmp_path):
     assert [answer.query_class for answer in mixed] == [files[5].parent.name, None, files[3].parent.name]
 
 
-def test_what_was_embedded_before_an_unreadable_file_is_kept_and_the_file_named_as_it_was_given(
-    make, images, tmp_path, monkeypatch
-):
+def test_an_unreadable_file_is_named_as_given_and_earlier_embeddings_stay(make, images, tmp_path, monkeypatch):
     watched = make()
     files = files_of(images)
     (tmp_path / "linked").symlink_to(images)
