@@ -27,8 +27,8 @@ from .reducers import weighs_alike
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     """Base of regularizers that need labels. Subclasses write ``compute_loss(embeddings, labels)``.
 
-    It is called ``regularizer(embeddings, labels)``, which gives the reduced value, in float32 or float64 whatever the
-    inputs. PML's ``embedding_regularizer=`` slot passes no labels; use :class:`RegularizedLoss`. Settings are PML's.
+    ``regularizer(embeddings, labels)`` returns the reduced value, in float32 or float64. PML's slot
+    ``embedding_regularizer=`` passes no labels; use :class:`RegularizedLoss`. Settings are PML's.
     """
 
     capabilities = frozenset({"labels"})

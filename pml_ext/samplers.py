@@ -17,9 +17,9 @@ Members = list[NDArray[np.int64]]  # the images of each group
 
 
 class GroupSampler(Sampler[int]):
-    """Base of samplers that draw from one group after the other until a batch is full; a pass gives whole batches.
+    """Base of samplers that draw from one group after the other until a batch is full; a pass has whole batches.
 
-    Every group is drawn once, in a random order that goes on from batch to batch, before one is drawn again. A subclass
+    Every group is drawn once, in a random order that continues over batches, before any is drawn again. A subclass
     writes :meth:`draw`.
 
     Args:
@@ -44,7 +44,7 @@ class GroupSampler(Sampler[int]):
         raise NotImplementedError
 
     def some(self, members: NDArray[np.int64], count: int, taken: set[int]) -> list[int]:
-        """Return so many of some images that are not taken, in a random order; fewer where there are no more."""
+        """Return ``count`` of some images that are not taken, in random order; fewer if there are no more."""
         left = [image for image in members.tolist() if image not in taken]
         return [left[place] for place in self._generator.permutation(len(left))[:count]]
 

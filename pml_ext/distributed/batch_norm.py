@@ -30,20 +30,13 @@ class JoinedBatchNorm(nn.BatchNorm1d):
         mean, count = total[:-1] / total[-1], total[-1].detach()
         centered = x - mean.view(shape)
         variance = all_reduce(centered.square().sum(over)) / count  # type: ignore[no-untyped-call]
-        if self.track_running_stats and self.running_mean is not None and self.running_var is not None:
-            self._keep(mean.detach(), variance.detach() * count / (count - 1).clamp(min=1))
+        if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
+            self.num_batches_tracked += 1
+            factor = self.momentum if self.momentum is not None else 1 / int(self.num_batches_tracked)
+            self.running_mean.lerp_(mean.detach(), factor)
+            self.running_var.lerp_(variance.detach() * count / (count - 1).clamp(min=1), factor)
         result: Tensor = centered * (variance + self.eps).rsqrt().view(shape)
         return result * self.weight.view(shape) + self.bias.view(shape) if self.affine else result
-
-    @torch.no_grad()
-    def _keep(self, mean: Tensor, variance: Tensor) -> None:
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked += 1
-        factor = self.momentum if self.momentum is not None else 1 / int(self.num_batches_tracked)
-        self.running_mean.lerp_(mean, factor)
-        self.running_var.lerp_(variance, factor)
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

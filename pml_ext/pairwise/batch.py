@@ -1,4 +1,4 @@
-"""Checks of a loss's or miner's arguments, and full precision whatever their dtype."""
+"""Checks of the arguments of losses and miners, and computation in float32 or float64 for inputs of any dtype."""
 
 from __future__ import annotations
 

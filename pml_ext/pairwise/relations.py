@@ -75,7 +75,7 @@ class SharedLabel(Relation):
     Pairs that share labels, but have a Jaccard index below ``threshold``, are neither positive nor negative. An item
     without labels is nobody's positive.
 
-    Labels are multi-hot, ``[B, C]``, of any dtype (what is not 0 is a label), or a list of B collections of integers;
+    Labels are multi-hot, ``[B, C]``, of any dtype (nonzero is a label), or a list of B collections of integers;
     with ``sets`` they are integers ``[B]``.
 
     *Cost:* one product of ``B x C x R``.

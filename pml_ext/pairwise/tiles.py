@@ -30,7 +30,7 @@ _SHARED = 1 << 18  # entries up to which processes do not share: they wait for e
 
 
 class Sharing(Protocol):
-    """How several processes share the tiles of one batch that each of them has."""
+    """The tiles of one batch, which each of several processes has, shared by them."""
 
     def part(self, count: int) -> slice:
         """Return which of ``count`` tiles this process computes."""
@@ -136,7 +136,7 @@ def in_tiles(
         by_row: tensors whose rows are anchors, each ``[B, ...]``.
         whole: tensors that every tile needs whole.
         tiles: slices of the rows.
-        parameters: what else ``part`` uses that may want a gradient.
+        parameters: other tensors that ``part`` uses and that may want a gradient.
         values: how many of the results have a gradient; they come first.
         at_once: write the gradient in the forward pass, where one value's entries are weighted alike, as in a mean.
     """

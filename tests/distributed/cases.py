@@ -64,50 +64,34 @@ def registered():
 def cases():
     """``{name: (loss, miner or None)}``, built anew, with the same parameters every time."""
     torch.manual_seed(7)
-    found = {name: (loss, None) for name, loss in registered().items()}
-    found |= {
-        "contrastive": (losses.ContrastiveLoss(), None),
-        "proxy-anchor": (losses.ProxyAnchorLoss(CLASSES, SIZE), None),
-        "multi-similarity, miner": (losses.MultiSimilarityLoss(), miners.MultiSimilarityMiner()),
-        "triplets, miner": (losses.TripletMarginLoss(), miners.BatchHardMiner()),
-        "random triplets": (losses.TripletMarginLoss(triplets_per_anchor=3), None),
-        "density": (
-            RegularizedLoss(losses.ContrastiveLoss(), learned_targets(), 0.3),
-            None,
+    two = RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), learned_targets())
+    above = reducers.ThresholdReducer(low=0.5)
+    tree = pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
+    sets, unknown = pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]]), pml_ext.NegativesOnly(0)
+    found = registered() | {
+        "contrastive": losses.ContrastiveLoss(),
+        "proxy-anchor": losses.ProxyAnchorLoss(CLASSES, SIZE),
+        "multi-similarity, miner": losses.MultiSimilarityLoss(),
+        "triplets, miner": losses.TripletMarginLoss(),
+        "random triplets": losses.TripletMarginLoss(triplets_per_anchor=3),
+        "density": RegularizedLoss(losses.ContrastiveLoss(), learned_targets(), 0.3),
+        "dropout": WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)),
+        "memory": CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40),
+        "memory, regularized, two losses": CrossBatchMemory(two, SIZE, 24, miner=miners.MultiSimilarityMiner()),
+        "in tiles": pml_ext.CBMLLoss(tile_size=3),
+        "in tiles, memory": CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
+        "in tiles, regularized": RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), learned_targets(), weight=0.3),
+        "in tiles, learned": pml_ext.TiledMultiSimilarityLoss(
+            tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=above
         ),
-        "dropout": (WithDropout(losses.ProxyAnchorLoss(CLASSES, SIZE)), None),
-        "memory": (CrossBatchMemory(losses.MultiSimilarityLoss(), SIZE, 40), None),
-        "memory, regularized, two losses": (
-            CrossBatchMemory(
-                RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), learned_targets()),
-                SIZE,
-                24,
-                miner=miners.MultiSimilarityMiner(),
-            ),
-            None,
-        ),
-        **{
-            f"in tiles, {type(loss).__name__}": (loss, None)
-            for loss in (
-                pml_ext.CBMLLoss(tile_size=3),
-                CrossBatchMemory(pml_ext.TiledNTXentLoss(tile_size=5), SIZE, 40),
-                RegularizedLoss(pml_ext.TiledSupConLoss(tile_size=3), learned_targets(), weight=0.3),
-                pml_ext.TiledMultiSimilarityLoss(
-                    tile_size=2, distance=pml_ext.PDDMDistance(SIZE), reducer=reducers.ThresholdReducer(low=0.5)
-                ),
-            )
-        },
-        **{
-            f"related, {type(loss).__name__}": (loss, None)
-            for loss in (
-                pml_ext.CBMLLoss(tile_size=3, relation=pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)),
-                pml_ext.WithRelation(losses.ContrastiveLoss(), pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])),
-                CrossBatchMemory(pml_ext.TiledSupConLoss(tile_size=5, relation=pml_ext.NegativesOnly(0)), SIZE, 40),
-            )
-        },
-        "in tiles, mined": (pml_ext.TiledTripletMarginLoss(tile_size=2), miners.BatchHardMiner()),
+        "in tiles, miner": pml_ext.TiledTripletMarginLoss(tile_size=2),
+        "related": pml_ext.CBMLLoss(tile_size=3, relation=tree),
+        "related, PML's": pml_ext.WithRelation(losses.ContrastiveLoss(), sets),
+        "related, memory": CrossBatchMemory(pml_ext.TiledSupConLoss(tile_size=5, relation=unknown), SIZE, 40),
     }
-    return {name: (loss.double(), miner) for name, (loss, miner) in found.items()}
+    mining = {"multi-similarity, miner": miners.MultiSimilarityMiner()}
+    mining |= dict.fromkeys(("triplets, miner", "in tiles, miner"), miners.BatchHardMiner())
+    return {name: (loss.double(), mining.get(name)) for name, loss in found.items()}
 
 
 def network():
