@@ -1,4 +1,4 @@
-"""Helpers of the checks: calls of components, comparisons of values, counters of operators and saved bytes."""
+"""Calls of components, and counters of operators and of bytes saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # fol
 
 
 def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable: bool = False) -> None:
-    """Skip a check that needs capabilities that the component does not declare, or values that it does not have.
-
-    ``fixed`` values are not random; ``repeatable`` ones do not depend on earlier calls either.
-    """
+    """Skip a check of other components: ``fixed`` values are not random, ``repeatable`` ones keep nothing of calls."""
     if missing := set(capabilities) - subject.capabilities:
         raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
     if (fixed or repeatable) and is_random(subject):

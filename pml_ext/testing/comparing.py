@@ -24,11 +24,13 @@ def equal(one: Any, other: Any) -> bool:
     return alike(one, other, 0)
 
 
-def close(actual: Tensor, expected: Tensor, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
-    """Fail with a text if two tensors differ; equal NaNs pass, since other checks report them."""
-    if not alike([actual], [expected], rtol, atol):
-        shown = (tensor.detach().flatten()[:4].tolist() for tensor in (actual, expected))
-        raise AssertionError(f"{text}: {' instead of '.join(map(str, shown))}")
+def close(actual: Any, expected: Any, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
+    """Fail with a text if two tensors, or outcomes, differ; equal NaNs pass, since other checks report them."""
+    outcomes = ([each] if isinstance(each, Tensor) else each for each in (actual, expected))
+    for pair in zip(*outcomes, strict=True):
+        if not alike(pair[:1], pair[1:], rtol, atol):
+            shown = " instead of ".join(str(tensor.detach().flatten()[:4].tolist()) for tensor in pair)
+            raise AssertionError(f"{text}: {shown}")
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -40,7 +42,7 @@ def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def gradient(value: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of a value with respect to one tensor; see :func:`gradients`."""
+    """Return the gradient of a value with respect to one tensor."""
     return gradients(value, [x])[0]
 
 

@@ -21,10 +21,7 @@ Expected = Mapping[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class CheckResult:
-    """Outcome of one check: ``"xfail"`` means that it failed as expected, ``"xpass"`` that it unexpectedly passed.
-
-    The text is a failure's message, the reason for a skip or an expected failure, or a finding of a passed check.
-    """
+    """Outcome of one check; the text says why it failed or was skipped, or what a passed check has found."""
 
     component: str
     check: str
@@ -61,7 +58,6 @@ def check_component(
 ) -> list[CheckResult]:
     """Run the checks of a component.
 
-    ``check_reference`` compares values and gradients with a ``reference``, a slow implementation of the equation.
     ``reference(embeddings, labels, **settings)`` returns the value of the whole batch: a tensor, whose gradient is
     compared too, or a number. If it names ``indices_tuple``, or ``ref_emb`` and ``ref_labels``, it gets a miner's
     indices, or references; if it names ``component``, the instance. It may raise :class:`SkipCheck`. A class is

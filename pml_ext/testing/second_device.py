@@ -63,7 +63,6 @@ class SecondDevice:
 
     Inside, ``device="meta"`` names it. A tensor that is made there, or moved there by ``.to``, says so and keeps its
     values; an operation that mixes it with a tensor on the CPU of one or more dimensions is refused, as a GPU does.
-    Operations that make the host wait for a device are counted.
 
     Attributes:
         device: its name, for ``.to(...)``.

@@ -66,10 +66,7 @@ SLOW: set[Check] = set()
 
 
 def applies_to(*kinds: str, slow: bool = False) -> Callable[[Check], Check]:
-    """Register a check for some kinds of components; checks of a kind run in the order of their definitions.
-
-    A ``slow`` one needs a compiler, another device, another process or PML's trainer.
-    """
+    """Register a check for some kinds; a ``slow`` one needs a compiler, a device, a process or PML's trainer."""
 
     def register(check: Check) -> Check:
         if slow:
@@ -177,14 +174,10 @@ def _in_float64(component: Any) -> Any:
 
 
 def components_of(what: str) -> list[tuple[str, Any]]:
-    """Return components by name.
+    """Return components by name; ConfigError where nothing has the name, or nothing in it can be checked.
 
-    Args:
-        what: an importable package, whose registered components are meant (all of its classes of a component's kind if
-            it registers none); ``package.Class``; an entry point's name; a component's name; ``pml`` for PML's losses.
-
-    Raises:
-        ConfigError: nothing by that name, or nothing to check in it.
+    ``what`` is an importable package, whose registered components are meant (all of its classes of a component's kind
+    if it registers none); ``package.Class``; an entry point's name; a component's name; ``pml`` for PML's losses.
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]

@@ -73,9 +73,7 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
     names = getattr(subject.make(), "sub_loss_names", lambda: ["loss"])()
     given, wanted = (sorted(set(each) - _MADE_BY_PML) for each in (terms, names))
     if given != wanted:
-        raise AssertionError(
-            f"compute_loss returns {given}, but sub_loss_names() says {wanted}; name them in _sub_loss_names"
-        )
+        raise AssertionError(f"compute_loss returns {given}, sub_loss_names() {wanted}; name them in _sub_loss_names")
 
 
 @applies_to("loss")
@@ -170,9 +168,7 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
     lists = (pml.get_all_pairs_indices(batch.labels), pml.get_all_triplets_indices(batch.labels))
     one, other = (gradient(seeded(subject.make(), batch, each), batch.embeddings).flatten() for each in lists)
     if torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE:
-        raise AssertionError(
-            "all triplets have the opposite gradient of all pairs; they are anchor, positive, negative"
-        )
+        raise AssertionError("all triplets have the opposite gradient of all pairs; wanted anchor, positive, negative")
 
 
 def _check_narrowed(
@@ -206,8 +202,8 @@ def check_relation(subject: Subject) -> None:
         return component
 
     one_hot = Batch(batch.embeddings, torch.nn.functional.one_hot(batch.labels))
-    if not alike(outcome(made(SharedLabel()), one_hot), outcome(made(None), batch), 0):
-        raise AssertionError("one-hot labels with SharedLabel() give something else than labels do")
+    text = "one-hot labels with SharedLabel() give something else than labels do"
+    close(outcome(made(SharedLabel()), one_hot), outcome(made(None), batch), text, 0, 0)
     sets = torch.rand(len(batch.labels), 6, generator=torch.Generator().manual_seed(0)) < 0.3
     multiple = Batch(batch.embeddings, sets)
     if subject.kind == "miner":
@@ -217,9 +213,9 @@ def check_relation(subject: Subject) -> None:
             raise AssertionError("with label sets it chooses pairs that the relation does not allow")
         return
     wanted = outcome(made(None), batch, indices_tuple=related_pairs(SharedLabel(), sets, sets, itself=True))
+    text = "label sets with SharedLabel() give something else than their pairs do"
     for tile_size in (None, 3):
-        if not alike(outcome(made(SharedLabel(), tile_size), multiple), wanted, 1e-6, 1e-9):
-            raise AssertionError("label sets with SharedLabel() give something else than their pairs do")
+        close(outcome(made(SharedLabel(), tile_size), multiple), wanted, text, atol=1e-9)
 
 
 @applies_to("loss")

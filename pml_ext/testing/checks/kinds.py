@@ -15,7 +15,7 @@ from ...components import CAPABILITIES
 from ...registry import settings_of
 from ..batches import batch_of, fresh, shuffle
 from ..calling import call, is_random, needs, place_of, seeded
-from ..comparing import alike, check_tuple, gradient, sorted_rows, weighted
+from ..comparing import alike, check_tuple, close, gradient, sorted_rows, weighted
 from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
 from .reference import declared, variants
 
@@ -65,13 +65,9 @@ def check_mined_references(subject: Subject) -> None:
 
 @applies_to("distance")
 def check_distance(subject: Subject) -> None:
-    """A distance gives ``[B, R]``, symmetric for a set with itself, the same for pairs; equal points are the nearest.
-
-    ``is_inverted`` says that a large value is near, as of a similarity; losses and miners go by it.
-    """
+    """A distance gives ``[B, R]``, symmetric for a set with itself, the same for pairs; equal points are nearest."""
     x, distance = batch_of(subject).embeddings, with_noise(subject.make().eval())
-    if not torch.allclose(distance(x), distance(x).T, atol=1e-7):
-        raise AssertionError("the matrix of a set with itself is not symmetric")
+    close(distance(x), distance(x).T, "the matrix of a set with itself is not symmetric", 1e-5, 1e-7)
     for images in (2, 4, 5):
         y = batch_of(subject, (subject.classes, images), seed=1).embeddings
         matrix, count = distance(x, y), min(len(x), len(y))
@@ -79,10 +75,9 @@ def check_distance(subject: Subject) -> None:
             if (shape := distance(rows, columns).shape) != (len(rows), len(columns)):
                 raise AssertionError(f"of {len(rows)} and {len(columns)} embeddings the matrix is {tuple(shape)}")
         normalized = [distance.maybe_normalize(z[:count]) for z in (x, y)]
-        if not torch.allclose(distance.pairwise_distance(*normalized), matrix.diagonal()[:count], atol=1e-7):
-            raise AssertionError("pairwise_distance differs from the diagonal of the matrix")
-        if not torch.allclose(torch.cat([distance(row[None], y) for row in x]), matrix, atol=1e-7):
-            raise AssertionError("the distance of two embeddings depends on others of the batch")
+        pairs, alone = distance.pairwise_distance(*normalized), torch.cat([distance(row[None], y) for row in x])
+        close(pairs, matrix.diagonal()[:count], "pairwise_distance differs from the diagonal of the matrix", 1e-5, 1e-7)
+        close(alone, matrix, "the distance of two embeddings depends on others of the batch", 1e-5, 1e-7)
     if not gradient(weighted(distance(x, y)), y).any():
         raise AssertionError("the references get no gradient; detach none of the two")
     twice = fresh(torch.cat([x[:4], x[:4]]))
@@ -97,10 +92,7 @@ def check_distance(subject: Subject) -> None:
 
 @applies_to("sampler")
 def check_sampler(subject: Subject) -> None:
-    """A pass, and another one, gives as many indices of the data as ``len`` says, in whole batches of different images.
-
-    ``length_before_new_iter``, which ``[sampler] iterations`` of a recipe sets, says how many images a pass has.
-    """
+    """A pass gives as many indices as ``len`` says and ``length_before_new_iter`` asks, in batches of other images."""
     sampler, count = subject.make(), 4 * CLASSES
     if iter(sampler) is sampler:
         raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
@@ -167,10 +159,7 @@ class _Shared(np.ndarray):  # type: ignore[type-arg]
 
 @applies_to("sampler")
 def check_sampler_in_the_long_run(subject: Subject) -> str:
-    """Every class and image comes up, no two passes are equal, seed and settings matter, labels stay as they are.
-
-    Classes have 2 to 12 images, in any order, and names such as -7 and 10**6.
-    """
+    """Every class and image comes up, no two passes are equal, seed and settings matter, labels stay as they are."""
     known = settings_of(subject.cls) if subject.cls is not None else {}
     if "labels" not in known or "labels" in subject.settings:
         raise SkipCheck("it is given its labels")

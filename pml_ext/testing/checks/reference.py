@@ -67,10 +67,7 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
 
 @applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
-    """Check in float64 that value and gradients equal the author's slow reference, under every table of settings.
-
-    The first table is compared on all batches, each further one on two of them.
-    """
+    """Value and gradients equal the author's slow reference, under every table of settings; in float64."""
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid, wants = subject.grid or [{}], _wanted_by_reference(subject)
@@ -94,10 +91,9 @@ def check_reference(subject: Subject) -> str:
 
 @applies_to(*KINDS, "miner")
 def check_settings(subject: Subject) -> str:
-    """Check that each setting changes the value or a gradient: one without effect misleads its user.
+    """Each setting changes the value or a gradient: one without effect misleads its user.
 
-    Without ``reference=`` or ``settings=``, what is neither a number nor a flag stays as it is, and a setting that may
-    act together with it is not refused.
+    Without ``reference=`` or ``settings=`` only numbers and flags vary, and a setting that may need another one passes.
     """
     grid = subject.grid or [{}]
     if subject.cls is None:
@@ -126,11 +122,11 @@ def check_settings(subject: Subject) -> str:
             shown = " and ".join(map(_shown, changed))
             raise AssertionError(f"{name} is said to be without effect, but {shown} differ")
         if not changed and name not in subject.without_effect:
+            tried = f"{len(pairs)} pairs tried, the last with {_shown(pairs[-1][1])}"
             raise AssertionError(
-                f"the setting {name} changes neither value nor gradient ({len(pairs)} pairs tried, the last with "
-                f"{_shown(pairs[-1][1])}); use it, or take it away. If it acts only together with another setting, "
-                "give both in one table of settings=; if it changes only how the value is computed, name it in "
-                "without_effect="
+                f"the setting {name} changes neither value nor gradient ({tried}); use it, or take it away. If it acts "
+                "with another setting alone, give both in one table of settings=; if it changes only how the value is "
+                "computed, name it in without_effect="
             )
     return f"varied: {', '.join(varied)}"
 

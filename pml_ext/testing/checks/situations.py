@@ -59,8 +59,7 @@ def settings_of_process() -> dict[str, Any]:
 @applies_to(*CALLED, "sampler")
 def check_globals_unchanged(subject: Subject) -> None:
     """Settings of the process, such as the default dtype, and the seeds of its generators belong to its user."""
-    generators, drawn, names = (random.getstate(), np.random.get_state()), [], ("Python", "NumPy", "torch")
-    threads = torch.get_num_threads()
+    python, numpy, threads, drawn = random.getstate(), np.random.get_state(), torch.get_num_threads(), []
     warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
     torch.set_num_threads(threads + 1)  # so that 1 shows
     before = {name: get() for name, get in _GLOBALS.items()} | subject.cache["settings of the process"]
@@ -81,12 +80,13 @@ def check_globals_unchanged(subject: Subject) -> None:
         after = {name: get() for name, get in _GLOBALS.items()}
     finally:
         torch.set_num_threads(threads)
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
+        random.setstate(python)
+        np.random.set_state(numpy)
     if changed := [name for name, value in before.items() if after[name] != value]:
         raise AssertionError(f"it changes {', '.join(changed)} for the whole process; put back what was there")
-    if fixed := [name for name, one, other in zip(names, *drawn, strict=True) if one == other]:
-        raise AssertionError(f"it seeds the global generator of {' and '.join(fixed)}; draw from one of its own")
+    for name, one, other in zip(("Python", "NumPy", "torch"), *drawn, strict=True):
+        if one == other:
+            raise AssertionError(f"it seeds the global generator of {name}; draw from one of its own")
 
 
 @applies_to(*CALLED)
@@ -99,11 +99,8 @@ def check_calls_are_independent(subject: Subject) -> None:
     expected = {form: outcome(subject.make(), batch, **named) for form, named in given.items()}
 
     def compare(when: str, taken: Batch, named: dict[str, Any], wanted: list[Tensor]) -> None:
-        if not alike(outcome(used, taken, **named), wanted):
-            raise AssertionError(
-                f"{when} a batch gives another result than of a new object: something is kept between calls; keep "
-                'nothing, or keep it in buffers and declare "state" in capabilities'
-            )
+        text = f"{when} a batch gives another result than of a new object: something is kept between calls; keep none"
+        close(outcome(used, taken, **named), wanted, f'{text}, or declare "state" in capabilities', 1e-9, 1e-9)
 
     def earlier() -> Iterator[tuple[str, Batch]]:
         yield "in the first call", batch
@@ -154,12 +151,8 @@ def check_modes(subject: Subject) -> None:
         if "state" not in subject.capabilities:
             found["eval()"] = outcome(subject.make().eval(), batch, **named)
         for where, actual in found.items():
-            if not alike(actual, expected[: len(actual)]):
-                shown = " instead of ".join(f"{x[0].flatten()[:4].tolist()}" for x in (actual, expected))
-                raise AssertionError(
-                    f"{where} changes the result{form}: {shown}; where that is meant, say so: "
-                    'expected_failed_checks = {"check_modes": "the reason"}'
-                )
+            text = f"{where} changes the result{form}; where that is meant, name check_modes in expected_failed_checks"
+            close(actual, expected[: len(actual)], text, 1e-9, 1e-9)
 
 
 def _names(classes: int) -> dict[str, Tensor]:
@@ -197,15 +190,15 @@ def check_names_of_classes(subject: Subject) -> None:
             try:
                 actual = outcome(subject.make(), Batch(batch.embeddings, names[batch.labels]), **named)
             except IndexError:
-                if any(True for _ in (*component.parameters(), *component.buffers())):
+                if [*component.parameters(), *component.buffers()]:
                     raise SkipCheck("it has rows per class, which labels are numbers of") from None
                 raise
             except (RuntimeError, TypeError) as error:
                 if names.dtype == torch.long:
                     raise AssertionError(f"names of classes {what} stop it{form}: {error}") from error
                 continue  # another dtype may be refused
-            if not alike(actual, expected, 1e-7):
-                raise AssertionError(f"names of classes {what} change the result{form}; compare labels as they come")
+            text = f"names of classes {what} change the result{form}; compare labels as they come"
+            close(actual, expected, text, 1e-7, 1e-7)
     if rows:
         raise SkipCheck("it has a row per class, which labels are numbers of")
 
@@ -220,18 +213,13 @@ def check_order_does_not_matter(subject: Subject) -> None:
         for seed in (0, 1):
             actual = reordered(subject.make(), batch, shuffle(len(batch.labels), seed))
             what = f"({shape[0]} classes x {shape[1]})"
-            if not alike(actual[:1], expected[:1], 1e-7):
-                raise AssertionError(f"the order of the batch changes the {subject.kind} {what}")
-            if not alike(actual, expected, 1e-6):
-                raise AssertionError(f"the order of the batch changes the gradient {what}")
+            close(actual[:1], expected[:1], f"the order of the batch changes the {subject.kind} {what}", 1e-7, 1e-7)
+            close(actual, expected, f"the order of the batch changes the gradient {what}", atol=1e-6)
 
 
 @applies_to(*CALLED)
 def check_sizes(subject: Subject) -> str:
-    """65, 182 and 1,025 images, in any order and under any names: tiles end, counters overflow.
-
-    The largest are left out where memory grows with the cube of the batch, or one takes thousands of operations.
-    """
+    """65, 182 and 1,025 images, as far as the cost allows, in any order and under any names: counters may overflow."""
     try:
         check_order_does_not_matter(subject)
     except Exception:
@@ -246,8 +234,8 @@ def check_sizes(subject: Subject) -> str:
             expected = reordered(subject.make(), batch, torch.arange(images))
         other = torch.randint(2**40, (images,), generator=generator)
         renamed = Batch(batch.embeddings, other[numbers]) if names else batch
-        if not alike(reordered(subject.make(), renamed, shuffle(images, 1)), expected, 1e-6):
-            raise AssertionError(f"{images} images in another order{' under other names' * names} give another result")
+        text = f"{images} images in another order{' under other names' * names} give another result"
+        close(reordered(subject.make(), renamed, shuffle(images, 1)), expected, text, atol=1e-6)
         if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
     return f"up to {images} images"
@@ -255,10 +243,7 @@ def check_sizes(subject: Subject) -> str:
 
 @applies_to("loss")
 def check_many_references(subject: Subject) -> str:
-    """Each reference given k times: where the value grows as ``a + b k`` for small k, it does so for large k.
-
-    Counts in int8, int16 or half precision, and references that are left out beyond some number, show.
-    """
+    """Each reference given k times: where the value grows as ``a + b k`` for small k, it does so for large k."""
     needs(subject, "labels", "references", fixed=True)
     batch, other = batch_of(subject, (3, 1)), batch_of(subject, (subject.classes, 3), seed=1)
 
@@ -299,11 +284,10 @@ def check_dimensions(subject: Subject) -> None:
         results = [outcome(subject.make(settings), each) for each in (batch, turned)]
         if subject.kind != "miner":
             counts = (results[1][1] != 0).any(0)
-            if counts.any() and not counts.all():
-                first = int((~counts).nonzero()[0])
-                raise AssertionError(f"coordinate {first + 1} of {_DIMENSIONS} gets no gradient, others do")
             if not counts.any():
                 continue
+            if not counts.all():
+                raise AssertionError(f"{(~counts).sum()} of {_DIMENSIONS} coordinates get no gradient, others do")
         one, other = ([value, *(slope[:, :64] for slope in slopes[:1])] for value, *slopes in results)
         unchanged.append(alike(one, other))
     if unchanged and all(unchanged) and subject.kind != "regularizer":
@@ -312,10 +296,7 @@ def check_dimensions(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "distance", "reducer")
 def check_nan_shows(subject: Subject) -> str | None:
-    """A coordinate of one class that is NaN or infinite shows in the value, or as an error.
-
-    Where the reducer drops it, as some of PML's do, it shows with ``SumReducer()``.
-    """
+    """A NaN or infinite coordinate shows in the value, as an error, or, where the reducer drops it, in the sum."""
     batch, other, note = batch_of(subject), batch_of(subject, seed=1), None
 
     def shows(component: Any, taken: Batch, named: dict[str, Any]) -> bool:
@@ -359,9 +340,8 @@ def check_arguments(subject: Subject) -> None:
         with contextlib.suppress(TypeError, ValueError, AssertionError):
             return subject.make({**subject.settings, **more})
 
-    recording = with_(collect_stats=True)
-    if recording and not alike(outcome(recording, batch), plain):
-        raise AssertionError("collect_stats=True changes the result; detach what is recorded, and change nothing")
+    if recording := with_(collect_stats=True):
+        close(outcome(recording, batch), plain, "collect_stats=True changes the result; detach what is recorded")
     regularizer, bare = pml.regularizers.LpRegularizer(), with_(embedding_regularizer=None)
     plain = outcome(bare, batch) if bare else plain
     regularized = with_(embedding_regularizer=regularizer, embedding_reg_weight=0.5)
@@ -373,8 +353,8 @@ def check_arguments(subject: Subject) -> None:
     if sums and subject.kind == "loss":
         component = subject.make()
         component.set_reducer(pml.reducers.SumReducer())
-        if not alike(outcome(sums, batch), outcome(component, batch), 1e-6):
-            raise AssertionError("reducer=SumReducer() is not what set_reducer(SumReducer()) gives")
+        text = "reducer=SumReducer() is not what set_reducer(SumReducer()) gives"
+        close(outcome(sums, batch), outcome(component, batch), text, atol=1e-6)
     if sums and subject.kind == "regularizer" and alike(outcome(sums, batch), outcome(means, batch)):
         raise AssertionError("reducer= changes nothing: SumReducer() and MeanReducer() give the same")
     if subject.kind == "regularizer" or not {"references", "indices_tuple"} & subject.capabilities:
@@ -403,8 +383,8 @@ def _turned(distance: Any) -> Any:
         compute_mat = staticmethod(distance.compute_mat)
         pairwise_distance = staticmethod(distance.pairwise_distance)
 
-    names = ("normalize_embeddings", "p", "power")
-    return Turned(is_inverted=not distance.is_inverted, **{name: getattr(distance, name) for name in names})
+    settings = {name: getattr(distance, name) for name in ("normalize_embeddings", "p", "power")}
+    return Turned(is_inverted=not distance.is_inverted, **settings)
 
 
 def _stretching(distance: Any) -> Any:

@@ -38,15 +38,12 @@ plant("MeanOfSome", ByHand, "anchors without a positive are left out of the mean
 plant("AlphaForBeta", Deviance, "alpha stands where beta belongs", "check_settings", "beta changes neither")(
     push=lambda self, gap, far: masked_mean(softplus(self.alpha * gap), far)
 )
+plant("MarginOrDefault", Deviance, "a margin of 0 is none", "check_settings", "margin=0 gives what the default does")(
+    __init__=lambda self, margin=0.5, **kwargs: Deviance.__init__(self, margin=margin or 0.5, **kwargs)
+)
 plant("ZeroForMasked", Deviance, "masked entries are 0, which is more than the hardest negative", REFERENCE)(
     push=lambda self, gap, far: softplus(self.beta * (gap * far).amax(1)) * far.any(1)
 )
-
-
-@planted("a margin of 0 is taken for no margin given", "check_settings", "margin=0 gives what the default does")
-class MarginOrDefault(Deviance):
-    def __init__(self, margin: float = 0.5, **kwargs):
-        super().__init__(margin=margin or 0.5, **kwargs)
 
 
 # Gradients, order, cost.
@@ -259,35 +256,21 @@ plant("OwnSimilarity", ByHand, "distance= changes nothing", ARGUMENTS, "distance
 plant("MeanInside", ByHand, "reducer= changes nothing", "check_reducers", "reduced already, so that a reducer")(
     packed=lambda self, values, labels: reduced(values.mean())
 )
-plant(
-    "SwitchesGradientOn", ByHand, "switches on the gradient of its input", INPUTS, "switches on the gradient of embed"
-)(
-    compute_loss=lambda self, x, *more: ByHand.compute_loss(
-        self, x.requires_grad_() if x.is_leaf and not x.is_inference() else x, *more
-    )
+plant("TurnsTuple", Tuples, "turns the miner's tuple round in place", INPUTS, r"changes indices_tuple\[0\] in place")(
+    mined=lambda self, t, same: (*(index.copy_(index.flip(0)) for index in t[:2]), *t[2:])
 )
+plant("SwitchesGradientOn", ByHand, "its input has a gradient", INPUTS, "switches on the gradient of embed")(
+    compute_loss=lambda self, x, *more: ByHand.compute_loss(self, x if x.is_inference() else x.requires_grad_(), *more)
+)
+plant(
+    "NoRegularizerWeight", ByHand, "embedding_reg_weight= changes nothing", ARGUMENTS, "embedding_reg_weight=0.5 gives"
+)(__init__=lambda self, embedding_reg_weight=1, **kwargs: ByHand.__init__(self, **kwargs))
 plant("Silences", Deviance, "silences all warnings of the process", GLOBALS, "it changes warnings.filters")(
     values=lambda self, *matrices: (warnings.simplefilter("ignore"), Deviance.values(self, *matrices))[1]
 )
 plant("RandomByNumpy", ByHand, "draws by NumPy's generator", "check_determinism", "draw by torch's generators")(
     values=lambda self, *matrices: ByHand.values(self, *matrices) * (1 + np.random.rand())
 )
-
-
-@planted("embedding_reg_weight= changes nothing", ARGUMENTS, "embedding_reg_weight=0.5 gives")
-class NoRegularizerWeight(ByHand):
-    def __init__(self, embedding_reg_weight: float = 1, **kwargs):
-        super().__init__(**kwargs)
-
-
-@planted("sorts the miner's tuple in place", INPUTS, r"changes indices_tuple\[0\] in place")
-class SortsTuple(ByHand):
-    def compute_loss(self, embeddings, labels, indices_tuple, *references):
-        if indices_tuple is not None:
-            order = indices_tuple[0].argsort(descending=True)
-            for index in indices_tuple[:2]:
-                index.copy_(index[order].clone())
-        return super().compute_loss(embeddings, labels, indices_tuple, *references)
 
 
 # PML's dictionary, torch's transforms, promises.

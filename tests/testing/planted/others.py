@@ -87,27 +87,22 @@ plant("TakesLabelsAsSorted", FewClasses, "takes labels as sorted", LONG_RUN)(
 plant("OneClass", FewClasses, "gives batches of one class", LONG_RUN, "every batch has one class alone")(
     some=lambda self, classes: FewClasses.some(self, classes)[:1].repeat(self.batch_size // 4)
 )
+plant("SeedIgnored", FewClasses, "does not look at its seed", LONG_RUN, "seed= is accepted and ignored")(
+    __init__=lambda self, labels, batch_size, length_before_new_iter, seed=0: FewClasses.__init__(
+        self, labels, batch_size, length_before_new_iter
+    )
+)
+plant("LengthIgnored", FewClasses, "does not look at the length", PASS, "24 and 48 both give 2 items")(
+    __init__=lambda self, labels, batch_size, length_before_new_iter: FewClasses.__init__(self, labels, batch_size, 24)
+)
+plant("EachIgnored", FewClasses, "ignores a setting", LONG_RUN, "the setting each changes nothing that it draws")(
+    __init__=lambda self, labels, batch_size, length_before_new_iter, each=4: FewClasses.__init__(
+        self, labels, batch_size, length_before_new_iter
+    )
+)
 plant("StopsHalfway", FewClasses, "stops halfway", PASS, r"ZeroDivisionError: .* \(at others.py:\d+\)")(
     images=lambda self, rows: 1 / 0
 )
-
-
-@planted("does not look at its seed", LONG_RUN, "seed= is accepted and ignored")
-class SeedIgnored(FewClasses):
-    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
-        super().__init__(labels, batch_size, length_before_new_iter, 0)
-
-
-@planted("does not look at the length that is asked for", PASS, "24 and 48 both give 2 items")
-class LengthIgnored(FewClasses):
-    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
-        super().__init__(labels, batch_size, len(labels), seed)
-
-
-@planted("does not look at a setting", LONG_RUN, "the setting each changes nothing that it draws")
-class EachIgnored(FewClasses):
-    def __init__(self, labels, batch_size, length_before_new_iter, each: int = 4, seed: int = 0):
-        super().__init__(labels, batch_size, length_before_new_iter, seed)
 
 
 # Distances.
