@@ -107,7 +107,8 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
         """Return the two parts, both already reduced."""
-        labels, indices_tuple, ref_labels = indices_tuple
+        if isinstance(indices_tuple, _Given):  # by forward; other callers give what PML gives
+            labels, indices_tuple, ref_labels = indices_tuple
         references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
         loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
         regularizer = self.regularizer(embeddings, *([labels] if self._labeled_regularizer else []))
