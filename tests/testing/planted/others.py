@@ -42,6 +42,9 @@ plant("PolarityIgnored", NearNegatives, "takes every distance for a similarity",
 plant("NegativeZero", Hardest, "a triplet with no negative takes image 0 for one", DEGENERATE)(
     chosen=lambda self, similarity, near, far: (near, similarity.masked_fill(~far, -torch.inf))
 )
+plant("EpsilonIgnored", NearNegatives, "ignores a setting", "check_settings", "the setting epsilon changes neither")(
+    __init__=lambda self, epsilon=0.1, **kwargs: NearNegatives.__init__(self, 0.1, **kwargs)
+)
 plant("MinesOnCPU", NearNegatives, "indices stay on the CPU", "check_devices", "on the CPU")(
     listed=lambda self, *masks: tuple(index.cpu() for index in NearNegatives.listed(self, *masks))
 )
