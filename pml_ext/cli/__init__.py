@@ -35,15 +35,14 @@ def main() -> None:
         from .app import app
 
         if "" in arguments:  # which pathlib takes for the folder at hand
-            raise ConfigError(
-                f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set; "
-                "leave it out, or say what is meant"
-            )
+            empty = f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
+            raise ConfigError(f"{empty}; leave it out, or say what is meant")
         app(arguments, prog_name="pml-ext")
     except (PmlExtError, StoppedError, Exception) as error:
         if debug and not isinstance(error, MissingExtraError):
             raise
-        print(f"{_name()}: {_text(error)}", file=sys.stderr)
+        rank = f" (rank {os.environ.get('RANK', '?')})" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
+        print(f"pml-ext{rank}: {_text(error)}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
 
 
@@ -53,13 +52,8 @@ def _text(error: BaseException) -> str:
     text = str(error)
     if "Original Traceback" in text:  # torch wraps what a worker process of a data loader raises
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    # What to type to go on with a run is never cut.
+    # The command that resumes a run is never cut.
     return printable(text) if isinstance(error, StoppedError) else shortened(text)
-
-
-def _name() -> str:
-    """Return how an error begins: with the process that has it, where torchrun started several."""
-    return "pml-ext" if os.environ.get("WORLD_SIZE", "1") == "1" else f"pml-ext (rank {os.environ.get('RANK', '?')})"
 
 
 def _show_warning(message: object, category: type[Warning], filename: str, *_: object, **__: object) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from .common import AsJson, DataFolder, OnDevice, Overrides, print_json, print_table, stderr, stdout
+from ..errors import ConfigError
+from .options import AsJson, DataFolder, OnDevice, Overrides
+from .output import print_result, stderr
 
 SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
@@ -35,8 +36,6 @@ def bench(
     of all operators in float32 matrices of batch x batch; limit is the time of this traffic at the speed of a copy.
     With --run, the steps of a training are compared with a bare loop over the same batches.
     """
-    from ..errors import ConfigError
-
     # torch.utils.benchmark imports this module, which warns where CUDA_HOME is set and there is no CUDA device.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     if run is not None:
@@ -45,13 +44,9 @@ def bench(
         from ..experiment.profile import profile_recipe
 
         profile = profile_recipe(run, data, overrides or (), device, threads, STEPS if repeats is None else repeats)
-        if as_json:
-            print_json(dataclasses.asdict(profile))
-            return
-        print_table(
-            [f"{run}: a step's", "ms"], [["step", f"{profile.step:.2f}"], ["bare loop", f"{profile.bare:.2f}"]], [1]
-        )
-        stdout().print(f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})")
+        ratio = f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})"
+        rows = [["step", f"{profile.step:.2f}"], ["bare loop", f"{profile.bare:.2f}"]]
+        print_result(as_json, profile, ratio, columns=[f"{run}: a step's", "ms"], rows=rows, right=[1])
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
@@ -63,17 +58,13 @@ def bench(
     options: dict[str, Any] = {"device": device, "threads": threads, "progress": stderr().print}
     if scale:
         start = START if shapes is None else parsed[0]
-        rows = measure_scale(losses or LOSSES, start, to, repeats=repeats or 3, **options)
+        measured = measure_scale(losses or LOSSES, start, to, repeats=repeats or 3, **options)
     else:
-        rows = measure(losses or None, parsed, repeats=ROUNDS if repeats is None else repeats, **options)
-    if as_json:
-        print_json([dataclasses.asdict(row) for row in rows])
-        return
+        measured = measure(losses or None, parsed, repeats=ROUNDS if repeats is None else repeats, **options)
     cells = []
-    for row in rows:
+    for row in measured:
         numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit]
         texts = ["" if row.failed else f"{value:.2f}" for value in numbers]
         cells.append([row.shape, row.loss, *texts, row.failed or str(row.rounds)])
-    print_table(
-        ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "rounds"], cells, right=range(2, 8)
-    )
+    columns = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "rounds"]
+    print_result(as_json, measured, columns=columns, rows=cells, right=range(2, 8))

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
-from .common import (
-    AsJson,
-    DataFolder,
-    OnDevice,
-    Overrides,
-    Progress,
-    RayAddress,
-    mean_and_std,
-    print_json,
-    print_table,
-    say,
-    stdout,
-)
+from ..errors import ConfigError
+from .options import AsJson, DataFolder, OnDevice, Overrides, RayAddress
+from .output import Progress, mean_and_std, print_json, print_result, print_table, say, stdout
 
 if TYPE_CHECKING:
     from ..experiment.executors import Job
@@ -65,37 +53,27 @@ def compare(
     two-sided paired t-test, uncorrected: one in twenty equal rows has p < 0.05. The sentences use p-values corrected by
     Holm's procedure.
     """
-    from ..errors import ConfigError
     from ..experiment.comparing import Group, compare, groups_below
 
-    names = list(runs or ())
-    folders = [Path(name) for name in names if Path(name).is_dir() or not _is_recipe(name)]
-    recipes = [name for name in names if Path(name) not in folders]
-    if folds == 1:
-        raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
+    folders = [Path(name) for name in runs or () if Path(name).is_dir()]
+    recipes = [name for name in runs or () if not Path(name).is_dir()]
     if table is not None:
         from ..experiment.running import recipes_of_table
 
         recipes += recipes_of_table(table, data is not None)
     if not recipes and not folders:
         raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
-    without_effect = {
-        "--ray-address": ("--on ray", ray_address is not None and on != "ray"),
-        "--save-recipe": ("--tune TRIALS", save_recipe and not tune),
-        "--latex": ("--out FOLDER", latex and out is None),
-        "--tune": ("recipes to run", tune and not recipes),
-        "--folds": ("recipes to run", folds and not recipes),
-        "--jobs": ("recipes to run", jobs > 1 and not recipes),
-        "--seeds": ("recipes to run", seeds > 1 and not recipes),
-    }
-    for option, (wanted, given) in without_effect.items():
-        if given:
-            raise ConfigError(f"{option}: has no effect here; wanted with {wanted}")
-    if recipes and out is None:
-        raise ConfigError(f"{recipes[0]} is a recipe, whose runs want --out FOLDER")
+    if folds == 1:
+        raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
+    if not recipes and (tune or folds or jobs > 1 or seeds > 1):
+        raise ConfigError("--seeds, --folds, --jobs and --tune go with recipes to run; found folders alone")
+    if out is None and (recipes or latex):
+        what = "--latex writes to" if latex else f"no folder {recipes[0]}; the runs of a recipe want"
+        raise ConfigError(f"{what} --out FOLDER")
+    if save_recipe and not tune:
+        raise ConfigError("--save-recipe goes with --tune TRIALS")
     studies: list[Study] = []
-    if recipes:
-        assert out is not None
+    if out is not None and recipes:
         from ..experiment.executors import executor_of
         from ..experiment.running import plans_of, rows_of
 
@@ -107,7 +85,7 @@ def compare(
         with closing(executor_of(jobs, on, out, ray_address)) as executor, AllRuns() as bar:
             chosen, failed = [(name, list[str]()) for name in recipes], list[Group]()
             if studies:
-                trials = [*trial_jobs(studies, device, data)]
+                trials = trial_jobs(studies, device, data)
                 bar.begin("trials", len(trials))
                 chosen, failed = tuned(studies, trials, executor, bar.hear)
             plans = [
@@ -133,26 +111,9 @@ def compare(
     if as_json:
         print_json(result)
     else:
-        _print(result)
-        if page is not None:
-            stdout().print(f"page: {page}")
+        _print(result, page)
     if any(row["errors"] for row in result["recipes"]):
-        raise typer.Exit(1)
-
-
-def _is_recipe(name: str) -> bool:
-    from .. import registry
-    from ..errors import UnknownNameError
-
-    if name.partition("@")[0].endswith(".toml"):
-        return True
-    try:
-        registry.find("recipe", name.partition("@")[0])
-    except UnknownNameError:
-        if "/" in name and not name.startswith((".", "/")) and not Path(name).parent.is_dir():
-            raise
-        return False
-    return True
+        raise Exit(1)
 
 
 class AllRuns(Progress):
@@ -176,7 +137,7 @@ class AllRuns(Progress):
         self._bar.update(self._task, description=self._what, completed=completed, visible=True)
 
 
-def _print(result: dict[str, Any]) -> None:
+def _print(result: dict[str, Any], page: Path | None) -> None:
     from ..experiment.comparison_page import remarks
 
     metrics, rows = result["metrics"], result["recipes"]
@@ -200,7 +161,7 @@ def _print(result: dict[str, Any]) -> None:
             for row in result["differences"]
         ]
         print_table(columns, cells, right=range(1, len(columns)))
-    for line in [*result["sentences"], *remarks(result)]:
+    for line in [*result["sentences"], *remarks(result), *([f"page: {page}"] if page is not None else [])]:
         stdout().print(line, soft_wrap=True)
 
 
@@ -234,9 +195,7 @@ def probe(
     with Progress() as bar:
         named = [each for each in trunks.split(",") if each]
         probes = probe(name, named, out, head, seeds, device, data, overrides or (), bar)
-    if as_json:
-        print_json({"trunks": [dataclasses.asdict(each) for each in probes]})
-        return
     rows = [row for each in probes for row in table_rows(each)]
-    print_table(HEADS, rows, right=[number for number in range(1, len(HEADS)) if number != HEADS.index("%")])
-    stdout().print(f"page: {out / 'probe.html'}")
+    right = [number for number in range(1, len(HEADS)) if number != HEADS.index("%")]
+    page = f"page: {out / 'probe.html'}"
+    print_result(as_json, {"trunks": probes}, page, columns=HEADS, rows=rows, right=right)

@@ -6,10 +6,11 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-import typer
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
-from .common import AsJson, print_json, print_table, stdout
+from ..errors import DataError, PmlExtError, UnknownNameError, unknown
+from .options import AsJson
+from .output import print_json, print_result, print_table, stdout
 
 if TYPE_CHECKING:
     from ..data import About
@@ -99,7 +100,6 @@ def _summary(documented: Any) -> str:
 
 
 def _recipe_summary(name: str) -> str:
-    from ..errors import PmlExtError
     from ..experiment.recipe import read_tables
 
     try:
@@ -159,20 +159,15 @@ def data(
     damaged.
     """
     from ..data import get_archives, published_sets
-    from ..errors import ConfigError, UnknownNameError, unknown
 
     known = published_sets()
     if name is None:
-        if download or root is not None:
-            raise ConfigError("--download and --data want the name of a data set; pml-ext data lists them")
-        if as_json:
-            print_json([_describe(about, about.place) for about in known.values()])
-            return
         rows = []
         for about in known.values():
             size = f"{sum(each.megabytes for each in about.archives):,} MB"
             rows.append([about.name, about.title, size, "yes" if about.downloads else "by hand"])
-        print_table(["name", "title", "size", "--download"], rows, right=[2])
+        described = [_describe(about, about.place) for about in known.values()]
+        print_result(as_json, described, columns=["name", "title", "size", "--download"], rows=rows, right=[2])
         return
     if name not in known:
         raise UnknownNameError(unknown("published data set", name, known))
@@ -182,10 +177,10 @@ def data(
     if download and problem is not None:
         get_archives(about, place)
         problem = _problem(about, root)
-    described = _describe(about, place) | {"problem": problem}
-    print_json(described) if as_json else _print(about, described)
+    found = _describe(about, place) | {"problem": problem}
+    print_json(found) if as_json else _print(about, found)
     if problem is not None:
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _describe(about: About, place: Path) -> dict[str, Any]:
@@ -196,9 +191,8 @@ def _describe(about: About, place: Path) -> dict[str, Any]:
 
 
 def _problem(about: About, root: Path | None) -> str | None:
-    """Return what is wrong with the files that are there."""
+    """Return the first problem of the files in their place; None for a complete set."""
     from ..data import builtin_datasets, check_archives
-    from ..errors import DataError
 
     try:
         check_archives(about, root)

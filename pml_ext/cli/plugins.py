@@ -9,10 +9,11 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
-from .common import AsJson, Verbose, print_json, print_table, stderr, stdout
+from ..errors import ConfigError, PluginWarning
+from .options import AsJson, Verbose
+from .output import print_json, print_result, print_table, stderr, stdout
 
 if TYPE_CHECKING:
     from ..plugins import PluginRecord
@@ -27,20 +28,18 @@ def plugins(
 ) -> None:
     """List the installed plugins; exit code 1 if one is broken."""
     from .. import registry
-    from ..errors import PluginWarning
 
     with warnings.catch_warnings():  # the table says the same
         warnings.simplefilter("ignore", PluginWarning)
         records = registry.plugins()
-    if as_json:
-        print_json([dataclasses.asdict(record) for record in records])
-    elif verbose:
+    if verbose and not as_json:
         stdout().print("\n".join(map(_details, records)), soft_wrap=True)
     else:
         rows = [[r.name, r.distribution, r.version, r.module, r.status, r.error] for r in records]
-        print_table(["name", "distribution", "version", "module", "status", "why"], rows)
+        columns = ["name", "distribution", "version", "module", "status", "why"]
+        print_result(as_json, records, columns=columns, rows=rows)
     if any(record.status == "broken" for record in records):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _details(record: PluginRecord) -> str:
@@ -62,7 +61,6 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Run the conformance checks; exit code 1 if one fails."""
-    from ..errors import ConfigError
     from ..testing.runner import CheckResult, check_component
     from ..testing.subject import components_of
 
@@ -79,7 +77,7 @@ def check(
     else:
         _print_checks(results, verbose)
     if any(result.fails for result in results):
-        raise typer.Exit(1)
+        raise Exit(1)
 
 
 def _print_checks(results: list[CheckResult], verbose: bool) -> None:

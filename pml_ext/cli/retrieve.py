@@ -10,43 +10,31 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from ..errors import ConfigError, counted, one_line, printable
-from .common import (
-    AsJson,
-    Device,
-    ImageFolder,
-    OnDevice,
-    Progress,
-    RayAddress,
-    RunFolder,
-    StoreFolder,
-    Workers,
-    print_json,
-    print_table,
-    process_number,
-    say,
-    stderr,
-    stdout,
-)
+from .options import AsJson, Device, ImageFolder, OnDevice, RayAddress, RunFolder, StoreFolder, Workers
+from .output import Progress, print_json, print_result, print_table, process_number, say, stderr, stdout
 
 if TYPE_CHECKING:
     from ..retrieval import TrainedRun
 
-_SAMPLED = "of exact search, on a sample of the images"
+IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Of images (default: the indexed one).")]
 _SHOWN = 10  # images that are gone or changed, named one by one
+_SOURCES = (
+    "A folder of images, sub-folders included; with --part and --on also an address such as s3://bucket/photos, a "
+    "Parquet table of path and image, or shards-{000..015}.tar."
+)
 _STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 
 
 @contextmanager
 def embedding(
     run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None
-) -> Iterator[TrainedRun | None]:
+) -> Iterator[TrainedRun]:
     """Load a run that embeds a folder's images, with progress on stderr.
 
-    Processes that torchrun started embed a part each. The first one goes on with all; the others get None.
+    Processes that torchrun started embed a part each. The first one continues with all; the others end here.
     """
     from ..devices import choose_device
     from ..distributed import process_group
@@ -56,31 +44,15 @@ def embedding(
         if process_number() != 0:
             trained = load_run(run, device, workers, store)
             trained.embed_folder(trained.indexed_folder() if folder is None else folder)
-            yield None
-            return
+            raise Exit
         with Progress() as bar:
             yield load_run(run, device, workers, store, bar.embedding)
 
 
 def embed(
     run: RunFolder,
-    folder: Annotated[
-        str,
-        Argument(
-            metavar="FOLDER",
-            help="A folder of images, sub-folders included; with --part and --on also an address such as "
-            "s3://bucket/photos, a Parquet table of path and image, or shards-{000..015}.tar.",
-        ),
-    ],
-    out: Annotated[
-        Path,
-        Option(
-            "--out",
-            "-o",
-            help="The .npz file to write: normalized embeddings, paths, classes; with --part and --on, a folder for "
-            "Parquet files.",
-        ),
-    ],
+    folder: Annotated[str, Argument(help=_SOURCES)],
+    out: Annotated[Path, Option("--out", "-o", help="The .npz file to write; with --part and --on, a folder.")],
     part: Annotated[str | None, Option(metavar="K/N", help="Embed the K-th of N parts, for index --from.")] = None,
     listing: Annotated[
         Path | None, Option("--list", metavar="FILE", help="With --part or --on: a file with one path per line.")
@@ -108,15 +80,12 @@ def embed(
             raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
         check_writable("-o", out, file=True)
         with embedding(run, Path(folder), device, workers, store) as trained:
-            if trained is None:
-                return
             embedded = trained.embed_folder(folder)
         out.parent.mkdir(parents=True, exist_ok=True)
         save_embeddings(embedded, out)
         images, size = embedded.embeddings.shape
         about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
-        text = f"{images} embeddings of size {size}, {embedded.new} of them new: {out}"
-        print_json(about) if as_json else stdout().print(text)
+        print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
         return
     from ..retrieval.parts import listed, write_part
 
@@ -136,31 +105,21 @@ def embed(
             images = write_part(reader, work, *which, out)
     files, what = len(work.part(*which)), f"part {number} of {parts}: " if part else ""
     about = {"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)}
-    text = f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}"
-    print_json(about) if as_json else stdout().print(text)
+    print_result(as_json, about, f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}")
 
 
 def read_list(listing: Path) -> list[str]:
     """Return the lines of a file of paths."""
     try:
-        lines = listing.read_text("utf-8", errors="surrogateescape").splitlines()
+        return [line for line in listing.read_text("utf-8", errors="surrogateescape").splitlines() if line]
     except OSError as error:
         raise ConfigError(f"--list {listing}: cannot be read ({error.strerror or error})") from None
-    if not (names := [line for line in lines if line]):
-        raise ConfigError(f"--list {listing}: no path in it; wanted a path a line")
-    return names
 
 
 def cluster(
     run: RunFolder,
     folder: ImageFolder,
-    clusters: Annotated[
-        str,
-        Option(
-            metavar="N|auto",
-            help="Number of clusters for k-means; auto uses HDBSCAN, which puts outliers into cluster -1.",
-        ),
-    ],
+    clusters: Annotated[str, Option(metavar="N|auto", help="For k-means; auto uses HDBSCAN, outliers in -1.")],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
     smallest: Annotated[int | None, Option(help="With --clusters auto: smallest cluster size (default 5).")] = None,
     workers: Workers = None,
@@ -171,14 +130,9 @@ def cluster(
     """Cluster a folder: a CSV table and contact sheets."""
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
     with embedding(run, folder, device, workers, store) as trained:
-        if trained is None:
-            return
         result = trained.cluster(folder, number, out, smallest=smallest)
-    if as_json:
-        shares = [(dataclasses.asdict(each), result.sheets.get(each.number)) for each in result.clusters]
-        about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table)}
-        print_json(about | {"clusters": [each | {"sheet": str(sheet)} for each, sheet in shares]})
-        return
+    shown = [dataclasses.asdict(each) | {"sheet": str(result.sheets.get(each.number))} for each in result.clusters]
+    about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table), "clusters": shown}
     paths, classes = result.grouping.embedded.paths, any(each.share is not None for each in result.clusters)
     rows = [
         [str(each.number), str(len(each.members))]
@@ -186,13 +140,13 @@ def cluster(
         + [printable(", ".join(paths[member] for member in each.members[:3]))]
         for each in result.clusters
     ]
-    columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
-    print_table(columns, rows, right=[0, 1, 3] if classes else [0, 1])
     found = sum(each.number >= 0 for each in result.clusters)
     noise = sum(len(each.members) for each in result.clusters if each.number < 0)
     in_none = f"; {noise} images in none (cluster -1)" if clusters == "auto" else ""
-    stdout().print(f"{found} clusters by {result.grouping.method}{in_none}")
-    stdout().print(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
+    lines = [f"{found} clusters by {result.grouping.method}{in_none}"]
+    lines.append(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
+    columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
+    print_result(as_json, about, *lines, columns=columns, rows=rows, right=[0, 1, 3] if classes else [0, 1])
 
 
 def export(
@@ -208,20 +162,17 @@ def export(
     place = load_run(run, "cpu").export(out, onnx)
     about = read_json(place / "preprocess.json")
     files = [about[key] for key in ("weights", "onnx") if key in about]
-    if as_json:
-        print_json({"folder": str(place), "files": files})
-        return
-    for file in files[1:]:
-        largest = f"{file['largest_difference']:.1e}"
-        stdout().print(f"{file['file']}: embeddings differ from the network's by {largest} at most")
-    stdout().print(f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}")
+    lines = [
+        f"{file['file']}: embeddings differ from the network's by {file['largest_difference']:.1e} at most"
+        for file in files[1:]
+    ]
+    written = f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}"
+    print_result(as_json, {"folder": str(place), "files": files}, *lines, written)
 
 
 def index(
     run: RunFolder,
-    folder: Annotated[
-        Path | None, Argument(metavar="[FOLDER]", help="A folder of images (default: the one that is indexed).")
-    ] = None,
+    folder: IndexedFolder = None,
     factory: Annotated[
         str,
         Option(
@@ -247,50 +198,40 @@ def index(
 
     read = functools.partial(load_run, run, device, store=store)
     if check:
-        if folder is not None or factory or parts or to:
-            raise ConfigError("--check reads the index as it is; leave out FOLDER and --index")
         held = read().gallery()
         gone, changed = held.check()
-        if as_json:
-            print_json({"index": str(held.place), "images": len(held), "gone": gone, "changed": changed})
-        else:
-            stdout().print(f"{len(held)} images, all files as they were written: {held.place}")
-            for what, paths in (("gone", gone), ("changed", changed)):
-                if paths:
-                    more = ", ..." if len(paths) > _SHOWN else ""
-                    stdout().print(f"{len(paths)} {what}: {printable(', '.join(paths[:_SHOWN]))}{more}")
+        lines = [f"{len(held)} images, all files as they were written: {held.place}"]
+        for what, paths in (("gone", gone), ("changed", changed)):
+            if paths:
+                more = ", ..." if len(paths) > _SHOWN else ""
+                lines.append(f"{len(paths)} {what}: {printable(', '.join(paths[:_SHOWN]))}{more}")
+        about = {"index": str(held.place), "images": len(held), "gone": gone, "changed": changed}
+        print_result(as_json, about, *lines)
         if gone or changed:
             say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
-            raise typer.Exit(1)
+            raise Exit(1)
         return
     with embedding(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
-        if trained is None:
-            return
         if to is not None:
             trained.open_store(to)  # refused before anything is embedded
         gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
     changes, faiss = gallery.changes, gallery.faiss
-    stored, recall = trained.bring_over(to) if to is not None else (None, None)
-    if as_json:
-        about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
-        about["new"] = changes.new if changes is not None else len(gallery)
-        about |= {name: getattr(changes, name, 0) for name in ("changed", "gone")}
-        about |= {"as_before": getattr(changes, "same", 0), "search": gallery.factory or "exact"}
-        about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
-        if stored is not None:
-            about["store"] = {"to": masked(str(to)), **stored._asdict(), "recall_at_10": recall}
-        print_json(about)
-        return
-    stdout().print(f"{len(gallery)} images indexed: {gallery.place}")
-    if changes is not None:
-        stdout().print(str(changes))
+    about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
+    about["new"] = changes.new if changes is not None else len(gallery)
+    about |= {name: getattr(changes, name, 0) for name in ("changed", "gone")}
+    about |= {"as_before": getattr(changes, "same", 0), "search": gallery.factory or "exact"}
+    about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
+    lines = [f"{len(gallery)} images indexed: {gallery.place}", *([str(changes)] if changes is not None else [])]
+    measured = "{}: recall@10 {:.3f} of exact search, on a sample of the images".format
     if faiss is not None and faiss.recall is not None:
         setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
-        stdout().print(f"{gallery.factory}{setting}: recall@10 {faiss.recall:.3f} {_SAMPLED}")
-    if stored is not None:
-        stdout().print(f"{str(to).partition(':')[0]}: {stored}")
-        if recall is not None:
-            stdout().print(f"{str(to).partition(':')[0]}: recall@10 {recall:.3f} {_SAMPLED}")
+        lines.append(measured(f"{gallery.factory}{setting}", faiss.recall))
+    if to is not None:
+        stored, recall = trained.bring_over(to)
+        about["store"] = {"to": masked(to), **stored._asdict(), "recall_at_10": recall}
+        kind = to.partition(":")[0]
+        lines += [f"{kind}: {stored}", *([measured(kind, recall)] if recall is not None else [])]
+    print_result(as_json, about, *lines)
 
 
 def query(
@@ -348,10 +289,8 @@ def query(
             items = (folder or "") if listing is None else read_list(listing)
             queries, found = trained.match(items, out, k, within, radius, stored, folder)
         about = {"file": str(out), "queries": queries, "answers": found}
-        print_json(about) if as_json else stdout().print(f"{found} answers to {queries} images: {out}")
+        print_result(as_json, about, f"{found} answers to {queries} images: {out}")
         return
-    if listing is not None:
-        raise ConfigError("--list goes with -o FILE")
     if stored and (duplicates or metric != "euclidean"):
         raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
     if bool(images) == duplicates:
@@ -365,13 +304,10 @@ def query(
     if duplicates:
         radius = RADIUS if radius is None else radius
         groups = trained.duplicates(radius)
-        if as_json:
-            print_json({"radius": radius, "groups": groups})
-            return
         rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
-        print_table(["group", "path"], rows, right=[0])
-        count = f"{counted(len(groups), 'group')} of {len(rows)} images"
-        stdout().print(f"{count} within {radius:g} of another (--radius)")
+        text = f"{counted(len(groups), 'group')} of {len(rows)} images within {radius:g} of another (--radius)"
+        about = {"radius": radius, "groups": groups}
+        print_result(as_json, about, text, columns=["group", "path"], rows=rows, right=[0])
         return
     answers = trained.query(images, k, metric, shortlist, within, radius, stored)
     if not as_json:
@@ -400,9 +336,7 @@ def query(
 
 def browse(
     run: RunFolder,
-    folder: Annotated[
-        Path | None, Argument(metavar="[FOLDER]", help="A folder of images (default: the one that is indexed).")
-    ] = None,
+    folder: IndexedFolder = None,
     beside: Annotated[Path | None, Option(metavar="RUN", help="Another run to show side by side.")] = None,
     store: Annotated[str | None, Option(metavar="STORE", help="Search in a store that index --to filled.")] = None,
     port: Annotated[int, Option(min=0, max=65535, help="The page's port; 0 for any free one.")] = 7860,

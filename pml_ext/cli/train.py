@@ -6,60 +6,48 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
-from .common import (
-    AsJson,
-    DataFolder,
-    OnDevice,
-    Overrides,
-    Progress,
-    RunFolder,
-    mean_and_std,
-    print_json,
-    print_table,
-    process_number,
-    say,
-    stderr,
-    stdout,
-)
+from ..errors import ConfigError
+from .options import AsJson, DataFolder, OnDevice, Overrides, RunFolder
+from .output import Progress, mean_and_std, print_json, print_table, process_number, say, stderr, stdout
 
 
 def train(
     recipe: Annotated[
         str | None,
-        typer.Argument(
+        Argument(
             help="A recipe, the TOML description of a training: data, network, loss, schedule. The name of a packaged "
             "one, such as cbml/digits (pml-ext list recipes), or a .toml file. Default with --images: pml/photographs."
         ),
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="Your own images: a folder with a sub-folder per class, or a .csv table. The command chooses split, "
             "image size and batches to fit them, and prints the options that change its choice."
         ),
     ] = None,
     data: DataFolder = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder to write (default runs/NAME-SEED-TIME).")
+        Path | None, Option("--out", "-o", help="The folder to write (default runs/NAME-SEED-TIME).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="The first seed.")] = 0,
-    seeds: Annotated[int, typer.Option(help="Number of seeds: a run for each, then mean and standard deviation.")] = 1,
+    seed: Annotated[int, Option(help="The first seed.")] = 0,
+    seeds: Annotated[int, Option(help="Number of seeds: a run for each, then mean and standard deviation.")] = 1,
     device: OnDevice = "auto",
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     on_nonfinite: Annotated[
         Literal["stop", "skip"],
-        typer.Option(help="If the loss, an embedding or a gradient is not finite: end the run, or skip the iteration."),
+        Option(help="If the loss, an embedding or a gradient is not finite: end the run, or skip the iteration."),
     ] = "stop",
     quick: Annotated[
         bool,
-        typer.Option("--quick", help="Skip the tests before training and on training images, and most figures."),
+        Option("--quick", help="Skip the tests before training and on training images, and most figures."),
     ] = False,
     track: Annotated[
         list[str] | None,
-        typer.Option(help="A tracker: tensorboard (the default), wandb, mlflow, trackio, or a plugin's; repeatable."),
+        Option(help="A tracker: tensorboard (the default), wandb, mlflow, trackio, or a plugin's; repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -70,7 +58,6 @@ def train(
     torchrun --nproc-per-node N -m pml_ext train RECIPE; batch_size is the total over all processes. SIGINT (Ctrl-C),
     SIGTERM and SIGHUP end the training after the current iteration with a checkpoint, a second signal at once.
     """
-    from ..errors import ConfigError
     from ..experiment import FailedRunsError, summarize
     from ..experiment import train as run_recipe
     from ..experiment.launch import QUICK

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..checksums import check_unchanged
-from ..errors import ConfigError, DataError, one_line, shortened, unknown
+from ..errors import ConfigError, DataError, one_line, shortened
 from ..files import DamagedError, read_toml
 from ..trackers import phases_of
 from .launch import read_metrics
@@ -21,14 +21,14 @@ from .statistics import LEVEL, Difference, estimate, holm, paired_difference, se
 FOLD = "evaluation.fold"  # the setting in which the runs of a row may differ
 # Settings that a fair comparison has in common, as patterns of keys, by the name of the mark.
 FAIR = {
-    "data": ["data.name", "data.split"],
-    "trunk": ["model.trunk.*", "model.freeze*", "model.lora*", "model.init"],
-    "weights": ["model.trunk.weights"],
-    "embedding size": ["model.embedding_size"],
-    "image size": ["data.image_size", "data.images.crop", "data.images.resize"],
-    "batch": ["sampler.batch_size"],
-    "iterations": ["sampler.iterations", "schedule.epochs"],
-    "augmentation": ["data.augment*", "data.images.random_crop*", "data.images.flip", "model.views"],
+    "data": r"data\.(name|split)",
+    "trunk": r"model\.(trunk\.(?!weights$).*|freeze.*|lora.*|init)",
+    "weights": r"model\.trunk\.weights",
+    "embedding size": r"model\.embedding_size",
+    "image size": r"data\.(image_size|images\.(crop|resize))",
+    "batch": r"sampler\.batch_size",
+    "iterations": r"sampler\.iterations|schedule\.epochs",
+    "augmentation": r"data\.augment.*|data\.images\.(random_crop.*|flip)|model\.views",
 }
 
 
@@ -59,14 +59,14 @@ class Group:
             values = [run[phase].get(metric) for run in runs.values() if isinstance(run.get(phase), dict)]
             numbers = [float(value) for value in values if isinstance(value, (int, float))]
             if numbers and len(numbers) == len(folds):
-                found[seed] = sum(numbers) / len(numbers)
+                found[seed] = fmean(numbers)
         return found
 
     def seconds(self) -> float | None:
         """Return the mean seconds of training of a run."""
         seconds = [run.get("seconds", {}).get("train") for runs in self.runs.values() for run in runs.values()]
         known = [float(value) for value in seconds if value is not None]
-        return sum(known) / len(known) if known else None
+        return fmean(known) if known else None
 
     def selection(self) -> str:
         """Return the images by which values and the tested epoch were chosen."""
@@ -77,18 +77,11 @@ class Group:
 
     def marks(self, baseline: Group) -> list[str]:
         """Return the settings of :data:`FAIR`, and the number of trials, in which the row differs from another."""
-        texts: list[str] = []
-        if not self.settings or not baseline.settings:
-            return texts
-        for name, patterns in FAIR.items():
-            mine, others = (
-                {key: value for key, value in group.settings.items() if any(fnmatchcase(key, p) for p in patterns)}
-                for group in (self, baseline)
-            )
-            if name == "trunk":  # weights have a mark of their own
-                mine.pop("model.trunk.weights", None), others.pop("model.trunk.weights", None)
-            if mine != others:
-                key = next(key for key in {**mine, **others} if mine.get(key) != others.get(key))
+        texts = []
+        mine, others = self.settings, baseline.settings
+        differ = [key for key in {**mine, **others} if mine.get(key) != others.get(key)] if mine and others else []
+        for name, pattern in FAIR.items():
+            if key := next((key for key in differ if re.fullmatch(pattern, key)), None):
                 texts.append(f"{name}: {mine.get(key, 'default')} ({others.get(key, 'default')} in {baseline.name})")
         if self.trials != baseline.trials:
             texts.append(f"trials: {self.trials} ({baseline.trials} in {baseline.name})")
@@ -98,13 +91,11 @@ class Group:
         """Return the values that the recipe's paper prints for a metric, with the texts that say which."""
         if self.paper is None:
             return []
-        data = str(self.settings.get("data.name"))
+        data, paper = str(self.settings.get("data.name")), PaperTable.model_validate(self.paper)
         try:
-            paper = PaperTable.model_validate(self.paper)
-            values = quoted(paper, data)
-        except (ConfigError, ValueError):  # the paper's file has changed since the run
+            values, own = quoted(paper, data), is_full(paper.table, data)
+        except ConfigError:  # the paper's file has changed since the run
             return []
-        own = is_full(paper.table, data)
         return [
             {"value": each.value, "text": each.text, "row": each.row, "data": each.heading, "same_data": own}
             for each in values
@@ -116,10 +107,8 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
     """Find the finished runs in folders, at any depth, and group them by recipe and settings."""
     groups: list[Group] = []
     for folder in folders:
-        places = sorted(file.parent for file in folder.rglob("metrics.json"))
-        if not places:
-            text = f"{folder}: no finished run in it (no metrics.json)"
-            raise ConfigError(f"{text}; type: pml-ext train RECIPE --out {folder}")
+        if not (places := sorted(file.parent for file in folder.rglob("metrics.json"))):
+            raise ConfigError(f"{folder}: no finished run in it; type: pml-ext train RECIPE --out {folder}")
         for place in places:
             add_run(groups, place)
     name_apart(groups)
@@ -178,13 +167,12 @@ def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
     """Return the group of a name, whole or the recipe's alone; the first that has runs for None."""
     if name is None:
         return next((group for group in groups if group.runs), groups[0])
-    fitting = [group for group in groups if group.name == name]
-    fitting = fitting or [group for group in groups if group.name.partition(" ")[0] == name]
-    if len(fitting) != 1:
-        known = [group.name for group in groups]
-        text = f"{len(fitting)} rows have the name {name!r}" if fitting else unknown("row", name, known)
-        raise ConfigError(f"--baseline {name}: {text}; rows: {', '.join(known)}")
-    return fitting[0]
+    fitting = [group for group in groups if name in (group.name, group.name.partition(" ")[0])]
+    exact = [group for group in fitting if group.name == name]
+    if len(exact or fitting) != 1:
+        rows = ", ".join(group.name for group in groups)
+        raise ConfigError(f"--baseline {name}: {len(fitting)} rows have the name {name!r}; rows: {rows}")
+    return (exact or fitting)[0]
 
 
 def compare(
@@ -204,30 +192,27 @@ def compare(
         row |= {"marks": group.marks(first), "errors": group.errors}
         row["folders"] = {str(seed): str(folder) for seed, folder in group.folders.items()}
         for name in metrics:
-            values = group.values(phase, name)
-            about = estimate([*values.values()])
-            row[name] = {**asdict(about), "values": [*values.values()], "paper": group.of_paper(phase, name)}
+            values = [*group.values(phase, name).values()]
+            row[name] = {**asdict(estimate(values)), "values": values, "paper": group.of_paper(phase, name)}
         recipes.append(row)
     tested = [group for group in others if group.runs]
-    found: dict[str, list[Difference]] = {name: [] for name in metrics}  # by metric, a value for each of the others
-    for group, name in itertools.product(others, metrics):
-        one, other = first.values(phase, name), group.values(phase, name)
-        seeds = sorted(set(one) & set(other))
-        pairs = [one[seed] for seed in seeds], [other[seed] for seed in seeds]
-        found[name].append(paired_difference(*pairs, alpha=LEVEL / max(1, len(tested))))
-    corrected = {name: holm([each.p for each in values]) for name, values in found.items()}
-    differences = []
-    for place, group in enumerate(others):
-        tests = {name: {**asdict(found[name][place]), "p_holm": corrected[name][place]} for name in metrics}
-        differences.append({"recipe": group.name, **tests})
-    name = metrics[0]
-    count = sum(each.p is not None for each in found[name])
-    sentences = [
-        sentence(group.name, first.name, name, own, p, count)
-        for group, own, p in zip(others, found[name], corrected[name], strict=True)
-        if group.runs
-    ]
-    sentences += too_few_for_ranks(own.pairs for own in found[name])
+    differences: list[dict[str, Any]] = [{"recipe": group.name} for group in others]
+    sentences: list[str] = []
+    for name in metrics:
+        base, found = first.values(phase, name), list[Difference]()
+        for group in others:
+            own = group.values(phase, name)
+            seeds = sorted(base.keys() & own.keys())
+            pairs = [base[seed] for seed in seeds], [own[seed] for seed in seeds]
+            found.append(paired_difference(*pairs, alpha=LEVEL / max(1, len(tested))))
+        corrected = holm([each.p for each in found])
+        for row, each, p in zip(differences, found, corrected, strict=True):
+            row[name] = asdict(each) | {"p_holm": p}
+        if name == metrics[0]:
+            tests = sum(each.p is not None for each in found)
+            for group, each, p in zip(others, found, corrected, strict=True):
+                sentences += [sentence(group.name, first.name, name, each, p, tests)] if group.runs else []
+            sentences += too_few_for_ranks(each.pairs for each in found)
     return {
         "phase": phase,
         "metrics": [*metrics],

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..devices import choose_device
-from ..errors import one_line
+from ..errors import DataError, one_line
 from ..evaluation import figures
 from ..evaluation.fonts import short_name
 from ..files import write_json, write_text
@@ -24,7 +24,6 @@ from .report import ReportFigure, ReportTable, draw, render
 from .view import View
 
 QUERIES = 8  # drawn side by side
-_WIDTH = 600  # of the drawing of points
 
 
 def write_comparison(
@@ -60,17 +59,9 @@ def write_comparison(
     if panels:
         caption = "On validation images, or on test images where the recipe tests epochs; means over the seeds."
         drawn.insert(0, draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), caption))
-    page = render(
-        "comparison",
-        title=f"Comparison of {len(groups)} recipes",
-        sentences=result["sentences"],
-        remarks=remarks(result),
-        tables=shown,
-        points=_points(result),
-        width=_WIDTH,
-        more=[*tables, *map(tuning_table, result.get("tuning", ()))],
-        figures=drawn,
-    )
+    more = [*tables, *map(tuning_table, result.get("tuning", ()))]
+    title, notes = f"Comparison of {len(groups)} recipes", remarks(result)
+    page = render("comparison", title=title, result=result, remarks=notes, tables=shown, more=more, figures=drawn)
     write_text(out / "comparison.html", page)
     return out / "comparison.html"
 
@@ -115,28 +106,27 @@ def differences_table(result: Mapping[str, Any]) -> ReportTable:
 
 def tuning_table(about: Mapping[str, Any]) -> ReportTable:
     """Return a study's trials, with ranges, importance and best values in the caption."""
-    keys = [*about["ranges"]]
 
     def cell(value: Any) -> str:
         return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
-    rows = [
-        [str(each["number"]), each["state"], cell(each["value"]), cell(each["seconds"])]
-        + [cell(each["values"].get(key)) for key in keys]
-        for each in about["trials"]
+    rows = []
+    for each in about["trials"]:
+        values = [each["value"], each["seconds"], *map(each["values"].get, about["ranges"])]
+        rows.append([str(each["number"]), each["state"], *map(cell, values)])
+    texts = [
+        f"{name.capitalize()}: " + ", ".join(f"{key} {cell(value)}" for key, value in about[name].items())
+        for name in ("best", "importance")
+        if about[name]
     ]
-    ranges = "; ".join(
+    ranges = (
         f"{key} " + ", ".join(f"{name} {value}" for name, value in each.items() if value)
         for key, each in about["ranges"].items()
     )
-    listed = [
-        f"{title}: " + ", ".join(f"{key} {cell(value)}" for key, value in about[name].items())
-        for title, name in (("Best", "best"), ("Importance", "importance"))
-        if about[name]
-    ]
     sampler = f"{about['sampler']} sampler, {about['pruner']} pruner, by {about['metric']} of {about['chosen on']}"
-    caption = ". ".join([*listed, f"Ranges: {ranges}", sampler]) + "."
-    return ReportTable(f"Trials of {about['recipe']}", ["trial", "state", "value", "seconds", *keys], rows, caption)
+    caption = ". ".join([*texts, f"Ranges: {'; '.join(ranges)}", sampler]) + "."
+    columns = ["trial", "state", "value", "seconds", *about["ranges"]]
+    return ReportTable(f"Trials of {about['recipe']}", columns, rows, caption)
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
@@ -163,28 +153,6 @@ def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
     return f"{text} [{100 * about['low']:{sign}.1f}, {100 * about['high']:{sign}.1f}]"
 
 
-def _points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, for each metric, the places of every seed's value and of the intervals along a line."""
-    drawings = []
-    for metric in result["metrics"]:
-        rows = [(row["recipe"], row[metric]) for row in result["recipes"] if row[metric]["values"]]
-        numbers = [x for _, mine in rows for x in [*mine["values"], mine["low"], mine["high"]] if x is not None]
-        low, high = min(numbers, default=0), max(numbers, default=1)
-        room = 0.03 * (high - low) or 0.01
-        low, high = low - room, high + room
-
-        def place(value: float | None, low: float = low, high: float = high) -> float | None:
-            return None if value is None else round(_WIDTH * (value - low) / (high - low), 1)
-
-        lines = [
-            {"name": name, "points": [*map(place, mine["values"])]}
-            | {key: place(mine[key]) for key in ("mean", "low", "high")}
-            for name, mine in rows
-        ]
-        drawings.append({"metric": metric, "lines": lines, "ends": [f"{100 * x:.1f}" for x in (low, high)]})
-    return drawings
-
-
 def _curves(groups: Sequence[Group], metric: str) -> dict[str, tuple[list[int], list[float]]]:
     """Return epochs and means over the seeds of a metric that the runs recorded between epochs, by group."""
     curves = {}
@@ -207,9 +175,7 @@ def _queries(
     found: dict[str, tuple[Any, Any]] = {}  # by row: whether the nearest image is right, and its number
     first: View | None = None
     problems = []
-    for group in groups:
-        if not group.folders:
-            continue
+    for group in (each for each in groups if each.folders):
         seed, folder = min(group.folders.items())
         try:
             recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
@@ -218,13 +184,12 @@ def _queries(
             view.trunk.load_state_dict(state["trunk"])
             view.embedder.load_state_dict(state["embedder"])
             searched = nearest(view, view.queries)
+            first = first or view
+            if not np.array_equal(view.images(view.queries).labels, first.images(first.queries).labels):
+                raise DataError("its test images are others")
         except Exception as error:  # data that have moved, a damaged file: the page is drawn without the row
-            problems.append(ReportFigure(f"Queries of {group.name}", problem=one_line(error)))
-            continue
-        if first is None:
-            first = view
-        if not np.array_equal(view.images(view.queries).labels, first.images(first.queries).labels):
-            problems.append(ReportFigure(f"Queries of {group.name}", problem="its test images are others"))
+            problem = str(error) if isinstance(error, DataError) else one_line(error)
+            problems.append(ReportFigure(f"Queries of {group.name}", problem=problem))
             continue
         found[group.name] = searched.right[:, 0].cpu(), searched.indices[:, 0].cpu()
     if first is None or len(found) < 2:
@@ -232,7 +197,7 @@ def _queries(
     base = result["differences_from"] if result["differences_from"] in found else next(iter(found))
     mine = found[base][0]
     rows = [
-        [name, str(int((right & ~mine).sum())), str(int((mine & ~right).sum())), str(int((right & mine).sum()))]
+        [name, *(str(int(each.sum())) for each in (right & ~mine, mine & ~right, right & mine))]
         for name, (right, _) in found.items()
         if name != base
     ]

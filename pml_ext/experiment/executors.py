@@ -1,12 +1,10 @@
-"""Jobs of a comparison, done here one by one, by processes here, by Ray, or by SLURM."""
+"""Executors of a comparison's jobs: one by one in this process, in processes here, on Ray, on SLURM."""
 
 from __future__ import annotations
 
 import contextlib
 import multiprocessing
 import os
-import signal
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -19,20 +17,18 @@ from ..errors import PmlExtError, StoppedError, needs_extra, one_line
 from . import signals
 
 On = Literal["here", "ray", "slurm"]
-_POLL = 0.5  # seconds between two looks at what runs
-_BUSY = 1.0  # seconds until a job is tried again that another process does
+_POLL = 0.5  # seconds between two looks at what runs, and until a job is tried again that another process does
 _ATTEMPTS = 2  # of a job whose worker dies
 
 
 class BusyError(Exception):
-    """Another process does this job just now."""
+    """Another process is doing this job."""
 
 
 @dataclass(frozen=True)
 class Answer:
     """The end of an attempt at a job."""
 
-    value: dict[str, Any] | None = None
     error: str = ""
     busy: bool = False  # another process does it
     stopped: int = 0  # the signal that ended it
@@ -40,13 +36,13 @@ class Answer:
 
 
 class Job(Protocol):
-    """A job: it can be pickled, and done again where it was left."""
+    """A job that can be pickled, and resumes where it was left."""
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """The name that messages show."""
 
-    def do(self, hear: Callable[[float | str], None]) -> dict[str, Any]:
+    def do(self, hear: Callable[[float | str], None]) -> None:
         """Do the job; ``hear`` takes the share that is done, and warnings. BusyError if another process does it."""
 
 
@@ -54,10 +50,11 @@ Hear = Callable[[Job, float | str], None]
 
 
 def attempt(job: Job, hear: Callable[[float | str], None] = lambda _: None) -> Answer:
-    """Do a job, and return its value or the error that ended it."""
+    """Do a job, and return how it ended."""
     try:
         with signals.listening():
-            return Answer(job.do(hear))
+            job.do(hear)
+            return Answer()
     except BusyError:
         return Answer(busy=True)
     except StoppedError as error:
@@ -146,7 +143,7 @@ class Processes(Executor):
 
 
 def threads_for(jobs: int) -> int:
-    """Return the threads of each of so many processes: as ``OMP_NUM_THREADS`` says, or a share of the processors."""
+    """Return the threads of each of so many processes: ``OMP_NUM_THREADS``, or a share of the processors."""
     return int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
 
 
@@ -158,34 +155,13 @@ def _gpus() -> list[str]:
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
-    """Do the jobs that come through a pipe, in a process of its own."""
+    """Serve as a worker process: do the jobs that come through a pipe."""
     os.environ.update(environment)  # before torch is imported, which the first job does
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C goes to the parent, which passes it on once
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    with contextlib.suppress(EOFError, OSError):
+    with contextlib.suppress(EOFError, OSError):  # the parent is gone: a run ends where it tells its progress
         while True:
-            connection.send(attempt(connection.recv(), _seldom(connection.send)))
-
-
-def _seldom(say: Callable[[Any], None]) -> Callable[[float | str], None]:
-    """Return a function that passes on every text, and numbers twice a second."""
-    last = 0.0
-
-    def hear(said: float | str) -> None:
-        nonlocal last
-        if isinstance(said, str) or time.monotonic() - last > _POLL:
-            last = time.monotonic()
-            say(said)
-
-    return hear
+            connection.send(attempt(connection.recv(), connection.send))
 
 
 class OnRay(Executor):
@@ -228,7 +204,7 @@ class OnRay(Executor):
 
 @dataclass(frozen=True)
 class _Submitted:
-    """A job for SLURM, which is submitted again where its time is over or its machine is wanted by others."""
+    """A job that SLURM queues again where its time is over or its machine is taken away."""
 
     job: Job
 
@@ -236,7 +212,7 @@ class _Submitted:
         return attempt(self.job)
 
     def checkpoint(self) -> Any:
-        """Return the submission that goes on with the job."""
+        """Return the submission that resumes the job."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)
@@ -284,49 +260,40 @@ def executor_of(jobs: int, on: On, out: Path, address: str | None = None) -> Exe
     return Executor() if jobs == 1 else Processes(jobs)
 
 
-def done(jobs: Iterable[Job], executor: Executor, hear: Hear) -> Iterator[tuple[Job, Answer]]:
-    """Do jobs, and yield each with its answer when it has one.
+def do(jobs: Iterable[Job], executor: Executor, hear: Hear) -> dict[Any, str]:
+    """Do jobs, tell ``hear`` the errors of failed ones, and return these errors.
 
     A job that another process does is tried again until that has ended; one whose worker died is tried once more. At a
     signal all jobs end with a checkpoint, and then this ends by a StoppedError.
     """
-    waiting, attempts, later = deque(jobs), Counter[Job](), deque[tuple[float, Job]]()
+    waiting, attempts, errors = deque(jobs), Counter[Job](), dict[Any, str]()
     stopped = False
     with signals.listening(), signals.waiting():
-        while waiting or later or executor.running:
-            if signals.received() and not stopped:
-                waiting.clear()
-                later.clear()
-                executor.stop()
-                stopped = True
-            while later and later[0][0] <= time.monotonic():
-                waiting.append(later.popleft()[1])
+        while waiting or executor.running:
             while waiting and len(executor.running) < executor.jobs:
                 executor.start(waiting.popleft())
-            if not executor.running:
-                time.sleep(_POLL if later else 0)
-                continue
             for job, answer in executor.ended(hear):
                 attempts[job] += answer.died
-                if answer.busy:
-                    later.append((time.monotonic() + _BUSY, job))
-                elif answer.died and attempts[job] < _ATTEMPTS:
-                    hear(job, f"{job.name}: its worker died; another one goes on with it")
-                    waiting.append(job)
-                elif answer.stopped and not stopped:
+                if answer.stopped and not stopped:
                     raise signals.stopped(answer.stopped, "with a checkpoint; go on with the same command")
-                elif not answer.stopped:
+                if answer.stopped:
+                    continue
+                if answer.busy:
+                    waiting.append(job)
+                    time.sleep(_POLL)
+                elif answer.died and attempts[job] < _ATTEMPTS:
+                    hear(job, f"{job.name}: its worker died; another one resumes it")
+                    waiting.append(job)
+                else:
                     died = f"its worker died {_ATTEMPTS} times, perhaps for lack of memory"
-                    yield job, Answer(error=died) if answer.died else answer
+                    if error := died if answer.died else answer.error:
+                        errors[job] = error
+                        hear(job, f"{job.name} failed: {error}")
+                    hear(job, 1.0)
+            if signals.received():
+                waiting.clear()
+                if not stopped:
+                    executor.stop()
+                stopped = True
         signals.check("with checkpoints; go on with the same command")
-
-
-def errors_of(jobs: Iterable[Job], executor: Executor, hear: Hear) -> dict[Any, str]:
-    """Do jobs; return the errors of those that failed, which ``hear`` is told too."""
-    errors = {}
-    for job, answer in done(jobs, executor, hear):
-        if answer.error:
-            errors[job] = answer.error
-            hear(job, f"{job.name} failed: {answer.error}")
-        hear(job, 1.0)
     return errors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,16 +13,19 @@ import torch
 from markupsafe import Markup
 
 from ..devices import choose_device
-from ..errors import ConfigError
 from ..files import write_json, write_text
 from .launch import spread, train
 from .recipe import build_dataset, build_network, load_recipes, preprocessing_of
 from .records import write_csv
 from .report import ReportFigure, ReportTable, render
 from .run import Listener
+from .running import slug
 from .statistics import paired_difference
 
 METRICS = ("recall_at_1", "map_at_r", "nmi")
+COLUMNS = ["trunk", "parameters", "features", "images/s"]
+HEADS = [*COLUMNS, "%", *METRICS]
+ROWS = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
 BASE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
 _TIMED = 3  # forward passes, of which the fastest counts
@@ -56,28 +58,18 @@ def probe(
 ) -> list[Probe]:
     """Test frozen trunks on the test classes of a data set, and heads that are trained on their features.
 
-    What is finished in ``out`` is not done again, and features of earlier comparisons are taken from the cache.
-
-    Args:
-        data_set: ``folder:PATH``, ``table:FILE.csv``, or the name of a data set.
-        trunks: names of trunks, each perhaps with the file or the library's name of its weights: ``NAME=WEIGHTS``.
-        out: the folder to write: runs, ``probe.json``, ``probe.csv`` and ``probe.html``.
-        head: the recipe of a head to train; none is trained if it is left out.
-        seeds: how many heads of each trunk.
-        device: as of :func:`~.launch.train`.
-        data: the folder of the data, where the data set wants one.
-        overrides: ``KEY=VALUE`` pairs.
-        listener: hears how a run goes on.
+    Finished runs in ``out`` are reused, and features of earlier comparisons come from the cache. ``data_set`` is
+    ``folder:PATH``, ``table:FILE.csv`` or a data set's name; a trunk may have a file of weights, or the library's name
+    of them, as in ``NAME=WEIGHTS``; ``head`` is the recipe of a head to train ``seeds`` times on each trunk. The other
+    arguments are those of :func:`~.launch.train`. ``out`` gets the runs, ``probe.json``, ``.csv`` and ``.html``.
     """
-    if not trunks:
-        raise ConfigError("--trunks: found none; wanted names, for example timm/vit_small_patch14_dinov2.lvd142m")
     probes = []
     for trunk in trunks:
         name, _, weights = trunk.partition("=")
         table = f"{{name={json.dumps(name)}" + (f", weights={json.dumps(weights)}" if weights else "") + "}"
         settings = [f"data.name={data_set}", f"model.trunk={table}", "model.freeze=trunk", *overrides]
         about = _about(settings, device, data)
-        place = out / re.sub(r"[^\w.=-]+", "-", trunk)
+        place = out / slug(trunk)
         own = [*settings, "model.embedder=none", f"model.embedding_size={about['features']}"]
         (result,) = train(BASE, place / "frozen", 0, 1, device, data, own, (place / "frozen").exists(), listener)
         results = {"frozen": [result["frozen"]], "pca": [result["pca"]]}
@@ -122,7 +114,7 @@ def _about(settings: Sequence[str], device: str, data: Path | None) -> dict[str,
 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
-    """Write what is known so far as JSON, CSV and HTML."""
+    """Write the probes so far as JSON, CSV and HTML."""
     write_json(out / "probe.json", {"data": data_set, "trunks": [dataclasses.asdict(each) for each in probes]})
     keys = [(metric, value) for metric in METRICS for value in ("mean", "std")]
     lines: list[list[Any]] = [[*COLUMNS, "row", *(f"{metric} {value}" for metric, value in keys)]]
@@ -150,28 +142,17 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
     return ReportFigure(probe.trunk, place.read_bytes(), f"Queries and their nearest test images{head}: " + links)
 
 
-COLUMNS = ["trunk", "parameters", "features", "images/s"]
-HEADS = [*COLUMNS, "%", *METRICS]
-ROWS = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
-
-
 def table_rows(probe: Probe) -> list[list[str]]:
     """Return the rows of a trunk in the table: as it is, its components, its head, and what the head adds."""
-    millions, rate = f"{probe.parameters / 1e6:.1f} M", f"{probe.images_per_second:.0f}"
+    first = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
     rows = [[ROWS[row], *(_percent(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
     if probe.gain:
-        texts = []
-        for metric in METRICS:
-            mean, std, p = (probe.gain[metric][name] for name in ("mean", "std", "p"))
-            texts.append(f"{100 * (mean or 0):+.1f}{_sure(std)}" + ("" if p is None else f" (p = {p:.3f})"))
-        rows.append(["head less frozen", *texts])
-    first = [probe.trunk, millions, str(probe.features), rate]
-    return [[*(first if number == 0 else [""] * len(first)), *row] for number, row in enumerate(rows)]
+        tests = ["" if each["p"] is None else f" (p = {each['p']:.3f})" for each in probe.gain.values()]
+        gains = [_percent(each, "+") for each in probe.gain.values()]
+        rows.append(["head less frozen", *(gain + test for gain, test in zip(gains, tests, strict=True))])
+    return [[*([""] * len(first) if number else first), *row] for number, row in enumerate(rows)]
 
 
-def _percent(value: Mapping[str, float | None]) -> str:
-    return f"{100 * (value['mean'] or 0):.1f}{_sure(value['std'])}"
-
-
-def _sure(std: float | None) -> str:
-    return "" if std is None else f" ± {100 * std:.1f}"
+def _percent(about: Mapping[str, float | None], sign: str = "") -> str:
+    spread = "" if about["std"] is None else f" ± {100 * about['std']:.1f}"
+    return f"{100 * (about['mean'] or 0):{sign}.1f}{spread}"

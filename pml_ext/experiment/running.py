@@ -1,4 +1,4 @@
-"""Runs that a comparison wants: which are missing, each done once, and the rows that they make."""
+"""Runs of a comparison: planned, done once where they are missing, and grouped into rows."""
 
 from __future__ import annotations
 
@@ -6,37 +6,31 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from .. import __version__
 from ..errors import ConfigError
-from ..files import writing
+from ..files import alone_in, writing
 from .comparing import Group, add_run, group_of, groups_below, name_apart, settings_of
-from .executors import BusyError, Executor, Hear, Job, errors_of
+from .executors import BusyError, Executor, Hear, Job, do
 from .launch import Plan, execute
-from .recipe import load_recipes, plugins_in, tables_of_papers
+from .recipe import Recipe, load_recipes, plugins_in, tables_of_papers
 from .run import METRICS, Silence
 
 
-@contextlib.contextmanager
-def claimed(folder: Path) -> Iterator[None]:
-    """Lock what becomes of a folder, in a file beside it; BusyError if another process has it."""
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    with writing(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise BusyError from None
-    try:
-        yield
-    finally:
-        lock.release()
+def claimed(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Lock a folder that may be deleted, in a folder beside it; BusyError if another process has the lock."""
+
+    def refuse() -> None:
+        raise BusyError
+
+    beside = folder.with_name(f".{folder.name}")
+    with writing(beside):
+        beside.mkdir(parents=True, exist_ok=True)
+    return alone_in(beside, refuse)
 
 
 class Shares(Silence):
@@ -56,7 +50,7 @@ class Shares(Silence):
 
 @dataclass(frozen=True, eq=False)
 class RunJob:
-    """A run to do, or to go on with."""
+    """A run to do, or to resume."""
 
     plan: Plan
     device: str
@@ -67,17 +61,17 @@ class RunJob:
         """Recipe and seed."""
         return f"{self.plan.name}, seed {self.plan.seed}"
 
-    def do(self, hear: Callable[[float | str], None]) -> dict[str, Any]:
-        """Do the run, once whoever else wants it."""
+    def do(self, hear: Callable[[float | str], None]) -> None:
+        """Do the run, once for all comparisons that want it."""
         listener = Shares(hear, self.plan.recipe.schedule.epochs, self.name)
         with claimed(self.plan.folder):
-            return execute(self.plan, self.device, self.data, listener, resume=True)
+            execute(self.plan, self.device, self.data, listener, resume=True)
 
 
-def fold_settings(folds: int, fold: int, select: str | None) -> list[str]:
-    """Return the overrides that hold out a fold, 1 to ``folds``, of the training classes to choose the epoch by."""
-    settings = {"validation": 1 / folds, "fold": fold, "select": select or "map_at_r", "select_on": "validation"}
-    return [f"evaluation.{key}={value}" for key, value in settings.items()]
+def validation_settings(share: float, select: str | None, fold: int = 0) -> list[str]:
+    """Return the overrides that hold out a share, or one fold, of the training classes to choose the epoch by."""
+    settings = {"validation": share, "select": select or "map_at_r", "select_on": "validation"}
+    return [f"evaluation.{key}={value}" for key, value in (settings | ({"fold": fold} if fold else {})).items()]
 
 
 def plans_of(
@@ -89,29 +83,27 @@ def plans_of(
     overrides: Sequence[str] = (),
     trials: int = 0,
 ) -> list[Plan]:
-    """Return the runs of a recipe's variants, by seed and fold, each in a folder that says all that they depend on.
+    """Return the runs of a recipe's variants, by seed and fold, each in the folder of :func:`digest_of`.
 
-    The folder's name has the checksum of the resolved recipe, the folder of the data, the number of trials by which its
-    values were chosen, and the versions of pml-ext and of the recipe's plugins.
+    ``trials`` is the number of trials of tuning by which the recipe's values were chosen.
     """
     plans = []
     select = next(iter(load_recipes(name, overrides).values())).evaluation.select
     for fold in range(1, folds + 1) if folds else [0]:
-        settings = [*overrides, *(fold_settings(folds, fold, select) if folds else [])]
+        settings = [*overrides, *(validation_settings(1 / folds, select, fold) if folds else [])]
         for full, recipe in load_recipes(name, settings).items():
-            _, values = settings_of(recipe.as_dict())
-            about = [values, str(data.resolve()) if data else "", trials, __version__, plugins_in(recipe.as_dict())]
-            digest = digest_of(about)
-            place = out / "runs" / f"{slug(full)}-{digest}"
+            place = out / "runs" / f"{slug(full)}-{digest_of(recipe, data, trials)}"
             for seed in range(seeds):
                 folder = place / (f"seed-{seed}-fold-{fold}" if fold else f"seed-{seed}")
                 plans.append(Plan(full, recipe, seed, folder, trials))
     return plans
 
 
-def digest_of(value: Any) -> str:
-    """Return the start of the SHA-256 of plain values."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
+def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
+    """Return a short checksum of all that results depend on: recipe without fold, data, versions, and more values."""
+    tables = recipe.as_dict()
+    about = [settings_of(tables)[1], str(data.resolve()) if data else "", *more, __version__, plugins_in(tables)]
+    return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 
 def slug(name: str) -> str:
@@ -164,7 +156,7 @@ def rows_of(
             if not (plan.folder / METRICS).exists():
                 jobs[RunJob(plan, device, data)] = own
     begin(len(jobs))
-    for job, error in errors_of(jobs, executor, hear).items():
+    for job, error in do(jobs, executor, hear).items():
         jobs[job].errors[job.name] = error
     for place in planned.values():
         if (place / METRICS).exists():

@@ -115,11 +115,6 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def least_p(pairs: int) -> float:
-    """Return the least two-sided p-value of permutation test and Wilcoxon's signed rank test: ``2 / 2**pairs``."""
-    return 2.0 ** (1 - pairs)
-
-
 def sentence(row: str, baseline: str, metric: str, found: Difference, p: float | None, rows: int = 1) -> str:
     """Say in words no more than the test of one row shows; ``p`` is of the t-test, corrected for the number of rows."""
     number = found.pairs
@@ -144,7 +139,9 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
 
 
 def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
-    """Return the sentence for rows with fewer pairs than the tests without normality need, if there are such rows."""
-    few = sorted({number for number in pairs if number > 1 and least_p(number) > LEVEL})
-    numbers = " or ".join(map(str, few))
-    return [f"With {numbers} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."] if few else []
+    """Return the sentence about rows with too few pairs for the tests without normality, if there are such rows.
+
+    The least two-sided p-value of the permutation test and of Wilcoxon's signed rank test is ``2 / 2**pairs``.
+    """
+    few = " or ".join(str(number) for number in sorted(set(pairs)) if number > 1 and 2 / 2**number > LEVEL)
+    return [f"With {few} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."] if few else []

@@ -5,35 +5,34 @@ from __future__ import annotations
 import contextlib
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from .. import __version__, checksums
+from .. import checksums
 from ..devices import choose_device
 from ..errors import ConfigError, TrainingError, needs_extra, one_line
 from ..files import alone_in, write_text
-from .comparing import Group, settings_of
-from .executors import BusyError, Executor, Hear, errors_of
+from .comparing import Group
+from .executors import BusyError, Executor, Hear, do
 from .launch import QUICK
-from .recipe import flat, load_recipes, plugins_in, ranges_of
+from .recipe import Recipe, flat, load_recipes, merged, nested, ranges_of
 from .recipe.schema import TuneTable
 from .records import Records
 from .run import Run
-from .running import Shares, claimed, digest_of, fold_settings, slug
+from .running import Shares, claimed, digest_of, slug, validation_settings
 
 VALIDATION = 0.2  # share of the training classes, where a recipe holds out none
-SAMPLER, PRUNER = "TPE", "median"  # of optuna, for every recipe
 _SEED = 0  # of all trials' runs
 _TESTS = 5  # of a trial's validation classes over its epochs
 Report = Callable[[int, float], None]  # takes the epoch, and the best value until then
 
 
 class TrialRun(Run):
-    """A run that is tested on its validation classes alone: it returns the best value, and writes no report."""
+    """A run that is tested on its validation classes alone, returns the best value, and writes no report."""
 
     report: Report  # set before it trains
 
@@ -50,10 +49,10 @@ class TrialRun(Run):
 class Study:
     """The tuning of one recipe: its ranges, and the folder with Optuna's journal and the trials' runs."""
 
-    recipe: str  # its name, or one variant's
-    settings: tuple[str, ...]  # overrides, with those that hold out validation classes
+    name: str  # of the recipe, or of one variant
+    settings: tuple[str, ...]  # overrides, which hold out validation classes too
+    recipe: Recipe  # with these settings
     folds: int
-    select: str
     ranges: Mapping[str, TuneTable]
     trials: int
     place: Path
@@ -68,8 +67,7 @@ class Study:
         self.place.mkdir(parents=True, exist_ok=True)
         path = str(self.place / "journal.log")
         storage = optuna.storages.JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
-        epochs = load_recipes(self.recipe, self.settings)[self.recipe].schedule.epochs
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=epochs // 3)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=self.recipe.schedule.epochs // 3)
         return optuna.create_study(
             storage=storage, study_name="study", pruner=pruner, direction="maximize", load_if_exists=True
         )
@@ -84,15 +82,15 @@ class Study:
 
         study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
         if not study.get_trials(deepcopy=False):
-            own = flat(load_recipes(self.recipe, self.settings)[self.recipe].as_dict())
+            own = flat(self.recipe.as_dict())
             study.enqueue_trial({key: own[key] for key, each in self.ranges.items() if _within(own.get(key), each)})
         return study.ask({key: _distribution(each) for key, each in self.ranges.items()})
 
     def best(self) -> dict[str, Any]:
         """Return the values of the best trial; nothing if none ended with a value."""
-        trials = self.optuna_study().get_trials(deepcopy=False)
-        finished = [each for each in trials if each.state.name == "COMPLETE"]
-        return dict(max(finished, key=lambda each: (each.value, -each.number)).params) if finished else {}
+        with contextlib.suppress(ValueError):
+            return dict(self.optuna_study().best_params)
+        return {}
 
     def about(self) -> dict[str, Any]:
         """Return ranges, all trials, importance of the keys and best values, as plain values."""
@@ -104,10 +102,10 @@ class Study:
         with contextlib.suppress(ValueError, RuntimeError):  # too few trials, or all with the same value
             importance = optuna.importance.get_param_importances(study)
         return {
-            "recipe": self.recipe,
-            "sampler": SAMPLER,
-            "pruner": PRUNER,
-            "metric": self.select,
+            "recipe": self.name,
+            "sampler": "TPE",
+            "pruner": "median",
+            "metric": self.recipe.evaluation.select,
             "chosen on": f"{self.folds} folds of the training classes" if self.folds else "held-out training classes",
             "ranges": {key: each.model_dump(exclude_defaults=True) for key, each in self.ranges.items()},
             "importance": {key: round(float(value), 4) for key, value in importance.items()},
@@ -122,17 +120,13 @@ class Study:
 
     def save_recipe(self, out: Path) -> Path:
         """Write the tuned recipe, which extends the recipe by the best values; return its file."""
-        tables: dict[str, Any] = {"extends": self.recipe, "origin": {}}
-        if ".toml" in self.recipe:
-            tables["extends"] = str(Path(self.recipe).resolve())
-        for key, value in self.best().items():
-            inner = tables
-            *groups, last = key.split(".")
-            for group in groups:
-                inner = inner.setdefault(group, {})
-            inner[last] = value
-            tables["origin"][key] = f"tuned: best of {self.trials} trials by {self.select} of validation classes"
-        write_text(path := out / f"{slug(self.recipe)}-tuned.toml", tomli_w.dumps(tables))
+        parent = str(Path(self.name).resolve()) if ".toml" in self.name else self.name
+        best, metric = self.best(), self.recipe.evaluation.select
+        origin = dict.fromkeys(best, f"tuned: best of {self.trials} trials by {metric} of validation classes")
+        tables: dict[str, Any] = {"extends": parent, "origin": origin}
+        for key, value in best.items():
+            tables = merged(tables, nested(key, value))
+        write_text(path := out / f"{slug(self.name)}-tuned.toml", tomli_w.dumps(tables))
         return path
 
 
@@ -153,30 +147,23 @@ def _within(value: Any, range_: TuneTable) -> bool:
 
 
 def studies_of(
-    name: str,
-    out: Path,
-    trials: int,
-    folds: int = 0,
-    data: Path | None = None,
-    overrides: Sequence[str] = (),
+    name: str, out: Path, trials: int, folds: int = 0, data: Path | None = None, overrides: Sequence[str] = ()
 ) -> list[Study]:
-    """Return the study of each of a recipe's variants, in a folder that says all that its values depend on."""
+    """Return the study of each of a recipe's variants, in the folder of :func:`digest_of`."""
     studies = []
     for full, ranges in ranges_of(name, overrides).items():
         if not ranges:
             example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
             raise ConfigError(f"{full} has no [tune] table; --tune wants ranges in it, such as {example}")
         table = load_recipes(full, overrides)[full].evaluation
-        held_out = table.validation if table.validation and table.select_on == "validation" else VALIDATION
-        own = {"validation": held_out, "select": table.select or "map_at_r", "select_on": "validation"}
-        settings = fold_settings(folds, 1, table.select) if folds else [f"evaluation.{k}={v}" for k, v in own.items()]
-        recipe = load_recipes(full, [*overrides, *settings])[full]
-        settings += ["track=[]", *QUICK, f"evaluation.every={math.ceil(recipe.schedule.epochs / _TESTS)}"]
-        values, where = recipe.as_dict(), str(data.resolve()) if data else ""
-        dumped = {key: each.model_dump() for key, each in ranges.items()}
-        about = [settings_of(values), folds, dumped, where, __version__, plugins_in(values)]
-        place = out / "studies" / f"{slug(full)}-{digest_of(about)}"
-        studies.append(Study(full, (*overrides, *settings), folds, str(own["select"]), ranges, trials, place))
+        share = table.validation if table.validation and table.select_on == "validation" else VALIDATION
+        settings = [*overrides, *validation_settings(1 / folds if folds else share, table.select, min(folds, 1))]
+        epochs = load_recipes(full, settings)[full].schedule.epochs
+        settings += ["track=[]", *QUICK, f"evaluation.every={math.ceil(epochs / _TESTS)}"]
+        recipe = load_recipes(full, settings)[full]
+        digest = digest_of(recipe, data, folds, {key: each.model_dump() for key, each in ranges.items()})
+        place = out / "studies" / f"{slug(full)}-{digest}"
+        studies.append(Study(full, tuple(settings), recipe, folds, ranges, trials, place))
     return studies
 
 
@@ -192,10 +179,10 @@ class TrialJob:
     @property
     def name(self) -> str:
         """Recipe and number."""
-        return f"{self.study.recipe}, trial {self.number + 1} of {self.study.trials}"
+        return f"{self.study.name}, trial {self.number + 1} of {self.study.trials}"
 
-    def do(self, hear: Callable[[float | str], None]) -> dict[str, Any]:
-        """Do a trial, unless all have begun; BusyError if all have, and other processes are still at some."""
+    def do(self, hear: Callable[[float | str], None]) -> None:
+        """Do a trial, unless all have begun; BusyError if other processes have not ended the last ones."""
         study = self.study.optuna_study()
         with contextlib.ExitStack() as stack:
             with alone_in(self.study.place):
@@ -203,31 +190,27 @@ class TrialJob:
                 unfinished = [each for each in trials if not each.state.is_finished()]
                 left = next((each for each in unfinished if self._claim(each.number, stack)), None)
                 if left is None and len(trials) < self.study.trials:
-                    trial = self.study.begin(study)
-                    left = trial
+                    left = trial = self.study.begin(study)
                     self._claim(trial.number, stack)
-            if left is None:
-                if unfinished:
-                    raise BusyError
-                return {}
-            self._run(study, left, trial, hear)
-        return {}
+            if left is not None:
+                self._run(study, left, trial, hear)
+            elif unfinished:
+                raise BusyError
 
     def _folder(self, number: int) -> Path:
         return self.study.place / f"trial-{number}"
 
     def _claim(self, number: int, stack: contextlib.ExitStack) -> bool:
-        try:
+        with contextlib.suppress(BusyError):
             stack.enter_context(claimed(self._folder(number)))
-        except BusyError:
-            return False
-        return True
+            return True
+        return False
 
     def _run(self, study: Any, left: Any, trial: Any, hear: Callable[[float | str], None]) -> None:
-        """Train with a trial's values and tell the study the result; ``trial`` is None for one that goes on."""
+        """Train with a trial's values and tell the study the result; ``trial`` is None for a resumed one."""
         import optuna
 
-        name, values = self.study.recipe, list[float]()
+        name, values = self.study.name, list[float]()
         tuned = [f"{key}={_toml(value)}" for key, value in left.params.items()]
 
         def report(epoch: int, value: float) -> None:
@@ -259,25 +242,24 @@ def _toml(value: Any) -> str:
     return tomli_w.dumps({"value": value}).partition("=")[2].strip()
 
 
-def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> Iterator[TrialJob]:
-    """Yield a job for each trial that the studies lack, the studies in turn."""
-    finished = [
-        sum(each.state.is_finished() for each in study.optuna_study().get_trials(deepcopy=False)) for study in studies
+def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list[TrialJob]:
+    """Return a job for each trial that the studies lack, the studies in turn."""
+    all_trials = [study.optuna_study().get_trials(deepcopy=False) for study in studies]
+    finished = [sum(each.state.is_finished() for each in trials) for trials in all_trials]
+    return [
+        TrialJob(study, number, device, data)
+        for number in range(max((study.trials for study in studies), default=0))
+        for study, there in zip(studies, finished, strict=True)
+        if there <= number < study.trials
     ]
-    for number in range(max((study.trials for study in studies), default=0)):
-        yield from (
-            TrialJob(study, number, device, data)
-            for study, there in zip(studies, finished, strict=True)
-            if there <= number < study.trials
-        )
 
 
 def tuned(
     studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, hear: Hear
 ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
     """Do the trials, and return each recipe with its best values as overrides, and rows of those without any."""
-    errors = {job.study.recipe: error for job, error in errors_of(jobs, executor, hear).items()}
-    best = {study.recipe: study.best() for study in studies}
+    errors = {job.study.name: error for job, error in do(jobs, executor, hear).items()}
+    best = {study.name: study.best() for study in studies}
     chosen = [(name, [f"{key}={_toml(value)}" for key, value in values.items()]) for name, values in best.items()]
     texts = {name: errors.get(name, "no trial ended with a value") for name, values in best.items() if not values}
     failed = [Group(name, {}, errors={f"{name}, tuning": text}) for name, text in texts.items()]

@@ -66,7 +66,7 @@ def test_the_command_prints_rows_and_differences(folder):
 
 
 def test_what_cannot_be_compared_is_refused(folder):
-    with pytest.raises(ConfigError, match=r"no finished run in it .* type: pml-ext train"):
+    with pytest.raises(ConfigError, match=r"no finished run in it; type: pml-ext train"):
         groups_below([folder / "empty"])
     text = "--metric k: cbml/a loss.mvc_weight=1.0 has recall_at_1"
     assert text in str(run(folder / "runs", "--metric", "k").exception)

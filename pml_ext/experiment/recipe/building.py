@@ -57,25 +57,23 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """
     result = dict(base)
     for key, value in over.items():
-        old = result.get(key)
-        if key in ("origin", "tune") and isinstance(old, dict) and isinstance(value, dict):
+        old: Any = result.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = {"name": old}  # a table's name may stand for the table
+        both = isinstance(old, dict) and isinstance(value, dict)
+        if both and key in ("origin", "tune"):
             gone = {own for own in old if _inside(own, value)}
             if key == "origin":
                 given = flat({name: table for name, table in over.items() if name != "origin"})
                 gone = {own for own in gone if any(_inside(each, [own]) for each in given)}
             result[key] = {own: entry for own, entry in old.items() if own not in gone} | value
-            continue
-        if isinstance(old, str) and isinstance(value, dict):
-            old = {"name": old}  # a table's name may stand for the table
-        if isinstance(old, dict) and isinstance(value, dict) and value.get("name", old.get("name")) == old.get("name"):
+        elif both and value.get("name", old.get("name")) == old.get("name"):
             result[key] = merged(old, value)
         else:
             result[key] = value
-            own = over.get("tune", ())
             if isinstance(old, dict) and isinstance(ranges := result.get("tune"), dict):
-                result["tune"] = {
-                    name: each for name, each in ranges.items() if name in own or not _inside(name, [key])
-                }
+                kept = over.get("tune", ())
+                result["tune"] = {own: each for own, each in ranges.items() if own in kept or not _inside(own, [key])}
     return result
 
 
@@ -101,13 +99,20 @@ def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
     return values
 
 
+def nested(key: str, value: Any) -> Any:
+    """Return tables in which a dotted key has a value; the value itself for no key."""
+    for part in reversed(key.split(".") if key else ()):
+        value = {part: value}
+    return value
+
+
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
     factory = _dataset_factory(table.name)
     options = _options("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
     if table.relation is not None and "label_sets" in registry.settings_of(factory):
         options["label_sets"] = table.relation.name == "shared-label"
-    with _located("data", table):
+    with located("data", table):
         return factory(root, **options)  # type: ignore[no-any-return]
 
 
@@ -119,7 +124,7 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
 
     factory = RELATIONS[table.relation.name]
     options = _options("data.relation", table.relation.name, factory, ("names",), table.relation.settings)
-    with _located("data.relation", table.relation):
+    with located("data.relation", table.relation):
         return factory(class_names, **options)
 
 
@@ -130,7 +135,7 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     file, given = table.settings.get("weights"), _trunk_settings(table, trained)
     factory = _trunk_factory(table.name)
     options = _options("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
-    with _located("model.trunk", table):
+    with located("model.trunk", table):
         trunk: torch.nn.Module = factory(channels, image_size, **options)
     if is_file(file) and not trained:
         load_weights(trunk, str(file))
@@ -274,12 +279,12 @@ def build_loss(
     loss = _related(key, loss, context)
     if table.regularizer is not None:
         regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
-        with _located(f"{key}.regularizer"):
+        with located(f"{key}.regularizer"):
             loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
     if table.memory is None:
         return loss, miner
     size, first = table.memory.size, table.memory.start_epoch
-    with _located(f"{key}.memory"):
+    with located(f"{key}.memory"):
         size_of_one = context["embedding_size"]
         return CrossBatchMemory(loss, size_of_one, size, miner, first_epoch=first, collect_stats=True), None
 
@@ -291,7 +296,7 @@ def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> t
     relation = context.get("relation")
     if relation is None or relation_of(module) is not None:
         return module
-    with _located(key):
+    with located(key):
         return WithRelation(module, relation)
 
 
@@ -317,15 +322,15 @@ def check_names(recipe: Recipe) -> None:
     from ...evaluation import learned_metric
 
     data, trunk = recipe.data, recipe.model.trunk
-    with _located("data.name"):
+    with located("data.name"):
         factory = _dataset_factory(data.name)
     _options("data", data.name, factory, _FILLED_FOR_DATA, data.settings)
     _options("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
-    with _located("model.trunk.name"):
+    with located("model.trunk.name"):
         factory = _trunk_factory(trunk.name)
     _options("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, _trunk_settings(trunk))
     for tracker in recipe.track:
-        with _located("track.name"):
+        with located("track.name"):
             factory = registry.factory("tracker", tracker.name)
         _options("track", tracker.name, factory, _FILLED_FOR_TRACKER, tracker.settings)
     optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1], _stand_ins(data))
@@ -338,7 +343,7 @@ def check_names(recipe: Recipe) -> None:
             _component(f"{prefix}sampler", "sampler", stage.sampler, {**_SAMPLER_CONTEXT, **related})
     for key, table in optimizers.items():
         _settings(key, table.name, inspect.signature(table.optimizer).parameters, table.settings, ("params",))
-        with _located(key, table):
+        with located(key, table):
             build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
     shortlist, select = recipe.evaluation.shortlist, recipe.evaluation.select
     if shortlist is not None and not any(metrics):
@@ -357,7 +362,7 @@ def _stand_ins(table: DataTable) -> list[str]:
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
     """Return a component of a table; of a sampler nothing, which is built when the data's labels are there."""
-    with _located(f"{key}.name"):
+    with located(f"{key}.name"):
         component = registry.get(table.name, kind)
     by_class = component.settings.keys() & {"num_classes", "class_labels"}
     if kind != "sampler" and by_class and "num_classes" not in context:
@@ -367,7 +372,7 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
     _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
     if kind == "sampler":
         return None
-    with _located(key, table):
+    with located(key, table):
         built = registry.build(table.name, kind, context, **table.settings)
     classes = context.get("class_labels", [])
     if kind == "loss" and by_class == {"num_classes"} and classes != list(range(len(classes))):
@@ -387,7 +392,7 @@ def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named:
 
 
 @contextlib.contextmanager
-def _located(key: str, table: NamedTable | None = None) -> Iterator[None]:
+def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
     """Put the key before the text of an error; other errors than ours are refusals of a table's settings."""
     try:
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.resources
 import itertools
 import re
@@ -12,12 +13,12 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from ... import registry
 from ...errors import ConfigError, PluginError, PmlExtError, UnknownNameError, shortened, unknown
 from ...files import toml_value
-from .building import check_names, merged
+from .building import check_names, merged, nested
 from .papers import PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
 
@@ -32,18 +33,15 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
     The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
     the path of a ``.toml`` file; ``overrides`` are ``"key=value"`` pairs, values in TOML, or else taken as text.
     Without ``check``, names and settings of components are not looked up, which takes torch.
-    ConfigError names the file, the key, what was found and what is wanted; PluginError a plugin that is not in use.
+    ConfigError names the file, the key, the value found and the value wanted; PluginError a plugin that is not in use.
     """
-    overrides = list(overrides)
+    overrides, source, run = list(overrides), name, Tables()
     try:
         source, run, variants = _variants(name, overrides)
-        try:
-            return {full: validate(tables, source, not run, check) for full, tables in variants.items()}
-        except ConfigError as error:
-            if lacking := registry.lacking(run.get("plugins", {})):
-                raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
-            raise
+        return {full: validate(tables, source, not run, check) for full, tables in variants.items()}
     except (ConfigError, UnknownNameError) as error:
+        if lacking := registry.lacking(run.get("plugins", {})):
+            raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
         raise type(error)(shortened(_told_of_options(str(error), overrides))) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
@@ -67,12 +65,9 @@ def validate(tables: Mapping[str, Any], source: str, quotes: bool = True, check:
             check_names(recipe)
         if quotes:
             quoted(recipe.paper, recipe.data.name)
-    except ValidationError as error:
-        raise ConfigError(shortened(f"{source}: {problem_of(error)}")) from None
-    except RecursionError:
-        raise ConfigError(f"{source}: tables nested too deep; wanted the tables of a recipe") from None
-    except ConfigError as error:
-        raise ConfigError(shortened(f"{source}: {error}")) from None
+    except (ConfigError, ValidationError) as error:
+        text = problem_of(error) if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(shortened(f"{source}: {text}")) from None
     return recipe
 
 
@@ -87,27 +82,21 @@ def variant_tables(name: str) -> dict[str, Tables]:
 
 
 def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, TuneTable]]:
-    """Return the ranges of ``[tune]`` by key, for each of a recipe's variants; without keys that have a value by now.
-
-    These are the keys of the overrides, and of the recipe's ``[sweep]``.
-    """
+    """Return the ranges of ``[tune]`` for each variant of a recipe, without keys that overrides or ``[sweep]`` set."""
     overrides = list(overrides)
-    _, tables, _ = _read(_without_variant(name))
-    sweep = tables.get("sweep")
+    sweep = read_tables(_without_variant(name)).get("sweep")
     fixed = {*(each.partition("=")[0].strip() for each in overrides), *(sweep if isinstance(sweep, dict) else ())}
-    ranges = TypeAdapter(dict[str, TuneTable])
     return {
-        full: {key: each for key, each in ranges.validate_python(mine.get("tune", {})).items() if key not in fixed}
-        for full, mine in _variants(name, overrides)[2].items()
+        full: {key: each for key, each in recipe.tune.items() if key not in fixed}
+        for full, recipe in load_recipes(name, overrides, check=False).items()
     }
 
 
 def names_in(recipe: str) -> set[tuple[str, str]]:
     """Return kind and name, ``("loss", "cbml")``, of everything that a registered recipe names; empty if unreadable."""
-    try:
+    with contextlib.suppress(ConfigError, UnknownNameError):
         return set(_names(read_tables(recipe)))
-    except (ConfigError, UnknownNameError):
-        return set()
+    return set()
 
 
 def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -133,12 +122,9 @@ def tables_of_papers() -> list[dict[str, Any]]:
     """Return every table and figure of every paper, with the recipes of its rows by scale, or why there are none."""
     named: dict[str, dict[str, dict[str, Tables]]] = defaultdict(dict)  # by table and recipe
     for recipe in registry.recipes():
-        try:
-            variants = variant_tables(recipe)
-        except (ConfigError, UnknownNameError):
-            continue
-        for variant, mine in variants.items():
-            named[str((mine.get("paper") or {}).get("table"))].setdefault(recipe, {})[variant] = mine
+        with contextlib.suppress(ConfigError, UnknownNameError):  # reported when the recipe is loaded
+            for variant, mine in variant_tables(recipe).items():
+                named[str((mine.get("paper") or {}).get("table"))].setdefault(recipe, {})[variant] = mine
     entries = []
     for paper, read in papers().items():
         for number, table in read.tables.items():
@@ -155,13 +141,10 @@ def tables_of_papers() -> list[dict[str, Any]]:
 
 def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
     trained: dict[str, list[str]] = {row: [] for row in table.row_names()}
-    for variants in recipes.values():
-        for variant, mine in variants.items():
-            try:
-                for row in table.chosen(mine["paper"].get("row", [])):
-                    trained[row].append(variant)
-            except (ValueError, TypeError, AttributeError):  # reported when the recipe is loaded
-                continue
+    for variant, mine in (each for variants in recipes.values() for each in variants.items()):
+        with contextlib.suppress(ValueError, TypeError, AttributeError):  # reported when the recipe is loaded
+            for row in table.chosen(mine["paper"].get("row", [])):
+                trained[row].append(variant)
     return [
         {"row": row, "recipes": names, "reason": "" if names else table.reason(row)} for row, names in trained.items()
     ]
@@ -213,9 +196,7 @@ def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[st
     for label, settings in _combinations(sweep, source).items():
         mine = tables
         for key, value in [*settings, *given]:
-            for part in reversed(key.split(".") if key else ()):
-                value = {part: value}
-            mine = merged(mine, value)
+            mine = merged(mine, nested(key, value))
         paper = mine.get("paper")
         if isinstance(paper, dict) and isinstance(rows := paper.get("variants"), dict):
             row = {"row": rows[label]} if label in rows else {}
@@ -249,7 +230,7 @@ def _combinations(sweep: Any, source: str) -> dict[str, list[tuple[str, Any]]]:
 
 
 def _without_variant(name: str) -> str:
-    """Return a recipe's name or path without the variant after its ``@``; folders of a path may have an ``@`` too."""
+    """Return a recipe's name or path without the variant after its ``@``; the folders of a path may have one too."""
     end = ".toml" if ".toml" in name else ""
     return name.removesuffix(end).partition(f"{end}@")[0] + end
 
@@ -269,9 +250,9 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Table
     sweep = tables.get("sweep")
     for named in sweep.values() if isinstance(sweep, dict) else ():  # choices that extend something of their own
         for label, choice in named.items() if isinstance(named, dict) else ():
-            if isinstance(choice, dict):
-                if "extends" in choice:  # what the file says of its own settings goes before what the choice extends
-                    choice = merged({"origin": tables.get("origin", {})}, choice)
+            if isinstance(choice, dict) and "extends" in choice:
+                # The file's origins of its own settings go before those of what the choice extends.
+                choice = merged({"origin": tables.get("origin", {})}, choice)
                 named[label] = _extended(choice, file, children, f"sweep: {label}: ")
                 named[label].pop("sweep", None)
     return str(file), _extended(tables, file, children), run if isinstance(run, dict) else {}
@@ -280,8 +261,7 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Table
 def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], where: str = "") -> Tables:
     """Merge tables of a file over what they extend: recipes, variants and pipelines."""
     parents = tables.pop("extends", [])
-    base: Tables = {}
-    images: Tables = {}  # of pipelines, which hold for any data set
+    base, images = Tables(), Tables()  # images: of pipelines, which hold for any data set
     for parent in parents if isinstance(parents, list) else [parents]:
         if not isinstance(parent, str):
             raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ... import registry
 from ...errors import ConfigError, PluginWarning, UnknownNameError, shortened, unknown
+from .building import located
 from .schema import PaperTable, Table, problem_of
 
 _METRICS = {"NMI": "nmi", "F1": "f1", "MAP@R": "map_at_r"}
@@ -143,20 +144,16 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
     """Return the values that a recipe with this ``[paper]`` and data set quotes; none without a table or a row."""
     if paper is None:
         return []
-    try:
+    with located("paper.table"):
         place = printed(paper.table)
-    except UnknownNameError as error:
-        raise ConfigError(f"paper.table: {error}") from None
     if place is None:
         if key := next((key for key in ("row", "column") if getattr(paper, key)), ""):
             known = [f"{name}/{number}" for name, read in papers().items() for number in read.tables]
             raise ConfigError(f"paper.{key}: goes with the table of a paper; {unknown('table', paper.table, known)}")
         return []
     read, table = place
-    try:
+    with located(f"paper.row: {paper.table}"):
         rows = table.chosen(paper.row)
-    except ValueError as error:
-        raise ConfigError(f"paper.row: {paper.table}: {error}") from None
     own = [heading for heading in table.columns if read.data.get(heading) == data]
     if paper.column:
         if paper.column not in table.columns:

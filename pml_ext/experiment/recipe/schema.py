@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from ... import registry
 from ...errors import unknown
@@ -16,7 +16,9 @@ PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the p
 TOP = (1, 5)
 RELATIONS = ("shared-label", "hierarchy", "negatives-only")  # as pml_ext.pairwise has them
 Count = Annotated[int, Field(ge=1)]
-_NO_SETTINGS = ("description", "paper", "track")  # keys of a recipe that are no tables of settings
+Text = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+_NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are no tables of settings
 
 
 class Table(BaseModel):
@@ -60,7 +62,7 @@ class ImagesTable(Table):
     interpolation: Literal["bilinear", "bicubic"] | None = None  # of resizing; by default the trunk's own, or bilinear
     squash: bool = False  # resize to squares, whatever the aspect ratio
     random_crop: bool = False  # in training, crop at a random place; tests crop the center
-    random_crop_scale: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None  # shares of the area
+    random_crop_scale: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None  # of the area
     flip: bool = False  # in training, mirror half of the images left to right
     bgr: bool = False  # the order of the channels is blue, green, red
     value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
@@ -71,13 +73,8 @@ class ImagesTable(Table):
     def _settings_fit(self) -> Self:
         if len(self.mean or []) != len(self.std or []) or len(self.mean or [0]) not in (1, 3):
             raise ValueError("mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing")
-        if self.value_range == 255 and self.mean is None:
-            raise ValueError("value_range = 255 goes with the mean and std of such values")
         if self.resize is not None and self.crop is not None and self.resize < self.crop:
             raise ValueError(f"resize ({self.resize}) must be at least crop ({self.crop})")
-        low, high = self.random_crop_scale or (1, 1)
-        if not 0 < low <= high <= 1:
-            raise ValueError("random_crop_scale is a range of areas above 0 and up to 1, smaller first")
         if self.random_crop and self.random_crop_scale is not None:
             raise ValueError("random_crop and random_crop_scale both say how images are cut; leave out one")
         return self
@@ -90,12 +87,6 @@ class PseudoTable(Table):
     features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
     # least and greatest, from which each epoch's is drawn, in multiples of the sampler's m; None keeps the sampler's
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
-
-    @model_validator(mode="after")
-    def _smaller_first(self) -> Self:
-        if self.batch_size is not None and self.batch_size[0] > self.batch_size[1]:
-            raise ValueError(f"found batch_size = {self.batch_size}; wanted the smaller first")
-        return self
 
 
 class DataTable(NamedTable):
@@ -167,9 +158,7 @@ class ModelTable(Table):
         if self.embedder in ("none", "pca"):
             for key in ("hidden_sizes", "norm", "dropout"):
                 if getattr(self, key) != type(self).model_fields[key].default:
-                    raise ValueError(
-                        f"{key}: it is of an embedder that is trained, not of embedder = {self.embedder!r}"
-                    )
+                    raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
         if self.embedder == "mlp" and not self.hidden_sizes:
             self.hidden_sizes = [512]
         for key, unwanted in (("embedder", self.embedder == "pca"), ("views", self.views > 1)):
@@ -364,30 +353,21 @@ class Recipe(Table):
     track: Annotated[list[Annotated[NamedTable, _name_alone]], _listed] = [NamedTable(name="tensorboard")]
     paper: PaperTable | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _origins_fit(cls, tables: Any) -> Any:
-        """Check ``[origin]``, texts by the keys or groups that they are about, and ``[tune]``, ranges by key.
+    origin: dict[str, Text] = Field({}, exclude=True)  # of settings, by key or group: paper, program or ours
+    tune: dict[str, TuneTable] = Field({}, exclude=True)
 
-        They set nothing, and are left out.
-        """
-        if not isinstance(tables, dict) or not {"origin", "tune"} & set(tables):
-            return tables
-        groups: dict[str, Any] = {
-            name: field.annotation for name, field in cls.model_fields.items() if name not in _NO_SETTINGS
-        }
-        origins = TypeAdapter(dict[str, str]).validate_python(tables.get("origin", {}))
-        ranges = TypeAdapter(dict[str, TuneTable]).validate_python(tables.get("tune", {}))
-        about: list[tuple[str, str, Any]] = [("origin", *each) for each in origins.items()]
-        for which, key, text in [*about, *(("tune", *each) for each in ranges.items())]:
+    @model_validator(mode="after")
+    def _origins_and_ranges_fit(self) -> Self:
+        groups = {name: each.annotation for name, each in type(self).model_fields.items() if name not in _NO_SETTINGS}
+        for which, key in (*(("origin", key) for key in self.origin), *(("tune", key) for key in self.tune)):
             group, name = [*key.split("."), ""][:2]
-            if group not in groups or not text:
-                raise ValueError(f"{which}.{key}: {unknown('table', group, groups) if text else 'found no text'}")
-            table = groups[group]
+            if group not in groups:
+                raise ValueError(f"{which}.{key}: {unknown('table', group, groups)}")
+            table: Any = groups[group]
             closed = isinstance(table, type) and issubclass(table, Table) and table.model_config["extra"] == "forbid"
             if name and closed and name not in (known := table.model_fields):
                 raise ValueError(f"{which}.{key}: {unknown(f'key of [{group}]', name, known)}")
-        return {name: table for name, table in tables.items() if name not in ("origin", "tune")}
+        return self
 
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
@@ -402,8 +382,6 @@ class Recipe(Table):
                 raise ValueError("loss.memory: it keeps labels of past batches, and clusters change with each epoch")
             if memory is not None and memory.size < batch:
                 raise ValueError(f"loss.memory.size: found {memory.size}; it holds at least one batch, here {batch}")
-            if memory is not None and memory.start_epoch > epochs:
-                raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
         return self
 
     def all_stages(self) -> list[StageTable]:

@@ -1,42 +1,21 @@
-"""Options that several commands have, and how commands write: results on stdout, everything else on stderr."""
+"""Output of the commands: results on stdout, progress and remarks on stderr."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
-
-from typer import Argument, Option
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
     from rich.console import Console
 
     from ..retrieval import Progress as Embedded
 
-Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
-RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run (pml-ext train).")]
-ImageFolder = Annotated[Path, Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
-DataFolder = Annotated[Path | None, Option("--data", help="The folder of the data set's files, if it needs one.")]
-OnDevice = Annotated[Device, Option("--device", help="The device to compute on.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
-Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all details, with tracebacks.")]
-Overrides = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as loss.margin=0.1; repeatable."),
-]
-Workers = Annotated[
-    int | None,
-    Option(help="Processes that read images (default: none below 256 images, else one per processor, up to 8)."),
-]
-StoreFolder = Annotated[
-    Path | None, Option("--store", metavar="FOLDER", help="The collection of embeddings (default RUN/collection).")
-]
-RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (default: start Ray on this machine).")]
 WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
 SECONDS = 10.0  # between two lines of progress where there is no bar
 
@@ -66,8 +45,26 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Write a value as JSON on stdout."""
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+    """Write a value as JSON on stdout; data classes as tables."""
+    sys.stdout.write(json.dumps(value, indent=2, default=dataclasses.asdict) + "\n")
+
+
+def print_result(
+    as_json: bool,
+    value: Any,
+    *lines: str,
+    columns: Sequence[str] = (),
+    rows: Iterable[Sequence[str]] = (),
+    right: Iterable[int] = (),
+) -> None:
+    """Write a result on stdout: the value as JSON, or a table, where there are columns, and lines."""
+    if as_json:
+        print_json(value)
+        return
+    if columns:
+        print_table(columns, rows, right)
+    for line in lines:
+        stdout().print(line)
 
 
 def print_table(

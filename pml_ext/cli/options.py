@@ -1,0 +1,28 @@
+"""Arguments and options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Argument, Option
+
+Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
+RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run (pml-ext train).")]
+ImageFolder = Annotated[Path, Argument(metavar="FOLDER", help="A folder of images, sub-folders included.")]
+DataFolder = Annotated[Path | None, Option("--data", help="The folder of the data set's files, if it needs one.")]
+OnDevice = Annotated[Device, Option("--device", help="The device to compute on.")]
+AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all details, with tracebacks.")]
+Overrides = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as loss.margin=0.1; repeatable."),
+]
+Workers = Annotated[
+    int | None,
+    Option(help="Processes that read images (default: none below 256 images, else one per processor, up to 8)."),
+]
+StoreFolder = Annotated[
+    Path | None, Option("--store", metavar="FOLDER", help="The collection of embeddings (default RUN/collection).")
+]
+RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (default: start Ray on this machine).")]
