@@ -16,7 +16,7 @@ SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
 
 def bench(
     losses: Annotated[
-        list[str] | None, Argument(metavar="[LOSS ...]", help="Names of losses (default: all of the plugins).")
+        list[str] | None, Argument(metavar="[LOSS ...]", help="Names (default: all of the plugins).")
     ] = None,
     shapes: Annotated[str | None, Option(help=f"BATCHxSIZExPER_CLASS,... (default {SHAPES}).")] = None,
     repeats: Annotated[int | None, Option(min=1, help=f"Rounds (default {ROUNDS}; {STEPS} with --run).")] = None,

@@ -25,9 +25,7 @@ def compare(
         list[str] | None, Argument(metavar="RECIPE|FOLDER...", help="Recipes to run, and folders of finished runs.")
     ] = None,
     metric: Annotated[list[str] | None, Option(help="Repeatable (default recall_at_1, map_at_r, nmi).")] = None,
-    phase: Annotated[
-        str, Option(help="after, before, training, learned_metric, shortlist, raw, frozen, pca.")
-    ] = "after",
+    phase: Annotated[str, Option(help="Also before, training, learned_metric, shortlist, raw, frozen, pca.")] = "after",
     out: Annotated[Path | None, Option("--out", "-o", help="The folder for runs and comparison, old or new.")] = None,
     baseline: Annotated[str | None, Option(help="The row that others are compared with (default the first).")] = None,
     table: Annotated[

@@ -119,7 +119,7 @@ def read_list(listing: Path) -> list[str]:
 def cluster(
     run: RunFolder,
     folder: ImageFolder,
-    clusters: Annotated[str, Option(metavar="N|auto", help="For k-means; auto uses HDBSCAN, outliers in -1.")],
+    clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (HDBSCAN).")],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
     smallest: Annotated[int | None, Option(help="With --clusters auto: smallest cluster size (default 5).")] = None,
     workers: Workers = None,
@@ -127,7 +127,7 @@ def cluster(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Cluster a folder: a CSV table and contact sheets."""
+    """Cluster a folder: a CSV table and contact sheets. HDBSCAN puts outliers into cluster -1."""
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
     with embedding(run, folder, device, workers, store) as trained:
         result = trained.cluster(folder, number, out, smallest=smallest)
@@ -175,12 +175,7 @@ def index(
     folder: IndexedFolder = None,
     factory: Annotated[
         str,
-        Option(
-            "--index",
-            metavar="exact|FACTORY",
-            help='exact, or a faiss factory string, such as "IVF64,Flat". By default exact up to 200,000 images, then '
-            "IVF with the square root of their number as lists.",
-        ),
+        Option("--index", metavar="exact|FACTORY", help="A faiss factory, IVF64,Flat (default: exact to 200,000)."),
     ] = "",
     parts: Annotated[
         Path | None, Option("--from", metavar="PARTS", help="Use the embeddings of embed --part; embed nothing.")
@@ -236,13 +231,9 @@ def index(
 
 def query(
     run: RunFolder,
-    images: Annotated[
-        list[Path] | None, Argument(metavar="IMAGE...", help="Images to look for; with -o a folder.")
-    ] = None,
+    images: Annotated[list[Path] | None, Argument(metavar="IMAGE...", help="Images to find; with -o a folder.")] = None,
     k: Annotated[int, Option("-k", help="Number of answers.")] = 8,
-    metric: Annotated[
-        Literal["euclidean", "learned"], Option(help="Euclidean distance of embeddings, or the run's learned metric.")
-    ] = "euclidean",
+    metric: Annotated[Literal["euclidean", "learned"], Option(help="Of embeddings, or the run's own.")] = "euclidean",
     shortlist: Annotated[
         int | None, Option(help="With the learned metric: number of nearest images to re-rank (default: all).")
     ] = None,
@@ -254,19 +245,9 @@ def query(
     picture: Annotated[
         Path | None, Option(help="The PNG file (default RUN/query.png; none with --json or a store).")
     ] = None,
-    listing: Annotated[
-        Path | None, Option("--list", metavar="FILE", help="With -o: a file with one path per line.")
-    ] = None,
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="Query all images of a folder into this .parquet or .jsonl file.")
-    ] = None,
-    store: Annotated[
-        str | None,
-        Option(
-            metavar="FOLDER|STORE",
-            help=f"Another collection, or what index --to filled: {_STORES}.",
-        ),
-    ] = None,
+    listing: Annotated[Path | None, Option("--list", metavar="FILE", help="With -o: a file of paths.")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Query a folder into this .parquet or .jsonl.")] = None,
+    store: Annotated[str | None, Option(metavar="FOLDER|STORE", help=f"Another collection, or {_STORES}.")] = None,
     workers: Workers = None,
     device: OnDevice = "auto",
     as_json: AsJson = False,

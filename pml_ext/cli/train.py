@@ -29,9 +29,7 @@ def train(
         ),
     ] = None,
     data: DataFolder = None,
-    out: Annotated[
-        Path | None, Option("--out", "-o", help="The folder to write (default runs/NAME-SEED-TIME).")
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder (default runs/NAME-SEED-TIME).")] = None,
     seed: Annotated[int, Option(help="The first seed.")] = 0,
     seeds: Annotated[int, Option(help="Number of seeds: a run for each, then mean and standard deviation.")] = 1,
     device: OnDevice = "auto",
@@ -45,10 +43,7 @@ def train(
         bool,
         Option("--quick", help="Skip the tests before training and on training images, and most figures."),
     ] = False,
-    track: Annotated[
-        list[str] | None,
-        Option(help="A tracker: tensorboard (the default), wandb, mlflow, trackio, or a plugin's; repeatable."),
-    ] = None,
+    track: Annotated[list[str] | None, Option(help="tensorboard (default), wandb, mlflow, ...; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train and test a recipe, and write a report.
