@@ -232,14 +232,16 @@ def _resumed(folder: Path, whole: Path, name: str) -> str:
 
 
 def _weights(whole: Path, folder: Path) -> str:
-    """What differs between checkpoints, beside warnings and times."""
+    """What differs between checkpoints, beside warnings and times; of an untrained network the embeddings count."""
     from pml_ext.experiment import checkpoint
 
     for path in sorted(whole.rglob("*.pt")):
         states = [checkpoint.load(each) for each in (path, folder / path.relative_to(whole))]
         for state in states:
-            for key in [*(key for key in state if key.endswith("_seconds")), "warnings"]:
-                state.pop(key, None)
+            timed = [key for key in state if key.endswith("_seconds")]
+            for key in [*state] if path.name == "before.pt" else [*timed, "warnings"]:
+                if key != "embeddings":
+                    state.pop(key, None)
         if text := kills._unequal(*states):
             return f"{path.name}: {text[:200]}"
     return ""

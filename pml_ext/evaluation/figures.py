@@ -70,6 +70,11 @@ def _note(axes: Any, text: str) -> None:
     axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GRAY)
 
 
+def _plot_percent(axes: Any, curves: Series) -> None:
+    for (label, (xs, values)), (color, style) in zip(curves.items(), _STYLES, strict=False):
+        axes.plot(xs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
+
+
 def loss_curves(series: Series) -> Figure:
     """Draw the loss and its terms over the iterations, a panel each, and a running mean over a twentieth of the curve.
 
@@ -89,10 +94,21 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     """Draw metrics over the epochs, ``{metric: {images: (epochs, fractions)}}``: panels of lines."""
     figure, row = panels_of(3.6 * len(panels), len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
-        for (label, (epochs, values)), (color, style) in zip(curves.items(), _STYLES, strict=False):
-            axes.plot(epochs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
+        _plot_percent(axes, curves)
         axes.xaxis.get_major_locator().set_params(integer=True)
         finish(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
+    return figure
+
+
+def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Draw Recall@K over K: ``{label: {K: fraction}}``."""
+    figure, (axes,) = panels_of(3.6, 1)
+    _plot_percent(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
+    ks = sorted({k for curve in curves.values() for k in curve})
+    axes.set_xscale("log" if len(ks) > 1 else "linear")
+    axes.set_xticks(ks, map(str, ks))
+    axes.minorticks_off()
+    finish(axes, legend=True, xlabel="K", ylabel="Recall@K, %")
     return figure
 
 

@@ -1,7 +1,7 @@
 """Checkpoints of a run, which run no code when they are read.
 
 ``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
-epoch, ``best.pt`` and ``model.pt`` weights.
+epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's test embeddings.
 """
 
 from __future__ import annotations
@@ -111,12 +111,13 @@ def taking(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _refused(path: Path, reason: str) -> DataError:
-    remedy = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
-    if path.name == "model.pt":
-        remedy = "train with --resume: it is made again from last.pt"
-    elif path.name == "within.pt":
-        remedy = "the epoch begins again"
-    return DataError(f"{path}: {reason}; {remedy}")
+    remedies = {
+        "model.pt": "train with --resume: it is made again from last.pt",
+        "before.pt": "the report leaves out its figure",
+        "within.pt": "the epoch begins again",
+    }
+    anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
+    return DataError(f"{path}: {reason}; {remedies.get(path.name, anew)}")
 
 
 def state_of_sampler(sampler: Any) -> Any:

@@ -208,6 +208,8 @@ class Run(View):
                 self.listener.step("testing raw pixels and the untrained network")
                 started = time.perf_counter()
                 self._history.metrics = {**metrics_before(self)}
+                untrained = {"embeddings": self.embeddings(self.queries).cpu(), "of": self.identity}
+                checkpoint.save(self.checkpoint("before"), untrained)
                 self._history.baseline_seconds += time.perf_counter() - started
             self.relabel(self.stages[0])
             self.call_parts("prepare")

@@ -39,6 +39,9 @@ def test_curves_hold_their_numbers():
     assert axes.get_title() == "recall_at_1, %"
     assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 75.0], [25.0]]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*series]
+    (axes,) = figures.recall_curve({"raw": {1: 0.5, 8: 0.75}}).axes
+    assert (axes.get_xscale(), list(axes.lines[0].get_ydata())) == ("log", [50.0, 75.0])
+    assert figures.recall_curve({"raw": {1: 0.5}}).axes[0].get_xscale() == "linear"
 
 
 def test_similarity_distributions_tell_positive_from_negative():

@@ -69,7 +69,7 @@ def test_what_a_run_leaves(finished):
     assert recipe["schedule"]["epochs"] == 3
     assert list((out / "tensorboard").iterdir())
     states = {path.name for path in (out / "checkpoints").iterdir()}
-    assert states == {"last.pt", "model.pt", "previous.pt"}
+    assert states == {"before.pt", "last.pt", "model.pt", "previous.pt"}
     assert list(out.rglob(".*")) == [out / ".lock"]
     series = loss_series(out, ["positive_loss", "negative_loss", "variance_loss"])
     assert list(series) == ["loss", "positive", "negative", "variance"]
@@ -219,7 +219,7 @@ def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path):
     overrides = ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1")
     with pytest.raises(TrainingError, match=r"the weight trunk\.0\.weight became inf in epoch 1; there is no"):
         quick(tmp_path / "out", *overrides, recipe="triplets/digits")
-    assert not (tmp_path / "out" / "checkpoints").exists()
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["before.pt"]
 
 
 def test_embeddings_that_are_not_finite_are_not_ranked(tmp_path):

@@ -26,6 +26,7 @@ from ...evaluation import Evaluation, figures
 from ...evaluation.fonts import short_name
 from ...evaluation.metrics import metrics_of
 from ...files import write_atomically, write_text
+from ..checkpoint import load
 from ..evaluation import confusions, counts, nearest, recall_by_class
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.schema import TOP
@@ -71,7 +72,7 @@ def draw(
     return ReportFigure(title, buffer.getvalue(), caption, photographs=photographs)
 
 
-def figures_of_run(view: View, stages: Stages) -> Iterator[ReportFigure]:
+def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
     table, queries, few = view.recipe.evaluation, view.queries, view.recipe.evaluation.figures == "few"
     losses = (module for stage in stages for module in stage.loss.modules())
@@ -89,6 +90,11 @@ def figures_of_run(view: View, stages: Stages) -> Iterator[ReportFigure]:
         images = f"the {kind} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
         chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+    if not few:
+        phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
+        by_k = {PHASES[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in phases}
+        caption = f"The share of {kind} with an image of their class among the K nearest."
+        yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_k), caption)
     test, labels = view.embeddings(queries), view.true_labels(queries)
     compared = {kind: (test, labels)}
     if (training := view.tested_training) is not None:
@@ -96,10 +102,16 @@ def figures_of_run(view: View, stages: Stages) -> Iterator[ReportFigure]:
     caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
     title = "Similarities of positive and negative pairs"
     yield draw(title, lambda: figures.similarity_distributions(compared), caption)
+
+    def projected() -> Figure:
+        parts = {"after training": (test, labels)}
+        if table.baselines:
+            before = load(view.checkpoint("before"), view.device, view.identity)
+            parts = {"before training": (before["embeddings"], labels), **parts}
+        return figures.projections(parts, view.splits[queries].class_names, seed=view.seed)
+
     if not few:
-        classes, projected = view.splits[queries].class_names, {"after training": (test, labels)}
-        title = f"The embeddings of {kind} in two dimensions: t-SNE"
-        yield draw(title, lambda: figures.projections(projected, classes, seed=view.seed), "Colored by class.")
+        yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, "Colored by class.")
     yield draw(
         f"Queries and their nearest {gallery_kind}",
         lambda: _gallery(view, nearest(view, queries)),
@@ -176,7 +188,7 @@ class ReportTable(NamedTuple):
 def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
     """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
     begun = time.perf_counter()
-    drawn = [*figures_of_run(view, stages), *figures_of_components(view, stages)]
+    drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
     for figure in drawn:
         name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
         place = view.folder / "figures" / f"{name}.png"
