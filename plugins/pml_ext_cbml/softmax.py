@@ -47,6 +47,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
             them, references or an ``indices_tuple``.
 
     Example:
+        >>> import torch
         >>> loss = SoftmaxLoss(num_classes=2, embedding_size=4, class_labels=[7, 9])
         >>> loss(torch.randn(3, 4), torch.tensor([7, 9, 9])).shape
         torch.Size([])

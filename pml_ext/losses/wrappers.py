@@ -100,14 +100,15 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
     ) -> Any:
         """Return the weighted sum; arguments as of the loss."""
         labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        given = _Given(labels, indices_tuple, ref_labels)  # PML's base refuses labels of two dimensions
-        return super().forward(embeddings, None, given, ref_emb, None)
+        if self.relation is not None and labels is not None and labels.ndim > 1:  # which PML's base refuses
+            indices_tuple, labels, ref_labels = _Given(labels, indices_tuple, ref_labels), None, None
+        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
         """Return the two parts, both already reduced."""
-        if isinstance(indices_tuple, _Given):  # by forward; other callers give what PML gives
+        if isinstance(indices_tuple, _Given):
             labels, indices_tuple, ref_labels = indices_tuple
         references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
         loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
