@@ -61,6 +61,7 @@ Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 Facts = tuple[int, int]
 """Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
+MISSING: Facts = -1, -1  # of a file that is not there
 
 
 class RetrievalWarning(UserWarning):

@@ -82,9 +82,8 @@ class Collection:
 
     def shown(self, unseen: bool) -> Tensor:
         """Return the numbers of all images, or of those of classes that the run was not trained on."""
-        if not unseen:
-            return torch.arange(len(self))
-        return torch.tensor([self.trained.get(name) is False for name in self.classes]).nonzero().flatten()
+        chosen = [not unseen or self.trained.get(name) is False for name in self.classes]
+        return torch.tensor(chosen).nonzero().flatten()
 
     def nearest(self, image: int | str, k: int) -> list[Neighbor]:
         """Return the nearest other images of one, by its number or its path; its file may be gone since."""

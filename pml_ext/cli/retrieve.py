@@ -59,7 +59,7 @@ def embed(
     ] = None,
     on: Annotated[Literal["here", "ray"], Option(help="Embed with workers of Ray Data, into Parquet files.")] = "here",
     ray_address: RayAddress = None,
-    jobs: Annotated[int, Option("--jobs", "-j", help="Number of Ray workers.")] = 2,
+    jobs: Annotated[int, Option("--jobs", "-j", min=1, help="Number of Ray workers.")] = 2,
     num_gpus: Annotated[float, Option(help="GPUs per Ray worker.")] = 0.0,
     workers: Workers = None,
     store: StoreFolder = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..collection import Collection, Facts, Vectors, path_bytes
+from ..collection import MISSING, Collection, Facts, Vectors, facts_of, path_bytes
 from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import DataError
@@ -76,7 +77,7 @@ class FeatureCache:
         a feature that is NaN or infinite.
         """
         keys = [key + b"\0%d" % view for key in _keys(images)]
-        files = {key: _facts(images, index) for index, key in enumerate(keys)}
+        files = dict(zip(keys, map(_facts, images.paths or itertools.repeat(None)), strict=False))
         collection = self.collection
         with collection.locked(replace=True) if rank() == 0 else contextlib.nullcontext():
             if rank() == 0:
@@ -98,7 +99,7 @@ class FeatureCache:
         if not self.collection.exists:
             return {}
         keys = [_file_key(path) + _PLAIN for path in paths]
-        found, _, vectors = self.collection.find(dict(zip(keys, map(_facts_of, paths), strict=True)))
+        found, _, vectors = self.collection.find({key: _facts(path) for key, path in zip(keys, paths, strict=True)})
         return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
 
     def keep(self, paths: Sequence[Path], features: Tensor) -> None:
@@ -109,8 +110,7 @@ class FeatureCache:
             if not self.collection.exists:
                 self.collection.create(replace=False)
             files = [paths[place] for place in finite]
-            keys, facts = [_file_key(path) + _PLAIN for path in files], [*map(_facts_of, files)]
-            self.collection.append(keys, facts, rows[finite])
+            self.collection.append([_file_key(path) + _PLAIN for path in files], [*map(_facts, files)], rows[finite])
 
     def _computed(
         self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, Facts]
@@ -152,16 +152,9 @@ def _file_key(path: str | Path) -> bytes:
     return path_bytes(os.path.realpath(path))
 
 
-def _facts(images: LabeledImages, index: int) -> Facts:
-    return (0, 0) if images.paths is None else _facts_of(Path(images.paths[index]))
-
-
-def _facts_of(path: Path) -> Facts:
-    try:
-        about = path.stat()
-    except OSError:
-        raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
-    return about.st_size, about.st_mtime_ns
+def _facts(path: Path | None) -> Facts:
+    """Return size and time of a file, which is embedded, or refused, if it is missing; of pixels always the same."""
+    return (0, 0) if path is None else facts_of(Path(path)) or MISSING
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigError, DataError, needs_extra, one_line
+from ..errors import DataError, needs_extra, one_line
 from ..experiment.executors import threads_for
 from ..files import write_atomically
 from .parts import Work, tables
@@ -46,8 +46,6 @@ def write_on_ray(
     with needs_extra("ray", "--on ray"):
         import ray
         import ray.data
-    if jobs < 1:
-        raise ConfigError(f"--jobs {jobs}: wanted 1 or more")
     numbers = work.pending(part, parts, out, load_run(run, "cpu").collection.identity)
     if not numbers:
         return 0

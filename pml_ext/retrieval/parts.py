@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..collection import Embedded, Facts, Vectors, check_writable, class_of, facts_of, path_bytes
+from ..collection import MISSING, Embedded, Facts, Vectors, check_writable, class_of, facts_of, path_bytes
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import write_atomically
 from .embedding import READ, ImageEmbedder, SkippedImage
@@ -42,7 +42,6 @@ with needs_extra("parquet", "embeddings as Parquet"):
 
 FILES = 1024  # segments of a listing, at most; of tables and of shards, each row group and each shard is one
 _META = b"pml_ext"
-_MISSING = -1, -1  # the facts of a listed file that is not there
 
 
 class _Held(io.BytesIO):
@@ -166,7 +165,7 @@ def listed(items: Listed, folder: str | Path | None = None) -> Work:
         names = list(dict.fromkeys(os.path.relpath(item, root).replace(os.sep, "/") for item in real))
         if outside := [name for name in names if ".." in name.split("/")]:
             raise ConfigError(f"{shortened(outside[0], 200)} is not below {root}, the folder of the listed images")
-        return _cut(str(root), names, [facts_of(root / name) or _MISSING for name in names])
+        return _cut(str(root), names, [facts_of(root / name) or MISSING for name in names])
     place = os.fspath(items)
     if place.endswith(".parquet"):
         file = Path(place).resolve()

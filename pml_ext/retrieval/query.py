@@ -349,8 +349,8 @@ def bring_over(embedded: Embedded, store: Store) -> Changes:
             yield Rows(ids[part], marks[part], names, [class_of(name) for name in names], vectors[part])
 
     gone = sorted(known.keys() - {*ids.tolist()})
-    if gone:
-        store.delete(gone)
+    for start in range(0, len(gone), BATCH):
+        store.delete(gone[start : start + BATCH])
     store.write(batches())  # of none too: an index that an earlier write did not complete is completed
     new = int((before < 0).sum())
     return Changes(new, len(differs) - new, len(gone), len(ids) - len(differs))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import needs_extra
-from . import BATCH, Found, Rows, Vectors, Where, database_errors
+from . import Found, Rows, Vectors, Where, database_errors
 
 with needs_extra("lancedb", "the store lancedb:"):
     import lancedb
@@ -73,10 +73,10 @@ class LanceDB:
         return found
 
     def delete(self, ids: Sequence[int]) -> None:
-        """Delete images in batches."""
-        with database_errors(self._name, *_ERRORS):
-            for start in range(0, len(ids) if self._table is not None else 0, BATCH):
-                self._table.delete(f"id IN ({', '.join(map(str, ids[start : start + BATCH]))})")
+        """Delete rows."""
+        if self._table is not None and ids:
+            with database_errors(self._name, *_ERRORS):
+                self._table.delete(f"id IN ({', '.join(map(str, ids))})")
 
     def count(self) -> int:
         """Count rows."""

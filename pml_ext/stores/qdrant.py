@@ -69,10 +69,10 @@ class Qdrant:
         ]
 
     def delete(self, ids: Sequence[int]) -> None:
-        """Delete points in batches."""
-        with database_errors(self._name, *_ERRORS):
-            for start in range(0, len(ids) if self._there else 0, BATCH):
-                self._client.delete(self._table, models.PointIdsList(points=list(ids[start : start + BATCH])))
+        """Delete points."""
+        if self._there:
+            with database_errors(self._name, *_ERRORS):
+                self._client.delete(self._table, models.PointIdsList(points=list(ids)))
 
     def count(self) -> int:
         """Count points."""

@@ -75,13 +75,10 @@ def test_a_generator_is_read_as_it_is_embedded(make):
     ("images", "error", "text"),
     [
         (None, TypeError, "wanted a path, a PIL image, .*; not a NoneType"),
-        (3, TypeError, "not a int"),
-        ({"a": 1}, TypeError, "not a dict"),
         (b"photo.png", TypeError, "not a bytes"),
         ([None], TypeError, "not a NoneType"),
         ([np.zeros((8, 8))], TypeError, r"not a ndarray of float64 \[8, 8\]"),
         (np.zeros((5, 8, 8), np.uint8), DataError, "an image cannot be read"),
-        (np.zeros((5, 8, 8), object), TypeError, "not a ndarray of object"),
         (torch.zeros(3, 8, 8, dtype=torch.uint8), TypeError, "a tensor of 3 channels; the run's images have 1"),
         (torch.zeros(1, 8, 8), TypeError, r"not a Tensor of torch.float32 \[1, 8, 8\]"),
         ([], DataError, "no images to embed"),

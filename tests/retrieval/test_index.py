@@ -15,7 +15,7 @@ from pml_ext.collection import Transaction
 from pml_ext.errors import DataError
 from pml_ext.retrieval import StoreWarning, TrainedRun
 
-from .conftest import empty, flip, full, garbage, halve, made_up
+from .conftest import empty, flip, garbage, halve, made_up
 
 UNKNOWN = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 
@@ -78,20 +78,6 @@ def test_a_kill_between_any_two_steps_leaves_the_old_index_or_the_new(make, few,
     assert len(seen) >= 3
     assert seen == sorted(seen, reverse=True), "the new index stands from some step on"  # "old" > "new"
     assert set(seen) == ({*few} if factory else {few[0]})
-
-
-@pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
-def test_a_full_disk_leaves_the_old_index_and_nothing_beside(make, few, tmp_path, monkeypatch, factory):
-    run = make()
-    run.index(few[0], factory)
-    before = sorted((tmp_path / "store").iterdir())
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            run.index(few[1], factory)
-    assert sorted((tmp_path / "store").iterdir()) == before
-    assert check_whole(run, few) == few[0]
 
 
 def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
