@@ -175,13 +175,13 @@ def facts_of(file: Path) -> Facts | None:
 
 
 def class_of(path: str) -> str:
-    """Return the first sub-folder of a path, of an image in a shard that inside of it; "" where it has none."""
+    """Return the first sub-folder of a path, "" without one; of an image in a shard, the sub-folder in the shard."""
     inside = path.rpartition(".tar/")[2]
     return inside.partition("/")[0] if "/" in inside else ""
 
 
 def in_shard(path: str) -> str:
-    """Return the path of the shard that an image is in; of an image in none its own."""
+    """Return the path of an image's shard, or its own path if it is in no shard."""
     shard, tar, _ = path.partition(".tar/")
     return shard + tar.rstrip("/")
 

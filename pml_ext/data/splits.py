@@ -110,7 +110,7 @@ class DataSplits:
     query: LabeledImages | None = None
     gallery: LabeledImages | None = None
     parents: Mapping[str, Sequence[str]] | None = None  # of classes and of their ancestors, by name
-    note: str = ""  # of something about the data that a user may not have meant; a run warns of it
+    note: str = ""  # a warning about the data, which a run gives
 
     def __post_init__(self) -> None:
         if self.image_size < 1:

@@ -43,9 +43,9 @@ def table(
 ) -> DataSplits:
     """The images that a CSV file lists: columns ``label``, ``path`` and ``split``, others if they are there.
 
-    ``split`` is ``train`` or ``validation``. Where ``is_query`` and ``is_gallery`` are true of all of ``validation``,
-    or not there, each of its images is searched among all others; else queries are searched in the gallery, and no
-    image is both. ``x_1``, ``y_1``, ``x_2``, ``y_2`` (left, top, right, bottom) are the part of the file that is the
+    ``split`` is ``train`` or ``validation``. If ``is_query`` and ``is_gallery`` are true in all rows of ``validation``,
+    or missing, each of its images is searched among all others; else queries are searched in the gallery, and no image
+    is both. ``x_1``, ``y_1``, ``x_2``, ``y_2`` (left, top, right, bottom) are the part of the file that is the
     image; empty for all of it.
 
     Args:

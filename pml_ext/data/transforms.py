@@ -33,8 +33,8 @@ class Pipeline:
 class Steps(nn.Module):
     """A transform in three parts: a deterministic first step, further steps on one image, and steps on a batch.
 
-    The first step, None where the steps begin with a random one, leaves its own result alone, so that its results can
-    be cached and go through all steps. ``smallest``: pixels that an image's shorter side may be reduced to before.
+    The first step is idempotent, so that its cached results can go through all steps; None if the steps begin with a
+    random one. ``smallest``: pixels of the shorter side that a file must at least be read with.
     """
 
     def __init__(

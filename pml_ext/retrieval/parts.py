@@ -2,8 +2,8 @@
 
 A listing of images is cut into at most 1,024 *segments* of whole batches of 64, the same ones for any number of parts.
 A segment becomes one Parquet file, in one step, whose rows are the same to the last bit whoever computes them with as
-many threads. A part is a run of segments: to be done twice, or by two machines, changes nothing, and one that was
-killed goes on after its last file.
+many threads. A part is a range of segments. Repeating it, or computing it on two machines, changes nothing; a part that
+was killed goes on after its last file.
 
 Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; of images in tables and
 shards their CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata have the network's identity, the
@@ -67,7 +67,7 @@ class Segment:
 
     @property
     def packed(self) -> bool:
-        """Whether the images are in a file, whose path belongs to what they are."""
+        """Whether the images are packed into one file."""
         return self.place.endswith((".parquet", ".tar"))
 
     @property
@@ -77,7 +77,7 @@ class Segment:
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of what the images are, as far as that is known without reading them."""
+        """Digest of the images' names, sizes and times, which needs no image to be read."""
         return _digest([self.names, self.facts, self.group] + [self.place] * self.packed)
 
     def images(self) -> Iterator[tuple[str, Facts, Path | _Held]]:
@@ -307,7 +307,7 @@ def _read(file: Path) -> Any:
 
 
 def _about(file: Path) -> dict[str, Any]:
-    """Return what a file of embeddings says of itself."""
+    """Return the metadata of a file of embeddings."""
     with _read(file) as opened:
         text = (opened.schema_arrow.metadata or {}).get(_META)
     if text is None:

@@ -61,7 +61,7 @@ class Answer:
     distances: list[float]  # Euclidean, of normalized embeddings, or values of the learned metric
     classes: list[str]  # the sub-folder of each
     query_class: str | None  # the query's sub-folder, where it lies in the indexed folder
-    ids: list[int] = dataclasses.field(default_factory=list)  # which images keep while they are in the index
+    ids: list[int] = dataclasses.field(default_factory=list)  # an image keeps its id while it is in the index
 
 
 Answers = Callable[[Sequence[str], Tensor], list[Answer]]

@@ -59,13 +59,13 @@ class Store(Protocol):
         """Return up to k images for each vector ``[Q, D]``, nearest first."""
 
     def delete(self, ids: Sequence[int]) -> None:
-        """Delete images; ids that are not there are passed over."""
+        """Delete images; ignore unknown ids."""
 
     def count(self) -> int:
         """Return the number of images; 0 where there is no table."""
 
     def marks(self) -> Mapping[int, int]:
-        """Return the mark of each image by its id, so that what has changed is known after a write that failed."""
+        """Return the mark of each image by its id, which shows what has changed, also after a write that failed."""
 
 
 def builtin_stores() -> dict[str, Callable[..., Store]]:

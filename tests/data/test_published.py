@@ -41,16 +41,13 @@ def test_cub_trains_on_the_first_classes(tmp_path, count):
     assert tuple(boxed.test.subset([1, 2])[0][0].shape) == (3, 8, 10)
 
 
-def test_cars_are_split_by_class_not_officially(tmp_path, count):
+def test_cars_are_split_by_class_and_products_by_their_lists(tmp_path, count):
     count("CARS196")
     splits = photographs.cars196(cars_folder(tmp_path), 64)
     assert splits.train.labels.tolist() == [0, 1] * 3
     assert splits.test.labels.tolist() == [2, 3] * 3
     assert splits.train.class_names[0] == "Maker 0 2012"
     assert splits.test.paths[0].name == "000003.jpg"
-
-
-def test_products_are_labeled_on_from_the_training_classes(tmp_path, count):
     count("SOP")
     sop_folder(tmp_path / "Stanford_Online_Products")
     splits = photographs.sop(tmp_path, 64)

@@ -135,7 +135,7 @@ def test_within_a_class_answers_are_the_nearest_of_it(indexed, make, folder, fac
         (answer,) = run.query(query, 6, within=name)
         assert answer.paths == [path for path, _ in wanted]
         assert answer.distances == pytest.approx([value for _, value in wanted], abs=1e-3)
-    (members,) = [sum(path.startswith("7/") for path in exact.embedded.paths)]
+    members = sum(path.startswith("7/") for path in exact.embedded.paths)
     with pytest.warns(UserWarning, match=rf"fewer than 100 answers .*: the index holds {members} images of the class"):
         assert len(run.query(query, 100, within="7")[0].paths) == members
     with pytest.raises(ConfigError, match=r"--within 77: no class '77'; nearest: 7"):

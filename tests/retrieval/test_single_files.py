@@ -76,16 +76,12 @@ def test_a_folder_is_not_embedded_again_where_its_files_were(make, images, tmp_p
     torch.testing.assert_close(gallery.embedded.embeddings, scratch.embeddings, rtol=0, atol=1e-5)
 
 
-def test_few_files_and_other_states_of_the_run_write_nothing(make, images, runs, tmp_path):
+def test_few_files_write_nothing(make, images, tmp_path):
     watched = make()
     watched.run.embed(files_of(images)[: embedding.SEVERAL - 1])
     assert not (tmp_path / "store").exists()
     watched.run.embed(files_of(images)[: embedding.SEVERAL])
     assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["images.sqlite", "vectors.f32"]
-    other = Watched(runs[1], tmp_path / "store")
-    with pytest.warns(StoreWarning, match="was built by the run"):
-        other.run.embed(files_of(images)[: embedding.SEVERAL])
-    assert other.since() == embedding.SEVERAL
 
 
 def test_a_query_takes_what_the_index_has(make, images, tmp_path):

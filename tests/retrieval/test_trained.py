@@ -27,9 +27,7 @@ def with_entry(**entries):
     [
         *itertools.product(("network.json", "checkpoints/model.pt"), (empty, halve, garbage)),
         ("network.json", lambda path: path.write_text("[1, 2]")),
-        ("network.json", lambda path: path.write_text('{"image_size": 8}')),
         ("network.json", with_entry(channels=2)),
-        ("network.json", with_entry(image_size="8")),
         ("network.json", with_entry(image_size=1)),
         ("checkpoints/model.pt", another_network),
     ],

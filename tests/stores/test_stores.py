@@ -11,7 +11,6 @@ from pml_ext import load_run, registry
 from pml_ext.browse import open_collections
 from pml_ext.collection import RetrievalWarning
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.retrieval.query import is_store
 from pml_ext.stores import Rows, Where
 
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext.retrieval.SkippedImage")
@@ -224,4 +223,3 @@ def test_wrong_addresses(make, runs, folder, tmp_path, command):
     told = command("query", runs[0], folder, "-o", tmp_path / "answers.txt")
     assert (told.returncode, "wanted a file that ends in .parquet or .jsonl" in told.stderr) == (2, True)
     assert "-o wants one folder" in command("query", runs[0], "-o", tmp_path / "answers.jsonl").stderr
-    assert is_store("lancedb:x")
