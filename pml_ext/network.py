@@ -61,14 +61,9 @@ class Preprocessing(BaseModel):
 class Network(nn.Module):
     """A network from images to embeddings, with their preprocessing.
 
-    Args:
-        preprocessing: of its images.
-        trunk: maps ``[B, C, S, S]`` to features ``[B, F]``.
-        embedding_size: length of an embedding.
-        hidden_sizes: widths of the embedder's hidden layers; None for no embedder: features are embeddings.
-        features: F, if known.
-        norm: of the embedder, as in :func:`pml_ext.models.embedder`.
-        dropout: of the embedder, too.
+    ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose number is measured unless given.
+    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`pml_ext.models.embedder`; ``hidden_sizes = None`` is
+    no embedder: features are embeddings.
     """
 
     def __init__(

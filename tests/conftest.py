@@ -117,17 +117,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def install_plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[InstallPlugin]:
     """Puts a distribution with one module and one entry point on the path, as an installer would."""
 
-    def install(
-        module: str, source: str, *, entry_point: str = "", distribution: str = "", version: str = "1.0"
-    ) -> Path:
+    def install(module: str, source: str, *, entry_point: str = "", distribution: str = "") -> Path:
         distribution = distribution or module.replace("_", "-")
         folder = tmp_path / f"site-{distribution}"
         package = folder / module
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(textwrap.dedent(source))
-        info = folder / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info = folder / f"{distribution.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[pml_ext]\n{entry_point or module} = {module}\n")
         monkeypatch.syspath_prepend(str(folder))
         monkeypatch.delitem(sys.modules, module, raising=False)

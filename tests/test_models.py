@@ -35,12 +35,6 @@ def test_output_size_keeps_the_mode_and_names_a_misfit():
         models.output_size(nn.Identity(), 1, 28)
 
 
-def test_embedders():
-    assert isinstance(models.embedder(10, 4), nn.Linear)
-    deep = models.embedder(10, 4, [8, 6])
-    assert [tuple(layer.weight.shape) for layer in deep if isinstance(layer, nn.Linear)] == [(8, 10), (6, 8), (4, 6)]
-
-
 SIZES = {"resnet18": (64, 512), "mobilenet_v3_small": (64, 1024), "googlenet": (96, 1024), "inception_v3": (139, 2048)}
 SIZES |= {"densenet121": (64, 1024), "swin_t": (64, 768)}  # of images, and of features
 

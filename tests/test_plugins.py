@@ -11,11 +11,7 @@ from pml_ext import plugins, registry
 from pml_ext.errors import MissingExtraError, PluginError, PluginWarning, UnknownNameError
 from pml_ext.registry import Paper
 
-
-@pytest.fixture(autouse=True)
-def _isolated():
-    with registry.isolated():
-        yield
+pytestmark = pytest.mark.usefixtures("isolated_registry")
 
 
 def record(name):
@@ -43,7 +39,6 @@ MARKED = (
 BROKEN = {
     "raise RuntimeError('no luck')": "RuntimeError: no luck",
     "import sys; sys.exit(3)": "SystemExit: 3",
-    "import a_package_that_is_not_there": "ModuleNotFoundError",
     "import pytest\npytest.skip('not here', allow_module_level=True)": "Skipped: not here",
     "def pml_ext_components(): return []": "not marked as a hook.*'@hookimpl' above 'def pml_ext_components'",
     MARKED + "component(): return []": "unknown hook",

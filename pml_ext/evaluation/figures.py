@@ -113,7 +113,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
 
 
 def similarity_distributions(
-    parts: Parts, max_items: int = 1000, seed: int = 0, learned: Mapping[str, BaseDistance] | None = None
+    parts: Parts, max_items: int = 1000, learned: Mapping[str, BaseDistance] | None = None
 ) -> Figure:
     """Draw the distributions of the cosine similarities of positive and negative pairs, a panel for each part.
 
@@ -121,14 +121,13 @@ def similarity_distributions(
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
-        max_items: largest number of rows per part; a larger part is sampled at random.
-        seed: of that draw.
+        max_items: largest number of rows per part; a larger part is sampled at random, with a fixed seed.
         learned: learned metrics by title, whose values are drawn instead, on a scale of their own.
     """
     learned = learned or {}
     figure, panels = panels_of(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
-        chosen = some_of(len(labels), max_items, seed)
+        chosen = some_of(len(labels), max_items, seed=0)
         points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
         if title in learned:
             similarity = matrix_under(learned[title], points).cpu()

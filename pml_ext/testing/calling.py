@@ -13,9 +13,10 @@ from torch.overrides import TorchFunctionMode
 from .. import pml, registry
 from .batches import Batch, batch_of
 from .comparing import equal, gradient, gradients, sorted_rows, weighted
+from .second_device import TORCH
 from .subject import SkipCheck, Subject, takes_labels
 
-TORCH, KIT = str(Path(torch.__file__).parent), str(Path(__file__).parent)  # folders whose frames are not the author's
+KIT = str(Path(__file__).parent)  # a folder whose frames are not the author's
 
 
 def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable: bool = False) -> None:

@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from pml_ext import FromMatrix, Hierarchy, RetrievalAccuracyCalculator, SharedLabel
-from pml_ext.evaluation import neighbors_under
-from pml_ext.pml import CosineSimilarity
 
 N, M = 50, 40
 NAMES = {
@@ -48,18 +46,12 @@ def loop(points, weights, gallery=None):
 
 
 @pytest.mark.parametrize("relation", [SharedLabel(), SharedLabel(graded=True), SharedLabel(0.4, graded=True)])
-@pytest.mark.parametrize("search", [None, "torch"])
-def test_sets(relation, search):
+def test_sets(relation):
     points, sets = made(N)
     settings = {"relation": relation, "precision_at": (5,), "ndcg_at": (10,), "include": tuple(NAMES.values())}
-    if search:
-        points = torch.nn.functional.normalize(points)
-        settings["knn_func"] = neighbors_under(CosineSimilarity())
     found = RetrievalAccuracyCalculator(**settings).get_accuracy(points, sets.float().numpy())
     assert found == pytest.approx(loop(points, relation.matrix(sets, sets)))
     gallery, others = made(M, 1)
-    if search:
-        gallery = torch.nn.functional.normalize(gallery)
     found = RetrievalAccuracyCalculator(**settings).get_accuracy(points, sets, gallery, others)
     assert found == pytest.approx(loop(points, relation.matrix(sets, others), gallery))
 
