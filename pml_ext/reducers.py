@@ -38,7 +38,7 @@ _OF_SUMS = (reducers.MeanReducer, reducers.SumReducer, reducers.AvgNonZeroReduce
 
 
 def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
-    """Return what reduces a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
+    """Return the reducer of a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
     if not isinstance(reducer, MultipleReducers):
         return reducer
     return dict(reducer.reducers.items()).get(name, reducer.default_reducer)

@@ -5,7 +5,7 @@ import torch
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.losses import TripletMarginLoss
 
-from pml_ext.distances import EuclideanDistance, GramCosineSimilarity, GramDotProductSimilarity
+from pml_ext.distances import EuclideanDistance
 
 
 @pytest.mark.parametrize("power", [1, 2, 3.5])
@@ -20,9 +20,3 @@ def test_euclidean_distance_has_pmls_power(power):
     torch.testing.assert_close(*pairs)
     torch.testing.assert_close(x.grad, twin.grad)
     assert ours.power == power
-
-
-def test_fixed_settings_have_no_other_value():
-    for kind in (EuclideanDistance, GramCosineSimilarity, GramDotProductSimilarity):
-        with pytest.raises(TypeError):
-            kind(normalize_embeddings=False)

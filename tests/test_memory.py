@@ -72,7 +72,7 @@ class Spy(losses.TripletMarginLoss):
 
 
 @pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
-def test_miner_over_the_ring_never_pairs_an_embedding_with_itself(miner):
+def test_a_miner_over_the_queue_never_pairs_an_embedding_with_itself(miner):
     spy = Spy()
     memory = CrossBatchMemory(spy, 6, 20, miner=miner)
     for number in range(3):
@@ -113,15 +113,18 @@ def test_enqueue_mask():
     assert memory(x, labels, enqueue_mask=torch.ones(12, dtype=torch.bool)) == 0  # no anchors
 
 
-def test_inactive_is_the_plain_loss():
+def test_before_its_first_epoch_it_is_the_plain_loss():
     miner = miners.MultiSimilarityMiner()
-    memory = CrossBatchMemory(losses.MultiSimilarityLoss(), 6, 16, miner=miner)
-    memory.active = False
+    memory = CrossBatchMemory(losses.MultiSimilarityLoss(), 6, 16, miner=miner, first_epoch=3)
+    memory.start_epoch(SimpleNamespace(epoch=2))
     x, labels = batch()
     assert torch.equal(memory(x, labels), memory.loss(x, labels, miner(x, labels)))
     assert memory.filled == 0
     large, many = batch(size=40)
     assert memory(large, many).isfinite()
+    memory.start_epoch(SimpleNamespace(epoch=3))
+    memory(x, labels)
+    assert memory.filled == 12
 
 
 def test_states_that_do_not_fit():
@@ -136,7 +139,7 @@ def test_states_that_do_not_fit():
         memory.load_state_dict(state | {"other": torch.zeros(1)})
 
 
-def test_the_ring_is_moved_as_buffers_are():
+def test_the_queue_is_moved_as_buffers_are():
     holder = torch.nn.ModuleList([CrossBatchMemory(losses.ContrastiveLoss(), 6, 30)])
     holder[0](*batch())
     rows = holder[0].embedding_memory
@@ -152,7 +155,7 @@ def test_the_ring_is_moved_as_buffers_are():
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
 @pytest.mark.parametrize("miner", [None, miners.TripletMarginMiner()])
-def test_validation_is_compared_with_the_ring_and_leaves_it_as_it_is(mode, miner):
+def test_validation_is_compared_with_the_queue_and_leaves_it_as_it_is(mode, miner):
     memory = CrossBatchMemory(losses.TripletMarginLoss(), 6, 30, miner=miner)
     memory(*batch(1))
     before = {name: value.clone() for name, value in memory.state_dict().items()}
@@ -249,10 +252,3 @@ def test_wrong_calls():
         memory(x, labels, enqueue_mask=torch.ones(4))
     x, labels = batch()
     assert memory(x, labels, enqueue_mask=torch.arange(12) < 8).isfinite()
-
-
-def test_a_run_says_from_which_epoch_on_it_is_used():
-    memory = CrossBatchMemory(losses.ContrastiveLoss(), 4, 32, first_epoch=3)
-    for epoch in (1, 2, 3, 4):
-        memory.start_epoch(SimpleNamespace(epoch=epoch))
-        assert memory.active == (epoch >= 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, miners
 
-from pml_ext import HardPairMiner, LocalPositiveMiner, SemiHardTripletMiner, TiledTripletMarginLoss
+from pml_ext import HardPairMiner, LocalPositiveMiner, SemiHardTripletMiner
 from pml_ext.testing.calling import CountedOperations
 
 LABELS = torch.tensor([3, 3, 3, 0, 0, 1, 2, 2, 2, 2, 7, 0, 3, 2])
@@ -69,15 +69,3 @@ def test_a_large_batch_is_never_listed(make):
         mined = make()(x, labels)
     returned = max(len(index) for index in mined)
     assert counted.largest <= max(returned, 1 << 21) < 2048 * 2048  # of a tile, or of the answer
-
-
-def test_wrong_settings_and_a_loss_behind_it():
-    with pytest.raises(ValueError, match="margin of SemiHardTripletMiner must be a finite number above 0"):
-        SemiHardTripletMiner(margin=0)
-    with pytest.raises(ValueError, match="tile_size"):
-        HardPairMiner(tile_size=0)
-    x = points().requires_grad_()
-    miner = SemiHardTripletMiner(0.3)
-    TiledTripletMarginLoss(margin=0.3)(x, LABELS, miner(x, LABELS)).backward()
-    assert x.grad.abs().sum() > 0
-    assert "margin=0.3" in repr(miner)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import RunView, gram, normalize, pair_masks
+from pml_ext.plugin import RunView, check_number, gram, normalize, pair_masks
 
 from .functional import log_ratio
 
@@ -37,10 +36,7 @@ class PairStatistics:
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
-            if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value):
-                raise ValueError(f"{name} of PairStatistics must be a finite number; got {value!r}")
-            if not name.startswith("mean") and value <= 0:
-                raise ValueError(f"{name} of PairStatistics must be above 0; got {value!r}")
+            check_number(self, name, value, above=-math.inf if name.startswith("mean") else 0)
         if self.mean_pos <= self.mean_neg:
             raise ValueError(
                 f"mean_pos of PairStatistics must be above mean_neg; got {self.mean_pos} and "

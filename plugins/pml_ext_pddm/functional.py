@@ -31,7 +31,7 @@ class Head(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Embeddings, and what of Eq. 2 is computed of each alone."""
+    """Embeddings, with the part of Eq. 2 that depends on each alone."""
 
     points: Tensor  # normalized, [N, D]
     positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two is W_v v. None without the position
@@ -177,14 +177,8 @@ def hard_quadruplets(
     """Return the quadruplets of :class:`HardQuadrupletMiner`, as triplets (i, j, k), (j, i, l), and their number.
 
     An end without negatives has no triplet, a pair without any is no quadruplet. Ties: the first pair in row-major
-    order, the first index.
-
-    Args:
-        scores: larger means more similar, ``[B, B]``, symmetric.
-        positives: mask, ``[B, B]``; a pair is in it if either order is.
-        negatives: mask, ``[B, B]``, of each row.
-        count: number of distinct unordered pairs: of the batch, or of each class where ``classes``, ``[B]``, are given.
-        classes: ``[B]``, or None.
+    order, the first index. Scores, ``[B, B]``, are symmetric and larger between more similar images; a pair is positive
+    if the mask has either order. ``count`` unordered pairs are of the batch, or of each of the ``classes``, ``[B]``.
     """
     has_negative = negatives.any(1)
     i, j = torch.where((positives | positives.T).triu(1) & (has_negative[:, None] | has_negative))

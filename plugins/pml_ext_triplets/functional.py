@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pml_ext.plugin import all_places, in_parts, transformed
 
-_FAR = 1e6  # stands for the distance to what is no negative: finite, so that 0 times it is 0
+_FAR = 1e6  # in place of the distance to a column that is no negative: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives of an anchor that are compared at a time
 _MANY = 24  # positives of an anchor from which on one sort is cheaper than a pass for each
 _ENTRIES = 1 << 20  # triplets of a smooth kind that are in memory at a time
@@ -138,16 +138,9 @@ def pair_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return each pair's sum of a triplet loss over its negatives in S, and their number: ``[L]``, floating point.
 
-    The forward pass of hinges also computes the gradient for a uniform upstream gradient (a sum or a mean); any other
-    upstream gradient needs a second pass.
-
-    Args:
-        distances: ``[B, R]``.
-        pairs: the positive pairs (a, p).
-        negatives: mask of (a, n), ``[B, R]``.
-        kind: the loss of a triplet.
-        everything: all negatives of the anchor, rather than those in S.
-        between: for d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row there, ``[L]``.
+    Distances and the mask of negatives are ``[B, R]``. ``everything``: of all negatives of the anchor. ``between``, for
+    d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row there, ``[L]``. The forward pass of
+    hinges also computes the gradient for a uniform upstream gradient (a sum or a mean); another needs a second pass.
     """
     if isinstance(kind, Hinge) and not transformed(distances):
         hinge_sums: tuple[Tensor, Tensor] = _HingeSums.apply(distances, pairs, negatives, kind, everything)  # type: ignore[no-untyped-call]

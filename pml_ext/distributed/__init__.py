@@ -1,4 +1,4 @@
-"""Several processes: what they are, what they share, losses, miners and batch norm over all of them."""
+"""Losses, miners and batch norm over several processes, and the exchange of tensors and objects between them."""
 
 from typing import TYPE_CHECKING
 

@@ -107,17 +107,12 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     ) -> Any:
         """Return indices of pairs or triplets of the joined batch, of this process's part of each argument."""
         self.reset_stats()
-        batch: dict[str, Any] = {
-            "embeddings": embeddings,
-            "labels": labels,
-            "ref_emb": ref_emb,
-            "ref_labels": ref_labels,
-        }
+        given: Any = embeddings, labels, ref_emb, ref_labels
         if num_processes() > 1:
-            batch["labels"], batch["ref_labels"] = checked(self.relation, embeddings, labels, None, ref_emb, ref_labels)
-            batch = join(batch)
-        given = list(batch.values())[: 2 if ref_emb is None else 4]
-        mined = self.miner(*given) if rank() == 0 else ()
+            labels, ref_labels = checked(self.relation, embeddings, labels, None, ref_emb, ref_labels)
+            batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
+            given = tuple(join(batch).values())
+        mined = self.miner(*given[: 2 if ref_emb is None else 4]) if rank() == 0 else ()
         if num_processes() > 1:
             mined = tuple(index.to(embeddings.device) for index in from_rank_0([index.cpu() for index in mined]))
         if len(mined) in (3, 4):

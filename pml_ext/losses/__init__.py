@@ -1,4 +1,4 @@
-"""The base of pair losses, what wraps losses, and how a wrapper calls one."""
+"""Base of pair losses, losses in tiles, cross-batch memory, gradient caching, and wrappers around losses."""
 
 from .cached import CachedGradients as CachedGradients
 from .cached import MicroBatched as MicroBatched

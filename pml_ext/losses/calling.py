@@ -26,7 +26,7 @@ class WrapperCapabilities:
 
 
 class WrapsLoss:
-    """Mixin of wrappers around a ``loss``: any loss that has the capabilities fits, and its relation is theirs."""
+    """Mixin of wrappers around a ``loss``: its capabilities decide whether it fits, and they have its relation."""
 
     loss: torch.nn.Module
 

@@ -42,7 +42,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     or all the same one with ``DistributedLoss(CrossBatchMemory(...))``.
 
     *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; pair losses of ours work in tiles, so
-    that a million references fit. Around PML's losses, and without a miner, a list of all ``B * memory_size`` pairs.
+    that a million references fit. PML's losses get a list of all ``B * memory_size`` pairs, unless a miner chooses.
 
     Args:
         loss: the loss.

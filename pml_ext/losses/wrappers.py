@@ -196,7 +196,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         return total
 
 
-class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
+class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[misc]
     r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
 
     Values are those of PML's, which refuses our losses by name; here the capabilities of a loss decide (see
@@ -215,10 +215,6 @@ class SelfSupervisedLoss(pml.SelfSupervisedLoss):  # type: ignore[misc]
         if reason := _no_views(loss, symmetric):
             raise TypeError(f"SelfSupervisedLoss labels images by their place in the batch, and {reason}")
         super().__init__(loss, symmetric)
-
-    @classmethod
-    def check_loss_support(cls, loss_name: str) -> None:
-        """Accept any name: capabilities decide, in the constructor."""
 
     def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Any:
         """Return the loss of images ``[B, D]`` and their views, ``ref_emb``, row by row."""

@@ -105,7 +105,7 @@ def normalizes(module: Any) -> bool:
 
 
 def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
-    """Return a loss's value, or NaN where a number of the inputs is NaN or infinite, partner or none."""
+    """Return a loss's value, or NaN where an input holds NaN or infinity, in rows without partners too."""
     if not isinstance(value, Tensor):
         return value
     for x in inputs:

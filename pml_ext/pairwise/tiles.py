@@ -26,7 +26,7 @@ Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor
 _ENTRIES, _ENTRIES_ELSEWHERE = {"cpu": 1 << 22}, 1 << 25
 _MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 8
 _DENSE, _DENSE_ELSEWHERE = {"cpu": 1 << 21}, 1 << 26  # entries up to which tiles are not faster, or not needed
-_SHARED = 1 << 18  # entries up to which processes do not share: they wait for each other longer than that takes
+_SHARED = 1 << 18  # entries up to which processes do not share: waiting for each other takes longer than computing
 
 
 class Sharing(Protocol):

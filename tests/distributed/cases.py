@@ -9,7 +9,6 @@ import sys
 import torch
 import torch.distributed as dist
 from pytorch_metric_learning import losses, miners, reducers
-from pytorch_metric_learning.utils import distributed as pml_distributed
 from torch import nn
 
 import pml_ext
@@ -147,10 +146,6 @@ def main(folder):
                     loss = ddp(loss, find_unused_parameters=True, broadcast_buffers=False)
                 miner = DistributedMiner(miner) if miner is not None else None
                 results[name, parts, around] = step(ddp(network()), loss, miner, parts, rank)
-    for name in ("contrastive", "proxy-anchor"):
-        loss, _ = cases()[name]
-        wrapped = pml_distributed.DistributedLossWrapper(loss)
-        results[name, EVEN, "pml"] = step(ddp(network()), wrapped, None, EVEN, rank)
 
     def refused(key, call):
         try:

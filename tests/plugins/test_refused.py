@@ -58,7 +58,7 @@ VALUES = [
     (lambda: CBMLLoss.from_statistics(KNOWN, exponent="cubic"), "exponent must be 'linear' or 'quadratic'"),
     (lambda: CBMLLoss.from_statistics(KNOWN, delta="ratio"), "has delta in the exponents"),
     (lambda: PairStatistics(0.2, 0.1, 0.7, 0.1), "mean_pos of PairStatistics must be above mean_neg"),
-    (lambda: PairStatistics(0.7, 0.0, 0.2, 0.1), "std_pos of PairStatistics must be above 0"),
+    (lambda: PairStatistics(0.7, 0.0, 0.2, 0.1), "std_pos of PairStatistics must be a finite number above 0"),
     (lambda: PairStatistics.of(X, torch.arange(12)), "wants a positive and a negative pair"),
     (lambda: HardPairMiner(math.inf), "epsilon of HardPairMiner must be a finite number, not inf"),
     (lambda: MetricVarianceRegularizer(gamma=2), "gamma of MetricVarianceRegularizer must be .* at most 1, not 2"),

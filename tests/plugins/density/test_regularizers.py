@@ -1,5 +1,6 @@
 """Density adaptivity against slow loops from Eq. 5 to 8, its fixed point, and what it refuses."""
 
+import itertools
 import math
 
 import pytest
@@ -16,23 +17,6 @@ def slow_density(points):
     points = [x / x.norm().clamp(min=1e-12) for x in points]
     mean = sum(points) / len(points)
     return sum(((x - mean) ** 2).sum() for x in points) / len(points)
-
-
-def slow_loss(embeddings, labels, targets, base, eta, weight, entry_of):
-    """Eq. 8, class by class and pair by pair."""
-    present = sorted(set(labels.tolist()))
-    count = len(present)
-    total = 0
-    for label in present:
-        density = slow_density([x for x, y in zip(embeddings, labels.tolist(), strict=True) if y == label])
-        alpha = targets[entry_of[label]]
-        total = total + (density - alpha) ** 2 / count - alpha / count
-    for one in present:
-        for other in present:
-            i, j = entry_of[one], entry_of[other]
-            if base[i] > 0 and base[j] > 0:
-                total = total + weight / count**2 * (base[j] ** eta * targets[i] - base[i] ** eta * targets[j]) ** 2
-    return total
 
 
 def batch(labels, size=5, seed=0, dtype=torch.float64):
@@ -54,9 +38,20 @@ def reference(
     class_labels=None,
     initial_density=0.5,
 ):
-    entry_of = {name: entry for entry, name in enumerate(class_labels or range(6))}
-    base = base_density or [0.0] * 6
-    return slow_loss(embeddings, labels, component.target_density, base, eta, correlation_weight, entry_of)
+    """Eq. 8, class by class and pair by pair."""
+    names, base, targets = list(class_labels or range(6)), base_density or [0.0] * 6, component.target_density
+    present = sorted(set(labels.tolist()))
+    count = len(present)
+    total = 0
+    for label in present:
+        density = slow_density([x for x, y in zip(embeddings, labels.tolist(), strict=True) if y == label])
+        alpha = targets[names.index(label)]
+        total = total + (density - alpha) ** 2 / count - alpha / count
+    for i, j in itertools.product(map(names.index, present), repeat=2):
+        if base[i] > 0 and base[j] > 0:
+            penalty = (base[j] ** eta * targets[i] - base[i] ** eta * targets[j]) ** 2
+            total = total + correlation_weight / count**2 * penalty
+    return total
 
 
 def test_against_the_slow_loop():

@@ -71,15 +71,15 @@ def objective(
     distance,
     embeddings,
     labels,
-    *,
-    alpha=0.5,
-    beta=1.0,
-    weight=0.5,
-    count=1,
-    per_class=False,
-    power=1,
-    scaling=True,
     tuples=None,
+    *,
+    score_margin=0.5,
+    embedding_margin=1.0,
+    embedding_weight=0.5,
+    num_quadruplets=1,
+    per_class=False,
+    squared=False,
+    normalize_scores=True,
 ):
     """E_m and E_e times its weight, Eq. 3 and 4."""
     size, x = len(labels), [unit(row) for row in embeddings]
@@ -88,13 +88,14 @@ def objective(
         found = list(zip(*(index.tolist() for index in tuples), strict=True))
         number = len(found) / 2
     else:
-        found, number = quadruplets(s, labels, count, per_class, tuples)
-    if scaling:
+        found, number = quadruplets(s, labels, num_quadruplets, per_class, tuples)
+    if normalize_scores:
         values = [s[i][j] for i in range(size) for j in range(size) if i != j]
         low, high = min(values), max(values)
         s = [[(value - low) / (high - low) if high > low else 0.0 for value in row] for row in s]
     metric = embedding = 0 * embeddings.sum()
     for a, p, n in found:
-        metric = metric + (alpha + s[a][n] - s[a][p]).relu()
-        embedding = embedding + (beta + (x[a] - x[p]).norm() ** power - (x[a] - x[n]).norm() ** power).relu()
-    return metric / (number or 1), weight * embedding / (number or 1)
+        metric = metric + (score_margin + s[a][n] - s[a][p]).relu()
+        near, far = ((x[a] - x[other]).norm() ** (2 if squared else 1) for other in (p, n))
+        embedding = embedding + (embedding_margin + near - far).relu()
+    return metric / (number or 1), embedding_weight * embedding / (number or 1)

@@ -7,7 +7,6 @@ import torch
 from pytorch_metric_learning.losses import TripletMarginLoss
 
 from pml_ext import HardQuadrupletMiner, PDDMDistance, PDDMLoss
-from pml_ext.benchmark import peak_bytes
 from pml_ext.testing import SkipCheck, check_component
 
 from . import loops
@@ -24,39 +23,11 @@ def build(seed=0, *, dropout=0.0, position=True, hidden_size=None, **settings):
     return PDDMLoss(PDDMDistance(5, hidden_size, dropout, position).double(), **settings)
 
 
-def reference(
-    embeddings,
-    labels,
-    component,
-    distance,
-    indices_tuple=None,
-    score_margin=0.5,
-    embedding_margin=1.0,
-    embedding_weight=0.5,
-    num_quadruplets=1,
-    per_class=False,
-    squared=False,
-    normalize_scores=True,
-    detach_scaling=False,
-    detach_embeddings=False,
-    embedding_loss=None,
-    pointwise=None,
-):
-    if detach_scaling or detach_embeddings or embedding_loss or (pointwise and indices_tuple is not None):
+def reference(embeddings, labels, component, distance, indices_tuple=None, pointwise=None, **settings):
+    others = [settings.pop(name, None) for name in ("detach_scaling", "detach_embeddings", "embedding_loss")]
+    if any(others) or (pointwise and indices_tuple is not None):
         raise SkipCheck("tests below: what is detached, and another loss in the place of the feature term")
-    metric, embedding = loops.objective(
-        component.distance,
-        embeddings,
-        labels.tolist(),
-        alpha=score_margin,
-        beta=embedding_margin,
-        weight=embedding_weight,
-        count=num_quadruplets,
-        per_class=per_class,
-        power=2 if squared else 1,
-        scaling=normalize_scores,
-        tuples=indices_tuple,
-    )
+    metric, embedding = loops.objective(component.distance, embeddings, labels.tolist(), indices_tuple, **settings)
     if pointwise is not None:
         metric = loops.pointwise(component.distance, embeddings, labels.tolist(), pointwise)
     return metric + embedding
@@ -152,15 +123,7 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     triplet = TripletMarginLoss(margin=0.2)
     loss = build(embedding_loss=triplet, embedding_weight=3.0, num_quadruplets=3, collect_stats=True)
     triplets = HardQuadrupletMiner(loss.distance, num_quadruplets=3)(x, LABELS)
-    metric, _ = loops.objective(loss.distance, x, LABELS.tolist(), count=3)
+    metric, _ = loops.objective(loss.distance, x, LABELS.tolist(), num_quadruplets=3)
     expected = (metric + 3 * triplet(x, LABELS, triplets)).item()
     assert loss(x, LABELS).item() == pytest.approx(expected, rel=1e-9)
     assert loss.feature_loss.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
-
-
-def test_memory_for_pairs_is_bounded():
-    torch.manual_seed(0)
-    labels = torch.arange(512) // 4
-    x = torch.randn(512, 32, requires_grad=True)
-    loss = PDDMLoss(PDDMDistance(32, memory_budget=1 << 20), per_class=True)
-    assert peak_bytes(loss, x, labels) < 16 * 512 * 512 + (8 << 20)

@@ -23,20 +23,12 @@ def listed(triplets):
     return list(zip(*(index.tolist() for index in triplets), strict=True))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"num_quadruplets": 3},
-        {"num_quadruplets": 99},
-        {"per_class": True},
-        {"per_class": True, "num_quadruplets": 2},
-    ],
-)
+@pytest.mark.parametrize("count", [1, 2, 3, 99])
+@pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_equal_to_a_loop(settings, seed):
+def test_equal_to_a_loop(count, per_class, seed):
     x, distance = embeddings(seed), PDDMDistance(5).double()
-    loop = {"count": settings.get("num_quadruplets", 1), "per_class": settings.get("per_class", False)}
+    settings, loop = {"num_quadruplets": count, "per_class": per_class}, {"count": count, "per_class": per_class}
     found = HardQuadrupletMiner(distance, **settings)(x, LABELS)
     assert listed(found) == expected(distance.eval()(x), **loop)
     for euclidean in (LpDistance(), LpDistance(power=2)):

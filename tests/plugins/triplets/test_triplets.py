@@ -36,29 +36,36 @@ def distance(x, y):
     return (x - y).norm()
 
 
-def listed(x, labels, kind="hinge", margin=0.2, triplets="violating", percentile=None, references=None, tuples=None):
+def listed(
+    x,
+    labels,
+    indices_tuple=None,
+    ref_emb=None,
+    ref_labels=None,
+    *,
+    kind="hinge",
+    margin=0.2,
+    triplets="violating",
+    positives="all",
+    percentile=60.0,
+):
     """The mean over S, one triplet after the other."""
     points = torch.stack([p / p.norm().clamp(min=1e-12) for p in x])
-    others, other_labels = (x, labels) if references is None else references
-    others = torch.stack([p / p.norm().clamp(min=1e-12) for p in others])
+    others = torch.stack([p / p.norm().clamp(min=1e-12) for p in (x if ref_emb is None else ref_emb)])
     d = [[distance(p, q) for q in others] for p in points]
     between = [[distance(p, q) for q in others] for p in others]
-    if tuples is None:
-        positives, negatives = loops.pairs_from_labels(labels, None if references is None else other_labels)
+    if indices_tuple is None:
+        pairs, negatives = loops.pairs_from_labels(labels, ref_labels)
     else:
-        positives, negatives = loops.pairs_of(tuples)
-        positives = [(a, p) for a, p in positives if a != p]
-    if percentile is not None:
-        limit = {
-            a: np.percentile([d[a][p].item() for b, p in positives if b == a], percentile)
-            for a in {a for a, _ in positives}
-        }
-        positives = {(a, p) for a, p in positives if d[a][p].item() <= limit[a] + 1e-12}
-    every = [(a, p, n) for (a, p), (b, n) in itertools.product(sorted(positives), sorted(negatives)) if a == b]
-    if tuples is not None and len(tuples) == 3:
-        every = [
-            (a, p, n) for a, p, n in zip(*(index.tolist() for index in tuples), strict=True) if (a, p) in positives
-        ]
+        pairs, negatives = loops.pairs_of(indices_tuple)
+        pairs = [(a, p) for a, p in pairs if a != p]
+    if positives == "local":
+        of = {a: [d[a][p].item() for b, p in pairs if b == a] for a, _ in pairs}
+        pairs = {(a, p) for a, p in pairs if d[a][p].item() <= np.percentile(of[a], percentile) + 1e-12}
+    every = [(a, p, n) for (a, p), (b, n) in itertools.product(sorted(pairs), sorted(negatives)) if a == b]
+    if indices_tuple is not None and len(indices_tuple) == 3:
+        given = zip(*(index.tolist() for index in indices_tuple), strict=True)
+        every = [(a, p, n) for a, p, n in given if (a, p) in pairs]
     total, count = x.sum() * 0, 0
     for a, p, n in every:
         if triplets == "all" or d[a][n] < d[a][p] + margin:
@@ -78,22 +85,6 @@ def batch(labels, size=4, seed=0, dtype=torch.float64, spread=0.6):
 LABELS = [0, 1, 0, 2, 1, 0, 2, 1, 0, 3, 1]  # ragged, unsorted, a class of one
 
 
-def reference(
-    embeddings,
-    labels,
-    indices_tuple=None,
-    ref_emb=None,
-    ref_labels=None,
-    *,
-    positives="all",
-    percentile=60.0,
-    **settings,
-):
-    references = None if ref_emb is None else (ref_emb, ref_labels)
-    percentile = percentile if positives == "local" else None
-    return listed(embeddings, labels, **settings, percentile=percentile, references=references, tuples=indices_tuple)
-
-
 @pytest.mark.parametrize("many", [False, True], ids=["few positives", "many"])
 def test_equals_listing_all_triplets(monkeypatch, many):
     if many:
@@ -102,7 +93,7 @@ def test_equals_listing_all_triplets(monkeypatch, many):
     ways = {"kind": KINDS, "triplets": ["violating", "all"], "positives": ["all", "local"]}
     margins = {"kind": ["hinge", "squared-hinge"], "margin": [-0.1, 0.0, 0.5, 3.0]}
     check_component(
-        BatchAllTripletLoss, reference=reference, settings=[ways, margins], checks=["check_reference", "check_settings"]
+        BatchAllTripletLoss, reference=listed, settings=[ways, margins], checks=["check_reference", "check_settings"]
     )
 
 
@@ -117,13 +108,13 @@ def test_ties_and_duplicates(kind, dtype):
         x[6] = 3 * x[7]  # the same direction
     twin = x.detach().double().requires_grad_()
     found = BatchAllTripletLoss(kind=kind)(x, labels)
-    torch.testing.assert_close(found.double(), listed(twin, labels, kind), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(found.double(), listed(twin, labels, kind=kind), rtol=tolerance, atol=tolerance)
     found.backward()
     assert x.grad.isfinite().all()
     corners = torch.eye(4, dtype=dtype).repeat(2, 1).requires_grad_()  # all distances are 0 or the same
     twin = corners.detach().double().requires_grad_()
     y = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-    found, expected = BatchAllTripletLoss(kind=kind)(corners, y), listed(twin, y, kind)
+    found, expected = BatchAllTripletLoss(kind=kind)(corners, y), listed(twin, y, kind=kind)
     torch.testing.assert_close(found, expected.to(dtype), rtol=tolerance, atol=tolerance)
     found.backward()
     expected.backward()
@@ -135,8 +126,8 @@ def test_mined_triplets_outside_of_s_are_not_counted(kind):
     x, labels = batch(LABELS)
     chosen = miners.TripletMarginMiner(margin=0.6)(x, labels)
     loss = BatchAllTripletLoss(kind=kind)
-    torch.testing.assert_close(loss(x, labels, chosen), listed(x, labels, kind, tuples=chosen))
-    assert listed(x, labels, kind, triplets="all", tuples=chosen) != listed(x, labels, kind, tuples=chosen)
+    torch.testing.assert_close(loss(x, labels, chosen), listed(x, labels, chosen, kind=kind))
+    assert listed(x, labels, chosen, kind=kind, triplets="all") != listed(x, labels, chosen, kind=kind)
     assert loss(x, labels, tuple(torch.zeros(0, dtype=torch.long) for _ in range(3))) == 0
 
 
@@ -160,13 +151,9 @@ def test_the_share_of_violating_triplets_is_recorded():
     loss = BatchAllTripletLoss(collect_stats=True)
     info = BatchAllTripletLoss(reducer=reducers.DoNothingReducer())(x, labels)["loss"]
     loss(x, labels)
-    possible = sum(
-        labels[a] == labels[p] and a != p and labels[a] != labels[n]
-        for a in range(11)
-        for p in range(11)
-        for n in range(11)
-    )
-    assert loss.violating.item() == pytest.approx(info["divisor"].item() / int(possible))
+    same = labels[:, None] == labels
+    possible = ((same.sum(1) - 1) * (~same).sum(1)).sum()
+    assert loss.violating.item() == pytest.approx(info["divisor"].item() / possible.item())
 
 
 @pytest.mark.parametrize("percentile", [0, 30, 60, 100])
