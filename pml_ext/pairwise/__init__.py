@@ -49,7 +49,6 @@ from .tiles import in_parts as in_parts
 from .tiles import in_tiles as in_tiles
 from .tiles import rows_per_tile as rows_per_tile
 from .tiles import shared as shared
-from .tiles import sharing as sharing
 from .tiles import tiles_of_rows as tiles_of_rows
 from .transforms import apart as apart
 from .transforms import transformed as transformed
