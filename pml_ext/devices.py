@@ -98,7 +98,7 @@ def _index(device: torch.device | None) -> tuple[torch.device, ...]:
 
 @contextlib.contextmanager
 def drawing_from(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
-    """Draw random numbers from given states inside; afterwards generators go on as if the block had drawn none."""
+    """Draw random numbers from given states inside the block, and restore the generators afterwards."""
     before = generator_states(device)
     set_generator_states(states, device)
     try:

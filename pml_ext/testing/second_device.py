@@ -1,4 +1,4 @@
-"""A second device on a machine that has none: tensors that say they are elsewhere, and hold their values on the CPU."""
+"""A simulated second device: its tensors report another device and hold their values on the CPU."""
 
 from __future__ import annotations
 

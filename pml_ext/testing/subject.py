@@ -44,7 +44,7 @@ class Subject:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the class, for all but the grid's checks
     grid: Sequence[Mapping[str, Any]] | None = None  # settings of the comparison; None where nothing is compared
     reference: Callable[..., Any] | None = None
-    without_effect: frozenset[str] = frozenset()  # settings that change how, and not what is computed
+    without_effect: frozenset[str] = frozenset()  # settings that change how the value is computed, not the value
     cache: dict[str, Any] = dataclasses.field(default_factory=dict)  # results of one check that another needs
 
     @property

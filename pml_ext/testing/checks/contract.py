@@ -222,7 +222,7 @@ def check_relation(subject: Subject) -> None:
 def check_references(subject: Subject) -> None:
     """``ref_emb`` is taken, or refused with an error; a loss that ignores it trains on something else than asked.
 
-    References are not the batch, also where they are as many; their order means nothing, their labels are their own.
+    References have their own labels and no order, and differ from the batch even where they are as many.
     """
     parameters = inspect.signature(subject.make().forward).parameters
     if "ref_emb" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):

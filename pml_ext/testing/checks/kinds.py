@@ -92,7 +92,7 @@ def check_distance(subject: Subject) -> None:
 
 @applies_to("sampler")
 def check_sampler(subject: Subject) -> None:
-    """A pass gives as many indices as ``len`` says and ``length_before_new_iter`` asks, in batches of other images."""
+    """A pass gives as many indices as ``len`` and ``length_before_new_iter`` say, and no image twice in a batch."""
     sampler, count = subject.make(), 4 * CLASSES
     if iter(sampler) is sampler:
         raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
