@@ -82,6 +82,7 @@ class Pairs:
             used = partners.new_zeros(1)
         if self.compare is not None:
             return self.compare(self.columns[used], self.columns), rows
+        # not of the cached columns: cached in a part that the backward pass computes again, they would lose gradients
         return self.distance(self.ref_emb[used], self.ref_emb), rows
 
 
