@@ -126,9 +126,9 @@ def main() -> None:
         for kind, factory in (("exact", "exact"), ("IVF", f"IVF{int(options.images**0.5)},Flat")):
             write_index(run.collection, images, factory)
             gallery = Gallery(run.collection, torch.device("cpu"))
-            plain = per_second(lambda points, gallery=gallery: gallery.answer([""], points, 10), queries)
+            plain = per_second(lambda points, gallery=gallery: gallery.answer([""], points, 10, Where()), queries)
             filtered = per_second(
-                lambda points, gallery=gallery: gallery.answer([""], points, 10, within="class 007"), queries
+                lambda points, gallery=gallery: gallery.answer([""], points, 10, Where("class 007")), queries
             )
             recall = gallery.faiss.recall if gallery.faiss is not None else 1.0
             print(

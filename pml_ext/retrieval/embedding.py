@@ -105,7 +105,9 @@ class ImageEmbedder:
     @torch.no_grad()
     def embed(self, images: Images, batch_size: int) -> Tensor:
         """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
-        inputs, batches = iter(map(self._input, several(images))), []
+        # files are looked up in the collection first; other images are transformed one by one, to save memory
+        inputs = (Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in several(images))
+        batches = []
         while batch := [*itertools.islice(inputs, batch_size)]:
             batches.append(self._embed_batch(batch))
         if not batches:
@@ -264,10 +266,6 @@ class ImageEmbedder:
         return vectors, skipped
 
     # The network
-
-    def _input(self, image: Any) -> Path | Tensor:
-        """Return a file's path, to look it up in the collection, and any other image transformed, to save memory."""
-        return Path(image) if isinstance(image, (str, os.PathLike)) else self._image(image)
 
     def _image(self, image: Any) -> Tensor:
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]

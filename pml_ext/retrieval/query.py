@@ -69,7 +69,7 @@ Answers = Callable[[Sequence[str], Tensor], list[Answer]]
 
 
 class Gallery:
-    """The index of a collection, opened for search.
+    """The index of a collection, which :meth:`reading` opens for search.
 
     Vectors and faiss's lists are mapped into memory, so that a query reads only those that it is compared with. When
     another process has replaced the index, the next query searches the new one.
@@ -78,8 +78,6 @@ class Gallery:
     def __init__(self, collection: Collection, device: torch.device, changes: Changes | None = None) -> None:
         self._collection, self._device, self.changes, self.place = collection, device, changes, collection.place
         self._lock, self._opened = threading.RLock(), ("", -1)
-        with self.reading():
-            pass
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:

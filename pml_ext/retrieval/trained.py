@@ -224,7 +224,7 @@ class TrainedRun:
         with embedding as embedded:
             changes = self.collection.write_index(embedded, factory)
         self._gallery = Gallery(self.collection, self.device, changes)
-        return self._gallery
+        return self.gallery()
 
     def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
         """Embed a folder and index it; again, take up what is new, changed and gone.
