@@ -102,7 +102,8 @@ def compare(
     if out is not None:
         from ..experiment.comparison_page import write_comparison
 
-        page = write_comparison(out, groups, result, latex, device, data, say)
+        say("drawing the comparison")
+        page = write_comparison(out, groups, result, latex, device, data)
         for study in studies if save_recipe else ():
             if study.best():
                 say(f"tuned recipe: {study.save_recipe(out)}")

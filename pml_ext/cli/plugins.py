@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 COUNTED = ("passed", "failed", "skipped", "xfail")
 
 
-def plugins(
-    verbose: Verbose = False,
-    as_json: AsJson = False,
-) -> None:
+def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     """List the installed plugins; exit code 1 if one is broken."""
     from .. import registry
 

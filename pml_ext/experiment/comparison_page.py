@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ def write_comparison(
     latex: bool = False,
     device: str = "auto",
     data: Path | None = None,
-    tell: Callable[[str], None] = lambda text: None,
 ) -> Path:
     """Write ``comparison.json``, ``.csv``, ``.md`` and ``.html``, and with ``latex`` ``.tex``; return the page."""
     write_json(out / "comparison.json", result)
@@ -53,7 +52,6 @@ def write_comparison(
     write_text(out / "comparison.md", "\n".join(lines) + "\n")
     if latex:
         write_text(out / "comparison.tex", latex_table(shown[0]))
-    tell("drawing the comparison")
     tables, drawn = _queries(groups, result, choose_device(device), data)
     panels = {metric: curves for metric in result["metrics"] if (curves := _curves(groups, metric))}
     if panels:

@@ -17,7 +17,7 @@ from ..errors import PmlExtError, StoppedError, needs_extra, one_line
 from . import signals
 
 On = Literal["here", "ray", "slurm"]
-_POLL = 0.5  # seconds between two looks at what runs, and until a job is tried again that another process does
+_POLL = 0.5  # seconds between two looks at running jobs, and before a busy job is tried again
 _ATTEMPTS = 2  # of a job whose worker dies
 
 
@@ -263,8 +263,8 @@ def executor_of(jobs: int, on: On, out: Path, address: str | None = None) -> Exe
 def do(jobs: Iterable[Job], executor: Executor, hear: Hear) -> dict[Any, str]:
     """Do jobs, tell ``hear`` the errors of failed ones, and return these errors.
 
-    A job that another process does is tried again until that has ended; one whose worker died is tried once more. At a
-    signal all jobs end with a checkpoint, and then this ends by a StoppedError.
+    A job that is busy in another process is tried again later; a job whose worker died is tried once more. A signal
+    ends all jobs with a checkpoint; then StoppedError is raised.
     """
     waiting, attempts, errors = deque(jobs), Counter[Job](), dict[Any, str]()
     stopped = False

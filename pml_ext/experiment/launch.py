@@ -54,9 +54,6 @@ def plan(
     resume: bool = False,
 ) -> list[Plan]:
     """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
-    for option, value, least in (("--seeds", seeds, 1), ("--seed", seed, 0)):
-        if value < least:
-            raise ConfigError(f"{option} {value}: wanted {least} or more")
     if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
         raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
     if resume and out is not None and not out.exists() and not _restarted():
@@ -71,17 +68,12 @@ def plan(
     several = len(recipes) * seeds > 1
     plans = []
     for full_name, recipe in recipes.items():
-        variant = _folder_name(full_name.partition("@")[2])
+        variant = re.sub(r"[/\\]", "-", printable(full_name.partition("@")[2]))
         for number in range(seed, seed + seeds):
             parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
             folder = out.joinpath("-".join(parts)) if several else out
             plans.append(Plan(full_name, recipe, number, folder, epochs_before=_epochs_before(folder, recipe, number)))
     return plans
-
-
-def _folder_name(variant: str) -> str:
-    name = re.sub(r"[/\\]", "-", printable(variant))
-    return name if name.strip(".") else name.replace(".", "-")
 
 
 def _restarted() -> bool:

@@ -118,7 +118,7 @@ class View:
 
     @property
     def _batch_size(self) -> int:
-        """The images of a forward pass in a test; on a CPU more would take more memory and no less time."""
+        """Images in a forward pass of a test: few on a CPU, where more take memory and save no time."""
         values = self._preprocessing.channels * self._preprocessing.image_size**2
         most = (
             max(_CPU_BATCH, _CPU_VALUES // values) if self.device.type == "cpu" else self.recipe.evaluation.batch_size

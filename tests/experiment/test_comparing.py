@@ -12,7 +12,6 @@ from pml_ext.cli.app import app
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.experiment import summarize
 from pml_ext.experiment.comparing import Group, compare, groups_below
-from pml_ext.experiment.recipe import flat
 from pml_ext.files import write_json
 
 ONE = [0.70, 0.72, 0.71, 0.75, 0.69]
@@ -99,31 +98,22 @@ def test_one_run_has_no_spread(folder):
     assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
 
 
-def test_rows_that_differ_in_more_than_the_method_are_marked(tmp_path):
-    def tables(**changes):
-        base = {"name": "digits", "augment": {"shift": 1}}, {"trunk": {"name": "convnet"}, "embedding_size": 64}
-        return {"data": base[0] | changes.get("data", {}), "model": base[1] | changes.get("model", {})} | {
-            "sampler": {"batch_size": 80, "iterations": 20} | changes.get("sampler", {}),
-            "schedule": {"epochs": 2} | changes.get("schedule", {}),
-            "loss": {"name": changes.get("loss", "cbml")},
-        }
-
+def test_rows_that_differ_in_more_than_the_method_are_marked():
+    base = Group("base", {"loss.name": "cbml", "model.trunk.name": "convnet", "sampler.batch_size": 80})
     changes = {
-        "method": {"loss": "pddm"},
-        "trunk": {"model": {"trunk": {"name": "resnet"}}},
-        "weights": {"model": {"trunk": {"name": "convnet", "weights": "x"}}},
-        "embedding size": {"model": {"embedding_size": 128}},
-        "image size": {"data": {"images": {"crop": 227}}},
-        "batch": {"sampler": {"batch_size": 160}},
-        "iterations": {"schedule": {"epochs": 3}},
-        "augmentation": {"data": {"augment": {"shift": 2}}},
+        "trunk": {"model.trunk.name": "resnet"},
+        "weights": {"model.trunk.weights": "x"},
+        "embedding size": {"model.embedding_size": 128},
+        "image size": {"data.images.crop": 227},
+        "batch": {"sampler.batch_size": 160},
+        "iterations": {"schedule.epochs": 3},
+        "augmentation": {"data.augment.shift": 2},
     }
-    base = Group("base", flat(tables()))
     for name, change in changes.items():
-        marks = Group(name, flat(tables(**change))).marks(base)
-        assert [mark.partition(":")[0] for mark in marks] == ([] if name == "method" else [name])
-    assert Group("tuned", flat(tables()), trials=20).marks(base) == ["trials: 20 (0 in base)"]
-    assert Group("b", flat(tables(sampler={"batch_size": 160}))).marks(base) == ["batch: 160 (80 in base)"]
+        assert [mark.partition(":")[0] for mark in Group(name, base.settings | change).marks(base)] == [name]
+    assert Group("method", base.settings | {"loss.name": "pddm"}).marks(base) == []
+    assert Group("tuned", base.settings, trials=20).marks(base) == ["trials: 20 (0 in base)"]
+    assert Group("b", base.settings | changes["batch"]).marks(base) == ["batch: 160 (80 in base)"]
 
 
 def test_a_baseline_is_named_and_the_papers_values_stand_beside(folder):

@@ -24,11 +24,6 @@ SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.mileston
 SHORT += ["sampler.iterations=20", "model.trunk.width=8"]
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def finished(folder, *overrides, seed=0):
     train("cbml/digits", overrides=[*SHORT, *overrides], out=folder, seed=seed)
     state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
@@ -89,6 +84,8 @@ def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
         rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
     records.close()
     assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
+    with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
+        freeze(convnet(3, 16), ["layer1"])
 
 
 def test_a_longer_cosine_keeps_the_factor_of_its_stage():
@@ -104,19 +101,6 @@ def test_a_longer_cosine_keeps_the_factor_of_its_stage():
             stretch(schedule, 8, 0.1)
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates[0] == pytest.approx(rates[1])
-
-
-def test_parts_of_a_trunk_are_frozen_by_patterns():
-    trunk = convnet(3, 16, blocks=2, width=4)
-    frozen = freeze(trunk, ["0", "1"])
-    assert [type(part) for part in frozen] == [nn.Conv2d, nn.BatchNorm2d]
-    assert [name for name, each in trunk.named_parameters() if each.requires_grad] == [
-        f"{number}.{name}" for number in (4, 5) for name in ("weight", "bias")
-    ]
-    assert len(freeze(trunk, [])) == 0
-    assert all(parameter.requires_grad for parameter in trunk.parameters())
-    with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
-        freeze(trunk, ["layer1"])
 
 
 def test_whitened_components_have_no_correlation_and_unit_variance():

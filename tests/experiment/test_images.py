@@ -127,10 +127,7 @@ def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
 
 
 @pytest.mark.parametrize("setting", ["data.cache=memory", "data.workers=1"])
-def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(
-    trained, photos, tmp_path, monkeypatch, without_report, setting
-):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(trained, photos, tmp_path, without_report, setting):
     train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=[setting])
     one, other = (json.loads((run / "metrics.json").read_text()) for run in (trained, tmp_path / "run"))
     assert all(one[phase] == other[phase] for phase in ("raw", "before", "after", "training"))

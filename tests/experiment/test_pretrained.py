@@ -18,11 +18,6 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "i
 TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 50}
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def saved(folder, kind):
     """A small model of transformers with random weights, saved as its library saves it."""
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")

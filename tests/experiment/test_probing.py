@@ -15,7 +15,6 @@ QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "
 
 @pytest.mark.usefixtures("without_report")
 def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trained, train, out = [], Run.train, tmp_path / "out"
     monkeypatch.setattr(Run, "train", lambda run, resume=False: trained.append(run.folder) or train(run, resume))
     for seeds, new in ((1, 4), (1, 0), (2, 2)):

@@ -1,7 +1,6 @@
 """Clusters as labels: no label of a training image is looked at, each epoch has its own, and runs go on exactly."""
 
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
 from pml_ext.experiment.recipe.schema import PseudoTable
-from pml_ext.experiment.stages import clusters_of, sampler_of_clusters
+from pml_ext.experiment.stages import sampler_of_clusters
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
 QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
@@ -117,14 +116,6 @@ def test_what_does_not_go_with_clusters(overrides, text):
 def test_clusters_that_no_batch_can_be_made_of_are_told_before_training(tmp_path, override, text):
     with pytest.raises(ConfigError, match=text):
         train("cbml/digits", out=tmp_path / "out", overrides=(*QUICK, override), device="cpu")
-
-
-@pytest.mark.parametrize("features", ["embedder", "trunk"])
-def test_normalized_features_of_the_layer_are_clustered(features):
-    points = {"embedder": torch.rand(40, 5), "trunk": torch.rand(40, 5)}
-    stand = SimpleNamespace(rank=0, embeddings=lambda split, layer: 7 * points[layer])
-    labels = clusters_of(stand, PseudoTable(clusters=4, features=features))
-    np.testing.assert_array_equal(labels, kmeans(torch.nn.functional.normalize(points[features]), 4).numpy())
 
 
 def test_batches_need_clusters_that_differ():

@@ -34,11 +34,6 @@ def write(folder: Path, text: str, name: str = "mine.toml") -> str:
     return str(folder / name)
 
 
-@pytest.mark.parametrize("name", registry.recipes())
-def test_every_packaged_recipe_is_valid(name):
-    assert all(recipe.description for recipe in load_recipes(name).values())
-
-
 def test_extends_merges_and_another_name_replaces():
     recipe = one("cbml/digits")
     assert recipe.loss.name == "cbml"
@@ -133,7 +128,6 @@ data.name = "digits-unseen"
     ("tables", "message"),
     [
         ("sweep = 3", r"\[sweep\]: found 3; wanted a list of values by key"),
-        ("[sweep]\nrows = 3", r"\[sweep\] rows: found 3; wanted a list of values by key, .* or tables by name"),
         ("[sweep.rows.a]\nextends = 3", "sweep: a: extends: found 3, wanted the name of a recipe"),
         ("[sweep.rows.a]\nextends = 'cmbl/digits'", "sweep: a: extends: no recipe 'cmbl/digits'"),
         ("[sweep.rows.a]\nloss.averging = 'log'", "loss.averging: no setting of cbml 'averging'; nearest: averaging"),
@@ -142,7 +136,6 @@ data.name = "digits-unseen"
             '[origin]\n"schedule.epoch" = "us"',
             r"origin.schedule.epoch: no key of \[schedule\] 'epoch'; nearest: epochs",
         ),
-        ("[origin]\nloss = 3", "origin.loss: found 3; input should be a valid string"),
     ],
 )
 def test_a_sweep_or_an_origin_that_is_none(tmp_path, tables, message):
@@ -198,16 +191,13 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("loss.alpha_poss=1", r"loss.alpha_poss: no setting of cbml 'alpha_poss'; nearest: alpha_pos"),
         ("loss.alpha_pos=high", r"loss.alpha_pos: found 'high'"),
         ("loss.beta_neg=-1", r"loss: cbml refuses .*beta_neg"),
-        ("loss.name=cbmll", r"loss.name: no loss 'cbmll'; nearest: cbml"),
         ("loss.miner=pml/batch-hardd", r"loss.miner.name: no miner 'pml/batch-hardd'; nearest: pml/batch-hard"),
         ("schedule.epochs=0", r"schedule.epochs: found 0; input should be greater than or equal to 1"),
-        ("schedul.epochs=3", r"toml: no key 'schedul'; nearest: schedule"),
         ("engine.epochs=3", r"engine: no key 'epochs'; it belongs to \[schedule\]"),
         ("sampler.lr=1", r"sampler.lr: no setting of pml/m-per-class 'lr'; it belongs to \[optimizer\]"),
         ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
         ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
         ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
-        ("optimizer.name=adm", r"optimizer.name: found 'adm'; input should be 'adam', 'adamw',"),
         ("loss.optimizer.lr=-1", r"loss.optimizer.*lr"),
         ("evaluation.select=map", r"evaluation: select .* goes with validation"),
         ("evaluation.select_on=test", "goes with validation .* or select_on = 'test'"),
@@ -220,7 +210,6 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("data.images.mean=[1.0]", "mean and std go together"),
         ("data.images={random_crop=true, random_crop_scale=[0.2, 1.0]}", "leave out one"),
         ("epochs", r"--set epochs: wanted KEY=VALUE"),
-        ("loss=3", r"loss: found 3"),
     ],
 )
 def test_what_is_wrong_is_one_line_with_the_key(override, message):
@@ -252,9 +241,7 @@ def plugins_images(
 def test_options_of_data_sets_are_checked_by_their_annotations(monkeypatch):
     for override, message in (
         ("split=classes", r"data.split: found 'classes'; input should be 'class' or 'image'"),
-        ("channels=2", r"data.channels: found 2; input should be 1 or 3"),
         ("image_size=16.0", r"data.image_size: found 16.0; input should be a valid integer"),
-        ("train_fraction=half", r"data.train_fraction: found 'half'; input should be a valid number"),
         ("path=elsewhere", r"data.path: no setting of folder:photos 'path'"),
     ):
         with pytest.raises(ConfigError, match=message):

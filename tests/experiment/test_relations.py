@@ -82,30 +82,25 @@ def recipe_of(*settings):
 
 
 def test_losses_and_miners_get_the_relation():
-    names = ["a/x", "a/y", "b/z"]
+    def built(names, *settings):
+        recipe = recipe_of(*settings)
+        return build_loss(recipe.loss, loss_context(recipe, [*range(len(names))], names))
+
+    tree, shared, table = "data.relation={name='hierarchy', level=1}", "data.relation=shared-label", [[1, 1], [0, 1]]
     for loss, kind in (("cbml", pml_ext.CBMLLoss), ("pml/contrastive", WithRelation), ("pddm", WithRelation)):
         more = ", distance={name='pddm'}" if loss == "pddm" else ""
-        recipe = recipe_of("data.relation={name='hierarchy', level=1}", f"loss={{name='{loss}'{more}}}")
-        built, _ = build_loss(recipe.loss, loss_context(recipe, [0, 1, 2], names))
-        assert isinstance(built, kind)
-        assert built.relation.paths == [("a", "x"), ("a", "y"), ("b", "z")]
-    recipe = recipe_of(
-        "data.relation=shared-label",
-        "loss={name='pml/contrastive', memory={size=256}, miner='pml/multi-similarity', regularizer='pml/lp'}",
-    )
-    built, miner = build_loss(recipe.loss, loss_context(recipe, [0, 1], ["a|b", "b"]))
+        given, _ = built(["a/x", "a/y", "b/z"], tree, f"loss={{name='{loss}'{more}}}")
+        assert isinstance(given, kind)
+        assert given.relation.paths == [("a", "x"), ("a", "y"), ("b", "z")]
+    parts = "memory={size=256}, miner='pml/multi-similarity', regularizer='pml/lp'"
+    memory, miner = built(["a|b", "b"], shared, f"loss={{name='pml/contrastive', {parts}}}")
     assert miner is None
-    assert isinstance(built.miner, WithRelation)
-    assert built.relation.table.tolist() == [[True, True], [False, True]]
-    recipe = recipe_of(
-        "data.relation=shared-label",
-        "loss={name='batch-all-triplets', miner={name='anchor-swap', miner={name='semi-hard-triplet'}}}",
-    )
-    _, miner = build_loss(recipe.loss, loss_context(recipe, [0, 1], ["a|b", "b"]))
-    assert miner.relation.table.tolist() == [[True, True], [False, True]]
-    recipe = recipe_of("data.relation=hierarchy", "loss.relation=none")
-    built, _ = build_loss(recipe.loss, loss_context(recipe, [0, 1], ["a/x", "b"]))
-    assert built.relation is None
+    assert isinstance(memory.miner, WithRelation)
+    assert memory.relation.table.tolist() == table
+    swapped = "miner={name='anchor-swap', miner={name='semi-hard-triplet'}}"
+    _, miner = built(["a|b", "b"], shared, f"loss={{name='batch-all-triplets', {swapped}}}")
+    assert miner.relation.table.tolist() == table
+    assert built(["a/x", "b"], "data.relation=hierarchy", "loss.relation=none")[0].relation is None
 
 
 @pytest.mark.parametrize(

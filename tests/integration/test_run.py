@@ -134,15 +134,6 @@ def test_the_epoch_is_chosen_on_training_classes_held_out_or_not(tmp_path, train
     assert state["epoch"] == metrics["best_epoch"]
 
 
-@pytest.mark.usefixtures("without_report")
-def test_stages_frozen_batch_norm_and_a_faster_head(tmp_path):
-    stage = "{epochs=1, loss={name='pml/triplet-margin', margin=0.2}, sampler={name='shuffle', batch_size=64}}"
-    more = "model.freeze_batch_norm=true", "optimizer.head_lr_factor=10", "loss.miner=pml/batch-hard"
-    metrics = quick(tmp_path / "out", f"stages=[{stage}]", *more)
-    assert metrics["after"]["recall_at_1"] > 0.5
-    assert loss_series(tmp_path / "out", [])["loss"][0] == list(range(1, 14 + 4 + 4 + 1))
-
-
 class Watcher(losses.ContrastiveLoss):
     """A loss that takes part in its run."""
 

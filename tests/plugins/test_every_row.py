@@ -144,6 +144,7 @@ def test_every_row_is_built(name, made_up_sets, built):
     with torch.device("meta" if name in LARGE else "cpu"):
         recipes = load_recipes(name)
     for recipe in recipes.values():
+        assert recipe.description
         splits = splits_of(recipe, made_up_sets, built)
         check_network(recipe, made_up_sets, built)
         what = [

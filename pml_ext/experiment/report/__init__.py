@@ -63,7 +63,7 @@ class ReportFigure(NamedTuple):
 def draw(
     title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", photographs: bool = False
 ) -> ReportFigure:
-    """Draw a figure; an error is kept as its problem, after the owner's name, and costs no other figure."""
+    """Draw a figure, or return the error as its problem, after the owner's name; other figures are drawn anyway."""
     try:
         buffer = io.BytesIO()
         figure().savefig(buffer, format="png")
