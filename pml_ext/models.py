@@ -282,13 +282,21 @@ def without_gray(trunk: nn.Module) -> nn.Module:
     return trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
 
 
+_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
+
+
+def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
+    """Return the factory of one of the core's trunks, whose bare names no plugin can claim; None for other names."""
+    return builtin_trunks().get(name) if name.startswith(PREFIX) else _OWN.get(name)
+
+
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     """Return the core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
     zoo = torchvision_models()
     factories = {PREFIX + name: functools.partial(torchvision_trunk, name) for name in zoo.list_models(module=zoo)}
     for factory in factories.values():
         factory.__doc__, factory.__module__ = torchvision_trunk.__doc__, __name__
-    return {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception, **factories}
+    return _OWN | factories
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:

@@ -22,7 +22,7 @@ from ..errors import ConfigError, DataError, one_line, shortened, unknown
 from ..experiment import checkpoint
 from ..experiment.recipe import Recipe, build_loss, build_network, load_recipes, loss_context
 from ..files import DamagedError, read_json, read_toml
-from ..models import builtin_trunks
+from ..models import builtin_trunk
 from ..network import Preprocessing
 from ..search import EXACT, new_index
 from ..stores import Where, masked
@@ -121,7 +121,7 @@ class TrainedRun:
             recipe = Recipe.model_validate(tables)
         except ValidationError:
             return self._checked_recipe()
-        return recipe if recipe.model.trunk.name in builtin_trunks() else self._checked_recipe()
+        return recipe if builtin_trunk(recipe.model.trunk.name) is not None else self._checked_recipe()
 
     def _checked_recipe(self) -> Recipe:
         return next(iter(load_recipes(str(self.folder / "recipe.toml")).values()))

@@ -229,7 +229,7 @@ def _trunk_factory(name: str) -> Callable[..., Any]:
         return functools.partial(models.timm_trunk, name=short)
     if name.startswith(HF):
         return functools.partial(hf_trunk, name=name.removeprefix(HF))
-    return models.builtin_trunks().get(name) or registry.factory("trunk", name)
+    return models.builtin_trunk(name) or registry.factory("trunk", name)
 
 
 def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
