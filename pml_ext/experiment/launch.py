@@ -68,7 +68,7 @@ def plan(
     several = len(recipes) * seeds > 1
     plans = []
     for full_name, recipe in recipes.items():
-        variant = re.sub(r"[/\\]", "-", printable(full_name.partition("@")[2]))
+        variant = re.sub(r"[/\\]|^\.+$", "-", printable(full_name.partition("@")[2]))  # a name below out
         for number in range(seed, seed + seeds):
             parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
             folder = out.joinpath("-".join(parts)) if several else out
