@@ -70,6 +70,8 @@ def compare(
         raise ConfigError(f"{what} --out FOLDER")
     if save_recipe and not tune:
         raise ConfigError("--save-recipe goes with --tune TRIALS")
+    if ray_address is not None and on != "ray":
+        raise ConfigError("--ray-address goes with --on ray")
     studies: list[Study] = []
     if out is not None and recipes:
         from ..experiment.executors import executor_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from typer import Argument, Exit, Option
 
-from ..errors import DataError, PmlExtError, UnknownNameError, unknown
+from ..errors import ConfigError, DataError, PmlExtError, UnknownNameError, unknown
 from .options import AsJson
 from .output import print_json, print_result, print_table, stdout
 
@@ -161,6 +161,8 @@ def data(
     from ..data import get_archives, published_sets
 
     known = published_sets()
+    if name is None and (download or root is not None):
+        raise ConfigError("--download and --data want the name of a data set; pml-ext data lists them")
     if name is None:
         rows = []
         for about in known.values():

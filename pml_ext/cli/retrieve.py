@@ -192,6 +192,8 @@ def index(
     from ..stores import masked
 
     read = functools.partial(load_run, run, device, store=store)
+    if check and (folder is not None or factory or parts is not None or to is not None):
+        raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
     if check:
         held = read().gallery()
         gone, changed = held.check()
@@ -272,6 +274,8 @@ def query(
         about = {"file": str(out), "queries": queries, "answers": found}
         print_result(as_json, about, f"{found} answers to {queries} images: {out}")
         return
+    if listing is not None:
+        raise ConfigError("--list goes with -o FILE")
     if stored and (duplicates or metric != "euclidean"):
         raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
     if bool(images) == duplicates:

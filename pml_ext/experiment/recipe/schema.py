@@ -73,6 +73,10 @@ class ImagesTable(Table):
     def _settings_fit(self) -> Self:
         if len(self.mean or []) != len(self.std or []) or len(self.mean or [0]) not in (1, 3):
             raise ValueError("mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing")
+        if self.value_range == 255 and self.mean is None:
+            raise ValueError("value_range = 255 goes with the mean and std of such values")
+        if self.random_crop_scale is not None and self.random_crop_scale[0] > self.random_crop_scale[1]:
+            raise ValueError("random_crop_scale is a range of areas, smaller first")
         if self.resize is not None and self.crop is not None and self.resize < self.crop:
             raise ValueError(f"resize ({self.resize}) must be at least crop ({self.crop})")
         if self.random_crop and self.random_crop_scale is not None:
@@ -105,6 +109,9 @@ class DataTable(NamedTable):
     def _tables_fit(self) -> Self:
         if self.labels == "clusters":
             self.pseudo = self.pseudo or PseudoTable()
+            sizes = self.pseudo.batch_size or [2, 2]
+            if sizes[0] > sizes[1]:
+                raise ValueError(f"pseudo.batch_size: found {sizes}; wanted the smaller first")
         elif self.pseudo is not None:
             raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
         if self.relation is not None and self.relation.name not in RELATIONS:
@@ -382,6 +389,8 @@ class Recipe(Table):
                 raise ValueError("loss.memory: it keeps labels of past batches, and clusters change with each epoch")
             if memory is not None and memory.size < batch:
                 raise ValueError(f"loss.memory.size: found {memory.size}; it holds at least one batch, here {batch}")
+            if memory is not None and memory.start_epoch > epochs:
+                raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
         return self
 
     def all_stages(self) -> list[StageTable]:
