@@ -54,14 +54,6 @@ def test_never_sums_in_half_precision(batch):
     assert value.dtype == torch.float32
 
 
-def test_what_does_not_belong_together():
-    """PML has an AssertionError here, which names nothing and goes with python -O."""
-    with pytest.raises(ValueError, match="weights .* the length 1"):
-        MultipleLosses([losses.ContrastiveLoss()], None, [1, 2])
-    with pytest.raises(ValueError, match=r"miners .* the keys \['a'\]"):
-        MultipleLosses({"a": losses.ContrastiveLoss()}, {"b": None})
-
-
 WRAPPED = [
     CBMLLoss(),
     MultipleLosses([CBMLLoss()]),

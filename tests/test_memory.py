@@ -248,7 +248,5 @@ def test_wrong_calls():
     x, labels = x[:4], labels[:4]
     with pytest.raises(ValueError, match="exclude each other"):
         memory(x, labels, miners.BatchHardMiner()(x, labels), torch.ones(4, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"bool of shape \(4,\)"):
-        memory(x, labels, enqueue_mask=torch.ones(4))
     x, labels = batch()
     assert memory(x, labels, enqueue_mask=torch.arange(12) < 8).isfinite()

@@ -146,8 +146,3 @@ def test_a_network_is_its_parts_and_its_preprocessing():
     assert network.features == 20
     assert torch.equal(network(seen[None]), network.embedder(trunk(seen[None])))
     assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing
-
-
-def test_a_known_number_of_features_asks_the_trunk_nothing():
-    preprocessing = Preprocessing(image_size=8, channels=1, crop=False, normalize=None)
-    assert Network(preprocessing, nn.Identity(), 4, [], features=9).embedder.in_features == 9

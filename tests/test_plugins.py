@@ -44,12 +44,10 @@ BROKEN = {
     MARKED + "component(): return []": "unknown hook",
     MARKED + "recipes(extra): return []": "extra",
     MARKED + "components(): return [int]": r"Component\(...\) entries",
-    MARKED + "components(): return [Component(int, 'x')]": "extends none of the base classes",
     MARKED + "components(): return [Component(NCALoss, 'Not_Kebab')]": "kebab-case",
     MARKED + "components(): return [Component(NCALoss, 'a'), Component(AngularLoss, 'a')]": (
         r"names the loss 'a' twice \(NCALoss and AngularLoss\)"
     ),
-    MARKED + "components(): pass": "'NoneType' object is not iterable",
     MARKED + "recipes(): return ['recipes']": r"'recipes', which is no folder of a package; write importlib.resources",
     MARKED + "trunks(): pass": "pml_ext_trunks returned None; it must return a mapping",
     MARKED + "trunks(): return {'t': 5}": "'t' is 5, wanted a function",
@@ -163,7 +161,7 @@ def test_warnings_that_are_errors_leave_nothing_half_done(install_plugin):
     assert len({record.name for record in registry.plugins()}) == len(registry.plugins())
 
 
-def test_the_record_of_a_plugin(install_loss, install_plugin):
+def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
     trunk = "\n    @hookimpl\n    def pml_ext_trunks():\n        return {'convnet': lambda channels, size: None}\n"
     install_loss("foreign", class_name="CBML", name="cbml", more=trunk)
     install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
@@ -180,6 +178,10 @@ def test_the_record_of_a_plugin(install_loss, install_plugin):
     assert 0 < foreign.seconds < 60
     assert "in inner" in broken.traceback
     assert not records["angular"].clashes
+    done = pml_ext_command("plugins", "-v")
+    assert done.returncode == 1  # one is broken
+    assert f"  clash       {foreign.clashes[0]}\n" in done.stdout
+    assert "in inner" in done.stdout
 
 
 IMPORTS_OURS = """

@@ -5,11 +5,9 @@ import warnings
 import pytest
 from pytorch_metric_learning import distances, losses, miners
 from torch.utils.data import SequentialSampler
-from typer.testing import CliRunner
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.cli.app import app
 from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameError
 from pml_ext.experiment.launch import plan
@@ -188,16 +186,6 @@ def test_a_recipe_reaches_any_plugins_names():
     assert "zzz/own" in describe("zzz:cbml")[0]["recipes"]
     assert "zzz/own" not in describe("cbml", "loss")[0]["recipes"]
     assert registry.get("aaa:whole-class").cls.__mro__[1] is SequentialSampler
-
-
-@pytest.mark.usefixtures("claimed")
-def test_the_command_lists_clashes():
-    done = CliRunner().invoke(app, ["plugins", "-v"], catch_exceptions=False)
-    assert done.exit_code == 1  # one is broken
-    hooks = "pml_ext_components, pml_ext_recipes, pml_ext_datasets"
-    assert f"aaa: aaa 1.0, module aaa, ok\n  hooks       {hooks}" in done.stdout
-    assert "  clash       loss 'cbml': also of 'aaa' and 'zzz'; the bare name means that of 'cbml'\n" in done.stdout
-    assert "cbml: thief 1.0, module thief, broken" in done.stdout
 
 
 RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribution = "gone-losses", version = "1.2"}\n'

@@ -47,8 +47,6 @@ def test_single_labels_and_resume():
     assert list(first) == list(second)
     with pytest.raises(ValueError, match="at most the 70 images with labels; got 71"):
         MPerLabelSampler(multi_hot(), m=2, batch_size=71)
-    with pytest.raises(TypeError, match="must be a SharedLabel"):
-        MPerLabelSampler(LABELS, 8, relation=Hierarchy(["a/b"]))
 
 
 def test_classes_of_some_parents():
@@ -64,10 +62,3 @@ def test_classes_of_some_parents():
         assert max(of.values()) == 3
         parents.update(of.keys())
     assert min(parents.values()) >= 12
-    for wrong, text in (
-        ({"level": 2}, "from 1 to 1"),
-        ({"relation": SharedLabel()}, "a Hierarchy"),
-        ({"relation": Hierarchy(["a", "b"])}, "no level above its classes"),
-    ):
-        with pytest.raises((ValueError, TypeError), match=text):
-            TreeSampler(**{"labels": LABELS, "relation": tree, "m": 2, "batch_size": 8} | wrong)

@@ -42,20 +42,15 @@ assert_type(pml_ext.CachedGradients(torch.nn.Linear(2, 2), loss, 2)(x, y), Tenso
 CBMLLoss(nonsense=1)  # type: ignore[call-arg]
 pml_ext.PairLoss(nonsense=1)  # type: ignore[call-arg]
 pml_ext.AngularLoss(nonsense=1)  # type: ignore[call-arg]
-pml_ext.NPairLoss(nonsense=1)  # type: ignore[call-arg]
-pml_ext.BatchAllTripletLoss(nonsense=1)  # type: ignore[call-arg]
-pml_ext.TiledTripletMarginLoss(nonsense=1)  # type: ignore[call-arg]
 pml_ext.SoftmaxLoss(3, 2, nonsense=1)  # type: ignore[call-arg]
 pml_ext.PDDMLoss(pml_ext.PDDMDistance(2), nonsense=1)  # type: ignore[call-arg]
 pml_ext.RegularizedLoss(loss, loss, nonsense=1)  # type: ignore[call-arg]
 pml_ext.CrossBatchMemory(loss, 2, nonsense=1)  # type: ignore[call-arg]
 pml_ext.HardPairMiner(nonsense=1)  # type: ignore[call-arg]
-pml_ext.AnchorSwapMiner(nonsense=1)  # type: ignore[call-arg]
 LabeledRegularizer(nonsense=1)  # type: ignore[call-arg]
 CBMLLoss(tile_size="8")  # type: ignore[arg-type]
 
 # Names that do not exist
-print(pml_ext.Nonsense)  # type: ignore[attr-defined]
 from pml_ext import NoSuchLoss  # type: ignore[attr-defined]  # noqa: E402, F401
 
 

@@ -25,13 +25,8 @@ def reference(embeddings, labels, component, class_labels=None):
 
 def test_equal_to_a_loop():
     settings = [{"class_labels": [None, [3, 1, 0, 2, 9, 8, 7, 6, 5, 4]]}]
-    check_component(
-        SoftmaxLoss,
-        reference=reference,
-        settings=settings,
-        num_classes=10,
-        checks=["check_reference", "check_settings"],
-    )
+    checks = ["check_reference", "check_settings"]
+    check_component(SoftmaxLoss, reference=reference, settings=settings, num_classes=10, checks=checks)
 
 
 @pytest.mark.usefixtures("without_report")

@@ -48,12 +48,3 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
     for name in ("densities-of-training-and-test-classes", "the-embeddings-of-training-images-in-two-dimensions-t-sne"):
         assert list((out / "figures").glob(f"{name}.*"))
     assert metrics["warnings"] == []
-
-
-@pytest.mark.usefixtures("without_report")
-def test_without_the_penalty_no_base_densities_are_computed(tmp_path):
-    once = ("schedule.epochs=1", "schedule.name=constant", "schedule.milestones=[]")
-    without = (*QUICK, *once, "loss.regularizer.correlation_weight=0.0")
-    train("density/digits", out=tmp_path / "out", overrides=without, device="cpu")
-    state = torch.load(tmp_path / "out" / "checkpoints" / "model.pt")
-    assert (state["loss"]["regularizer.base_density"] == 0).all()

@@ -146,18 +146,8 @@ def test_what_was_collected_is_saved_too():
 
 
 def run(out, *overrides):
-    return train(
-        "triplets/digits",
-        out=out,
-        device="cpu",
-        overrides=(
-            "schedule.epochs=3",
-            "schedule.milestones=[2]",
-            "model.trunk.width=8",
-            "loss.triplets=all",
-            *overrides,
-        ),
-    )[0]
+    quick = ("schedule.epochs=3", "schedule.milestones=[2]", "model.trunk.width=8", "loss.triplets=all")
+    return train("triplets/digits", out=out, device="cpu", overrides=(*quick, *overrides))[0]
 
 
 @pytest.mark.usefixtures("without_report")
