@@ -151,9 +151,3 @@ def test_a_folder_needs_no_index_and_leaves_that_of_another_alone(few, photos):
     (collection,) = open_collections([few.run], None, "cpu")
     assert len(collection.missing) == 20
     assert len(collection.nearest(0, 4)) == 4
-
-
-def test_two_runs_of_one_name_are_told_apart(few, trained, photos):
-    shutil.copytree(trained / "one", few.place / "one", ignore=shutil.ignore_patterns("records"))
-    both = open_collections([trained / "one", few.place / "one"], photos, "cpu", lambda _: None)
-    assert [each.name for each in both] == ["one", f"{few.place.name}/one"]

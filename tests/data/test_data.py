@@ -155,8 +155,6 @@ def test_the_orientation_is_all_that_exif_is_read_for(tmp_path):
     block = b"Exif\0\0" + b"II*\0\x08\0\0\0" + b"\x02\0"
     block += b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0" + b"\x1a\x01\x02\0\x04\0\0\0wide" + bytes(4)
     Image.new("RGB", (30, 10)).save(tmp_path / "odd.jpg", exif=block)
-    with pytest.raises(TypeError), Image.open(tmp_path / "odd.jpg") as odd:  # Pillow writes the block anew
-        ImageOps.exif_transpose(odd)
     assert tuple(read_image(tmp_path / "odd.jpg").shape) == (3, 30, 10)
 
 
@@ -201,12 +199,6 @@ def test_splits_are_tested_by_test_or_by_query_and_gallery():
     about = {"image_size": 4, "channels": 1}
     assert list(DataSplits(images, images, **about).tested()) == ["test"]
     assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
-    wrong = [{}, {"query": images}, dict.fromkeys(("test", "query", "gallery"), images)]
-    for parts, found in zip(wrong, ("none of these", "not query", "test and query and gallery"), strict=True):
-        with pytest.raises(DataError, match=f"wanted test, or query and gallery, .*{found}"):
-            DataSplits(images, **parts, **about)
-    with pytest.raises(DataError, match="image_size must be 1 or more pixels, not 0"):
-        DataSplits(images, images, image_size=0, channels=1)
 
 
 def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):

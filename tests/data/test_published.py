@@ -107,14 +107,10 @@ def test_a_set_with_an_image_missing_says_which(tmp_path, count):
 def test_lists_that_do_not_fit(tmp_path, count):
     count("SOP")
     place = sop_folder(tmp_path)
-    train, test = place / "Ebay_train.txt", place / "Ebay_test.txt"
+    test = place / "Ebay_test.txt"
     whole = test.read_text()
     test.write_text(whole + "7 4 1 bicycle_final/1000_0.JPG\n")
     with pytest.raises(DataError, match="the image bicycle_final/1000_0.JPG is in train and in test"):
-        photographs.sop(place, 64)
-    jpeg(place / "bicycle_final" / "1000_9.JPG")
-    test.write_text(whole + "7 1 1 bicycle_final/1000_9.JPG\n")
-    with pytest.raises(DataError, match="1 of the classes of train are in test too, bicycle_final/1000 first"):
         photographs.sop(place, 64)
     test.write_text(whole + "7 4 1 mug_final/1003_9.JPG\n")
     jpeg(place / "mug_final" / "1003_9.JPG")
@@ -122,9 +118,6 @@ def test_lists_that_do_not_fit(tmp_path, count):
         photographs.sop(place, 64)
     test.write_text(whole + "7 4")
     with pytest.raises(DataError, match="Ebay_test.txt, line 8: found '7 4', wanted 4 columns; is the file cut"):
-        photographs.sop(place, 64)
-    train.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(DataError, match="Ebay_train.txt: cannot be read .*UnicodeDecodeError"):
         photographs.sop(place, 64)
 
 
@@ -224,8 +217,6 @@ def test_tables_that_do_not_serve(tmp_path, row, message):
 def test_tables_that_are_none(tmp_path):
     with pytest.raises(DataError, match="no column split among label, path; wanted label, path and split"):
         table(path=str(table_of(tmp_path, ["1,a"], "label,path")))
-    with pytest.raises(DataError, match=r"absent.csv: cannot be read as a table"):
-        table(path=str(tmp_path / "absent.csv"))
     tested = ["10,photos/3.jpg,validation,True,True,,,,", "10,photos/4.jpg,validation,True,True,,,,"]
     assert len(table(path=str(table_of(tmp_path, TRAIN + tested)), shared_classes=True).test) == 2
 

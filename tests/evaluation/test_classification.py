@@ -202,13 +202,3 @@ def test_a_hierarchy_of_wordnet_ids(tmp_path):
     path.write_text("n1 n2\nn3\n")
     with pytest.raises(DataError, match="line 2: found 'n3', wanted 2 columns"):
         parents_in(path)
-
-
-def test_what_nearest_class_mean_refuses():
-    points, labels = torch.randn(6, 3), torch.arange(6) % 2
-    classes, means = torch.arange(2), torch.randn(2, 3)
-    with pytest.raises(ValueError, match="label 5 has no mean"):
-        nearest_class_mean(points, 5 * labels, classes, means)
-    for given in ((points * torch.nan, means), (points, means * torch.inf)):
-        with pytest.raises(ValueError, match="not finite"):
-            nearest_class_mean(given[0], labels, classes, given[1])

@@ -132,20 +132,6 @@ def test_names_from_data_are_shown_as_they_are():
     assert legend == [*NAMES[:3], "two��", "�.png", *NAMES[5:]]
 
 
-def test_a_caption_has_room_above_its_picture():
-    """Three lines (mark and distance, class, name) end above the picture, and below the row before."""
-    image = torch.zeros(1, 4, 4, dtype=torch.uint8)
-    figure = figures.gallery([[figures.answer(image, "0.12\nclass\nname.png", True)]] * 2)
-    pixels(figure)
-    (axes,) = figure.axes
-    boxes = [text.get_window_extent() for text in axes.texts]
-    pictures = [picture.get_window_extent() for picture in axes.images]
-    assert [text.get_text() for text in axes.texts] == 2 * ["✓ 0.12\nclass\nname.png"]
-    assert all(box.y0 >= picture.y1 for box, picture in zip(boxes, pictures, strict=True))
-    assert boxes[1].y1 <= pictures[0].y0
-    assert boxes[0].y1 <= figure.bbox.y1
-
-
 def test_principal_components_are_those_of_scikit_learn():
     points = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * [5, 3, 1, 1, 1, 1]
     found, wanted = flattened(points.astype(np.float32), "pca"), PCA(2, svd_solver="full").fit_transform(points)

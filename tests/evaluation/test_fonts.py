@@ -10,14 +10,6 @@ from pml_ext.evaluation import figures, fonts
 from pml_ext.retrieval.clusters import contact_sheet
 
 
-def test_names_are_cut_at_their_beginning():
-    assert fonts.short_name("a" * 18) == "a" * 18
-    assert fonts.short_name("b" + "a" * 18) == "…" + "a" * 17
-    assert fonts.short_name("中" * 9) == "中" * 9
-    assert fonts.short_name("中" * 10) == "…" + "中" * 8
-    assert fonts.short_name("two\nx\u202egpj.exe\udcff") == "two�x�gpj.exe�"
-
-
 def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):
     """STIX comes with matplotlib and has the first letter; DejaVu Sans lacks both, and no font has the second."""
     monkeypatch.setattr(fonts, "_WIDE", ("STIXGeneral",))

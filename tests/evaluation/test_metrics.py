@@ -72,12 +72,3 @@ def test_values_per_query_equal_loops(case, k, columns):
     for name, result in values(right, case.relevant, k).items():
         assert result.dtype == torch.float64
         assert result.tolist() == pytest.approx([row[name] for row in wanted], abs=1e-12, nan_ok=True), name
-
-
-def test_nothing_counts():
-    case = CASES["all lone"]
-    hits, nobody = metrics.recall_at_k(case.right, 3), case.relevant > 0
-    assert metrics.mean(hits) == 0
-    assert math.isnan(metrics.mean(hits, nobody))
-    assert math.isnan(metrics.mean_of_class_means(hits, case.query_labels, nobody))
-    assert [len(part) for part in metrics.class_means(hits, case.query_labels, nobody)] == [0, 0]

@@ -59,16 +59,6 @@ def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypat
     assert not (run / "query.png").exists()
 
 
-def test_many_queries_are_drawn_as_far_as_they_fit(indexed, folder, monkeypatch):
-    run, gallery = indexed
-    for name, most in (("PICTURED", 5), ("_PANELS", 60)):
-        monkeypatch.setattr(f"pml_ext.retrieval.pictures.{name}", most)
-    queries = [folder / path for path in gallery.embedded.paths[:25]]
-    with pytest.warns(UserWarning, match="the picture has the first 10 of 25 queries"):
-        (axes,) = run.picture(run.query(queries, 9)).axes
-    assert len(axes.images) == 10 * 6
-
-
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_a_thumbnail_of_a_photograph_is_decoded_small(tmp_path, mode, monkeypatch):
     """Upright, of the photograph's shape, from an eighth of its pixels."""

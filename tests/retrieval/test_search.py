@@ -55,8 +55,8 @@ def test_fewer_answers_than_k_are_warned_of(command, indexed, folder):
     ("settings", "text"),
     [
         ({"k": 0}, "-k 0"),
+        ({"radius": float("nan")}, "--radius nan: wanted a distance above 0"),
         ({"metric": "learned"}, "has no learned metric: its loss is batch-all-triplets"),
-        ({"metric": "cosine"}, "no metric 'cosine'"),
         ({"shortlist": 5}, "--shortlist 5: wanted 1 or more, with --metric learned"),
     ],
 )
@@ -155,9 +155,6 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
     assert told["ids"] == [int(gallery.embedded.ids[gallery.embedded.paths.index(path)]) for path in told["paths"]]
     done = command("query", run.folder, query, "--radius", 1e-6)
     assert (done.returncode, done.stderr) == (0, f"pml-ext: {query}: no image within 1e-06 (--radius)\n")
-    for wrong in (0, -1, float("nan")):
-        with pytest.raises(ConfigError, match="wanted a distance above 0"):
-            run.query(query, 3, radius=wrong)
 
 
 @pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
