@@ -313,12 +313,12 @@ class TrainedRun:
         ``items`` and ``folder`` are as of :meth:`embed_part`, the others as of :meth:`query`. Images that cannot be
         read are left out with a warning.
         """
-        from .parts import listed
-
         file = Path(out)
         if file.suffix not in (".parquet", ".jsonl"):
             raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
         check_writable("-o", file, file=True)
+        from .parts import listed
+
         find = self._search(store, k=k, where=Where(within, radius))
         return match(self.images, listed(items, folder), find, file)
 
