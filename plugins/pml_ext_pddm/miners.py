@@ -1,4 +1,4 @@
-"""The hardest quadruplet, under the learned metric or any other distance."""
+"""Miner of the hardest quadruplets under the learned metric or any other distance."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from .functional import hard_quadruplets
 
 
 class HardQuadrupletMiner(PairMiner):
-    r"""The most dissimilar positive pair of a batch and the hardest negative of each end, Sec. 3.1.
+    r"""The most dissimilar positive pair of a batch and the hardest negative of each of its two images, Sec. 3.1.
 
     .. math::
         (\hat i, \hat j) = \arg\min_{P} S_{ij}, \quad \hat k = \arg\max_{N} S_{\hat i k}, \quad
         \hat l = \arg\max_{N} S_{\hat j l}
 
-    given as the triplets (i, j, k) and (j, i, l), so that it also serves PML's losses. With ``num_quadruplets`` it is
-    that number of the most dissimilar distinct unordered pairs. Mining has no gradient, and no dropout. Of equal values
-    the first pair in row-major order and the first index count.
+    The miner returns the triplets (i, j, k) and (j, i, l), which PML's losses accept. ``num_quadruplets=n`` mines the
+    n most dissimilar distinct unordered pairs. Mining has no gradient and no dropout. Among equal values, the miner
+    takes the first pair in row-major order, and the first index.
 
-    *Cost:* that of the distance's matrix, and a sort of the positive pairs.
+    *Cost:* the distance matrix, and a sort of the positive pairs.
 
     Args:
-        distance: a PML distance; with one where larger means nearer, such as :class:`pml_ext.PDDMDistance`, S is its
-            value, else minus that. Euclidean by default, what Fig. 4 compares with.
-        num_quadruplets: how many, at least 1; 1 in the paper.
-        per_class: the most dissimilar pairs of each class of the batch, rather than of the whole batch.
-        relation: as of :class:`pml_ext.PairLoss`.
+        distance: a PML distance. S is its value if larger means nearer, as with :class:`pml_ext.PDDMDistance`, else its
+            negative. Euclidean by default, the baseline of Fig. 4.
+        num_quadruplets: number of quadruplets, at least 1; 1 in the paper.
+        per_class: whether to mine ``num_quadruplets`` in each class, rather than in the whole batch.
+        relation: as in :class:`pml_ext.PairLoss`.
         kwargs: as in PML's miners: ``collect_stats``.
 
     Raises:
-        ValueError: a number below 1; in a call, references: a positive becomes an anchor; ``per_class`` with labels
-            that are no classes.
+        ValueError: ``num_quadruplets`` below 1; in a call, references, because positives become anchors, or
+            ``per_class`` with labels that are not classes.
 
     *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, https://arxiv.org/abs/1610.08904.
     """
@@ -56,9 +56,9 @@ class HardQuadrupletMiner(PairMiner):
     def mine(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the triplets."""
+        """Return the triplets (i, j, k) and (j, i, l) of each quadruplet."""
         if ref_emb is not embeddings:
-            raise ValueError("HardQuadrupletMiner makes positives anchors, so that it takes no references")
+            raise ValueError("HardQuadrupletMiner turns positives into anchors, so it takes no references")
         matrix, _ = matrix_of(self.distance, embeddings, embeddings)
         scores = matrix if self.distance.is_inverted else -matrix
         positives, negatives = self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(scores)

@@ -1,4 +1,4 @@
-"""Triplet losses over the whole batch."""
+"""The triplet loss over all triplets of a batch."""
 
 from __future__ import annotations
 
@@ -41,25 +41,24 @@ class BatchAllTripletLoss(PairLoss):
         \max(0, d_{ap} - d_{an} + m), \quad \max(0, d_{ap}^2 - d_{an}^2 + m), \quad
         \tanh\frac{d_{ap} - d_{an}}{2}, \quad d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})
 
-    The paper calls it batch-hard; in the literature it is batch-all over the terms that are not zero. It is exact, and
-    no triplet is formed.
+    The paper calls this loss batch-hard; in the literature it is batch-all over non-zero terms. The loss is exact.
 
-    The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S, with ``divisor`` = the
-    size of S; the default reducer divides by it, any other one reduces the pair sums. An ``indices_tuple`` of triplets
-    makes the violating ones among them the elements; one of pairs narrows the positives and negatives.
-    ``collect_stats`` records ``violating``, the share of all triplets that is in S.
+    The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S. The default reducer
+    divides the total by ``divisor``, the size of S; any other reducer reduces the pair sums. With an ``indices_tuple``
+    of triplets, there is one value per triplet, 0 outside S. One of pairs restricts the positives and negatives.
+    ``collect_stats`` records ``violating``, the share of triplets in S.
 
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of
-    an anchor; from 25 positives on, hinges sort every row once instead. Memory of about five ``B x R``.
+    an anchor; with 25 positives or more, hinges sort each row once instead. Memory of about five ``B x R`` matrices.
 
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
 
     Args:
-        margin: m; the paper gives none, its program has 0.2. Of no meaning to ``"ratio"`` but for S.
+        margin: m; the paper gives no value, its program uses 0.2. With ``"ratio"`` the margin only affects S.
         kind: ``"hinge"``, ``"squared-hinge"``, ``"ratio"`` or ``"soft"``.
-        triplets: ``"violating"`` for S, or ``"all"``: the mean over all triplets.
-        positives: ``"all"``, or ``"local"``: those not above a percentile of their anchor's distances (Sec. 5.3).
-        percentile: that percentile, from 0 to 100; 60 in the paper.
+        triplets: ``"violating"``: the mean over S; ``"all"``: the mean over all triplets.
+        positives: ``"all"``, or ``"local"``: those up to a percentile of their anchor's positive distances (Sec. 5.3).
+        percentile: the percentile of ``"local"``, from 0 to 100; 60 in the paper.
         kwargs: as in PML's losses: ``distance`` (one where smaller means nearer), ``reducer``,
             ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``.
 
@@ -99,11 +98,11 @@ class BatchAllTripletLoss(PairLoss):
         self.positives, self.percentile = positives, percentile
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return True for hinges, whose sums take one sort of each row; the others take a pass per positive."""
+        """Return True for hinges, which sort each row once, and False for kinds that take a row per positive pair."""
         return issubclass(KINDS[self.kind], Hinge)
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Return four classes of the test images by their principal components (Fig. 3)."""
+        """Plot four classes of test images by their first two principal components (Fig. 3)."""
         from pml_ext.plugin import figures
 
         tested = "test" if "test" in run.splits else "query"
@@ -132,7 +131,7 @@ class BatchAllTripletLoss(PairLoss):
         return per_pair(sums, pairs, divisor=size)
 
     def _listed(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor) -> Terms:
-        """Return a miner's triplets, each an element; those outside S give 0 and are not counted in the divisor."""
+        """Return one value per listed triplet; triplets outside S have value 0 and do not count in the divisor."""
         if self.positives == "local":
             mask = torch.zeros_like(pairs.positives).index_put_((a, p), torch.ones_like(a, dtype=torch.bool))
             kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]
@@ -151,5 +150,5 @@ class BatchAllTripletLoss(PairLoss):
         return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return the sum over the divisor, the number of triplets in S."""
+        """Return a reducer that divides the sum by ``divisor``, the number of triplets in S."""
         return SumOverDivisorReducer()

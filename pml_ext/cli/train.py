@@ -17,19 +17,19 @@ def train(
     recipe: Annotated[
         str | None,
         Argument(
-            help="A recipe, the TOML description of a training: data, network, loss, schedule. The name of a packaged "
-            "one, such as cbml/digits (pml-ext list recipes), or a .toml file. Default with --images: pml/photographs."
+            help="A recipe (a TOML description of data, network, loss and schedule): a .toml file, or the name of a "
+            "packaged recipe, such as cbml/digits (pml-ext list recipes). Default with --images: pml/photographs."
         ),
     ] = None,
     images: Annotated[
         Path | None,
         Option(
-            help="Your own images: a folder with a sub-folder per class, or a .csv table. The command chooses split, "
-            "image size and batches to fit them, and prints the options that change its choice."
+            help="Your own images: a folder with a sub-folder per class, or a .csv table. The command chooses a split, "
+            "an image size and batches to fit the images, and prints the options that override its choice."
         ),
     ] = None,
     data: DataFolder = None,
-    out: Annotated[Path | None, Option("--out", "-o", help="The folder (default runs/NAME-SEED-TIME).")] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="The run's folder (default runs/NAME-SEED-TIME).")] = None,
     seed: Annotated[int, Option(min=0, help="The first seed.")] = 0,
     seeds: Annotated[int, Option(min=1, help="Number of seeds: a run for each, then mean and standard deviation.")] = 1,
     device: OnDevice = "auto",
@@ -37,7 +37,7 @@ def train(
     resume: Annotated[bool, Option("--resume", help="Continue the run in --out.")] = False,
     on_nonfinite: Annotated[
         Literal["stop", "skip"],
-        Option(help="If the loss, an embedding or a gradient is not finite: end the run, or skip the iteration."),
+        Option(help="End the run or skip the iteration if the loss, an embedding or a gradient is not finite."),
     ] = "stop",
     quick: Annotated[
         bool,
@@ -51,7 +51,7 @@ def train(
     The run's folder gets metrics, checkpoints and report.html. A recipe may have stages, which train with other losses
     first, and a sweep (sweep.KEY = [...]), which makes one run per value. For several processes, type
     torchrun --nproc-per-node N -m pml_ext train RECIPE; batch_size is the total over all processes. SIGINT (Ctrl-C),
-    SIGTERM and SIGHUP end the training after the current iteration with a checkpoint, a second signal at once.
+    SIGTERM or SIGHUP writes a checkpoint after the current iteration and ends the run; a second signal ends it at once.
     """
     from ..experiment import FailedRunsError, summarize
     from ..experiment import train as run_recipe
@@ -99,7 +99,7 @@ def train(
 
 
 def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -> None:
-    """Write the report of a finished run again."""
+    """Redraw the report of a finished run."""
     from ..experiment import draw_report
 
     with Progress() as bar:

@@ -1,4 +1,4 @@
-"""Published sets of photographs: CUB-200-2011, Cars196, Stanford Online Products, In-Shop, ImageNet's two halves."""
+"""Published data sets of photographs: CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CUB = About(
     ),
     layout="CUB_200_2011/ with images/, images.txt, image_class_labels.txt, classes.txt, bounding_boxes.txt",
     counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
-    note="Classes 1 to 100 train, 101 to 200 test; train_test_split.txt belongs to another protocol.",
+    note="Classes 1 to 100 are for training, 101 to 200 for tests; train_test_split.txt belongs to another protocol.",
 )
 CARS196 = About(
     name="cars196",
@@ -40,7 +40,7 @@ CARS196 = About(
     ),
     layout="car_ims/ with 000001.jpg and so on, and cars_annos.mat",
     counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
-    note="Classes 1 to 98 train, 99 to 196 test; the split in cars_annos.mat belongs to another protocol.",
+    note="Classes 1 to 98 are for training, 99 to 196 for tests; cars_annos.mat has the split of another protocol.",
 )
 SOP = About(
     name="sop",
@@ -69,12 +69,12 @@ IMAGENET = About(
     archives=(
         Archive("ILSVRC2012_img_train.tar", 147_897, "1d675b47d978889d74fa0da5fadfb00e"),
         Archive("ILSVRC2012_img_val.tar", 6_745, "29b22e2961454d5413ddabcf34fc5622"),
-        Archive("wordnet.is_a.txt", 2, unpack=False),  # for hierarchy alone
+        Archive("wordnet.is_a.txt", 2, unpack=False),  # only for the argument hierarchy
     ),
     layout="train/n01440764/*.JPEG and val/n01440764/*.JPEG, as torchvision.datasets.ImageNet unpacks them",
     counts={"train": Count(667_289, 500), "gallery": Count(638_878, 500), "query": Count(25_000, 500)},
-    note="Classes in the order of their WordNet ids. split = 'pddm': 800 classes train, 200 are tested; "
-    "for zero-shot learning hierarchy = 'wordnet.is_a.txt', the list of parents and children that ImageNet publishes.",
+    note="Classes are ordered by WordNet id. split = 'pddm' trains on 800 classes and tests on 200. Zero-shot learning "
+    "needs hierarchy = 'wordnet.is_a.txt', the list of parents and children that ImageNet publishes.",
 )
 PDDM: Counts = {"train": Count(None, 800), "test": Count(None, 200)}
 
@@ -101,7 +101,7 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
             part = "train" if int(number) <= CUB.counts["train"].classes else "test"
             parts[part].append(Entry(path, names[number], box))
         except (KeyError, ValueError) as error:
-            why = f"image {image} ({path}) has no such class or box ({one_line(error)})"
+            why = f"image {image} ({path}) has no valid class or box ({one_line(error)})"
             raise DataError(f"{place}: {why}; unpack CUB_200_2011.tgz again") from None
     return assemble(CUB, place / "images.txt", place / "images", parts, image_size, list(names.values()))
 
@@ -148,10 +148,10 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
 
 def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """In-Shop: 25,882 photographs of 3,997 garments to train; of 3,985 others, 14,218 queries and a gallery of 12,612.
+    """In-Shop: 25,882 photographs of 3,997 garments to train; 14,218 queries and 12,612 gallery images of 3,985 others.
 
     Args:
-        root: the folder with ``list_eval_partition.txt``, or one above it; ``pml-ext data inshop`` shows the default.
+        root: the folder with ``list_eval_partition.txt``, or a folder above; ``pml-ext data inshop`` shows the default.
         image_size: height and width of the network's input, in pixels.
     """
     listed = place_of(INSHOP, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
@@ -171,13 +171,13 @@ def imagenet(
     split: Literal["cbml", "pddm"] = "cbml",
     hierarchy: Path | None = None,
 ) -> DataSplits:
-    """ImageNet 2012: the first 500 classes train; of the others, validation images are searched among training images.
+    """ImageNet 2012: 500 classes to train; of 500 others, validation images are queries, training images the gallery.
 
-    The classes are in the order of their WordNet ids; validation images of training classes train as well. With ``split
-    = "pddm"`` 800 classes train and 200, by default the last, are tested, each image among all others.
+    Classes are ordered by WordNet id; the first 500 train, validation images included. ``split="pddm"`` trains on 800
+    classes and tests on the last 200, where each image is a query among all others.
 
     Args:
-        root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` has the default.
+        root: the folder with ``train`` and ``val``; ``pml-ext data imagenet`` shows the default.
         image_size: height and width of the network's input, in pixels.
         split: ``"cbml"`` or ``"pddm"``.
         hierarchy: for zero-shot learning, a file of WordNet ids, a parent and a child per line (``wordnet.is_a.txt``).
@@ -202,7 +202,7 @@ def imagenet(
 
 
 def parents_in(path: Path) -> dict[str, list[str]]:
-    """Return the parents of every WordNet id in a list of parents and children."""
+    """Return the parents of each WordNet id, from a file with one parent and one child per line."""
     parents: dict[str, list[str]] = {}
     for parent, child in read_lines(path, 2):
         parents.setdefault(child, []).append(parent)

@@ -1,4 +1,4 @@
-"""Published data sets: their archives, the counts of their splits, the checks of their lists."""
+"""Published data sets: archives, sizes of splits, and checks of lists of images."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ EVERYTHING = Box(0, 0, 1e9, 1e9)
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, or that below ``~/.cache``."""
+    """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, by default ``~/.cache/pml_ext/NAME``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pml_ext" / name
 
 
 class Count(NamedTuple):
-    """Size of a split; ``images`` is None where the paper does not say it."""
+    """Size of a split; ``images`` is None if the paper does not give the number."""
 
     images: int | None
     classes: int
 
 
 class Entry(NamedTuple):
-    """An image in a list: its path relative to the folder of images, its class, its box if not all of it is meant."""
+    """An image in a list: path relative to the image folder, class name, and crop box (None for the whole image)."""
 
     path: str
     name: str
@@ -48,16 +48,16 @@ Parts = Mapping[str, Sequence[Entry]]
 
 
 class Archive(NamedTuple):
-    """A file that a data set is published as."""
+    """A published file of a data set."""
 
     name: str
     megabytes: int
     checksum: str = ""  # MD5 or SHA-256, told apart by length
-    url: str = ""  # a stable address from which everybody may fetch it
+    url: str = ""  # a stable, public address for downloads
     unpack: bool = True
 
     def check(self, path: Path) -> None:
-        """Raise a :class:`DataError` if a file is not this archive."""
+        """Raise a :class:`DataError` if a file does not have the published checksum, where there is one."""
         kind = "md5" if len(self.checksum) == 32 else "sha256"
         with path.open("rb") as file:
             found = hashlib.file_digest(file, kind).hexdigest()
@@ -74,28 +74,28 @@ class About:
 
     name: str
     title: str
-    page: str  # where it is described
+    page: str  # address of the description
     license: str
     archives: tuple[Archive, ...]
-    layout: str  # the files that are read, in the set's folder
+    layout: str  # files to read in the set's folder
     counts: Counts
     note: str = ""
 
     @property
     def downloads(self) -> bool:
-        """Whether a program may fetch each of its archives."""
+        """Whether a program may download all archives."""
         return all(archive.url for archive in self.archives)
 
     @property
     def place(self) -> Path:
-        """Its folder unless ``--data`` says otherwise: ``$PML_EXT_DATA/NAME``, or the user's cache."""
+        """The default folder, without ``--data``: ``$PML_EXT_DATA/NAME``, or one in the user's cache."""
         if set_by_user := os.environ.get("PML_EXT_DATA"):
             return Path(set_by_user).expanduser() / self.name
         return cache_folder(self.name)
 
 
 def get_archives(about: About, place: Path) -> None:
-    """Download a data set's missing archives to a folder, check all, and unpack them; a DataError names a bad one."""
+    """Download missing archives of a data set to a folder, check and unpack all; a DataError names a bad archive."""
     check_archives(about, place)
     for archive in about.archives:
         path = place / archive.name
@@ -111,7 +111,7 @@ def get_archives(about: About, place: Path) -> None:
 
 
 def check_archives(about: About, root: Path | None = None) -> None:
-    """Check the archives in a data set's folder; a :class:`DataError` names one that is cut or another file."""
+    """Check the archives in a data set's folder; a :class:`DataError` names a truncated or wrong file."""
     place = about.place if root is None else root.expanduser()
     for archive in about.archives:
         if (place / archive.name).is_file():
@@ -119,7 +119,7 @@ def check_archives(about: About, root: Path | None = None) -> None:
 
 
 def _download(archive: Archive, place: Path) -> None:
-    """Download an archive; a file is under its name only when it is whole."""
+    """Download an archive to a temporary name, and rename the file once its checksum is right."""
     from torchvision.datasets.utils import download_url
 
     part = place / f"{archive.name}.part"
@@ -154,7 +154,7 @@ def _unpack(path: Path, place: Path) -> None:
 
 
 def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of an archive; a TarError names a link, a device, or a path outside of the folder."""
+    """Yield the members of an archive; raise TarError for a link, a device, or a path outside of the folder."""
     for member in tar:
         if not (member.isfile() or member.isdir()) or member.name.startswith("/") or ".." in Path(member.name).parts:
             raise tarfile.TarError(f"{member.name} is not a file or a folder inside of the archive")
@@ -162,7 +162,7 @@ def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 
 
 def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
-    """Return the folder with a data set's files: ``root``, its own, or one of the ``inner`` folders of that."""
+    """Return the folder that has ``wanted``: ``root`` (by default ``about.place``), or one of its ``inner`` folders."""
     place = about.place if root is None else root.expanduser()
     for candidate in (place, *(place / name for name in inner)):
         if (candidate / wanted).exists():
@@ -172,7 +172,7 @@ def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] 
 
 
 def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
-    """Return the lines of a list as columns; the last column may have blanks in it."""
+    """Return the lines of a list, split into columns; the last column may contain blanks."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -191,14 +191,14 @@ def assemble(
 ) -> DataSplits:
     """Return the splits of a published set; a DataError says where lists, files and published counts differ.
 
-    ``listed_in`` is the list, for error texts; ``images`` the folder that paths are relative to; ``names`` are the
-    classes in the order of their labels, by default that of the lists.
+    ``listed_in`` is the list that errors name. Paths are relative to the folder ``images``. ``names`` are the class
+    names in the order of their labels, by default in the order of the lists.
     """
     check_disjoint(listed_in, parts)
     paths = {entry.path for entries in parts.values() for entry in entries}
     there: set[str] = set()
     for folder in {path.rpartition("/")[0] for path in paths}:
-        if (images / folder).is_dir():  # is read once
+        if (images / folder).is_dir():  # list each folder once
             there.update(f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(images / folder))
     missing = min(paths - there, default=None)
     unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
@@ -207,7 +207,7 @@ def assemble(
     for part, entries in parts.items():
         found = [entry.name for entry in entries if entry.path in there]
         check_count(about, part, len(found), len(set(found)), listed_in.parent, gone + mend)
-    if missing:  # where the counts do not tell
+    if missing:  # although the counts are right
         raise DataError(f"{images / missing}: no such file, though {listed_in.name} lists it; {mend}")
     return labeled(images, parts, image_size, names)
 
@@ -227,7 +227,7 @@ def check_count(about: About, part: str, images: int, classes: int, place: Path,
 def labeled(
     images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
-    """Return photographs as splits, with labels from 0; arguments as of :func:`assemble`."""
+    """Return splits of photographs, with labels from 0; the arguments are those of :func:`assemble`."""
     names = list(names or dict.fromkeys(entry.name for entries in parts.values() for entry in entries))
     labels = {name: label for label, name in enumerate(names)}
     splits: dict[str, Any] = {
@@ -244,13 +244,13 @@ def labeled(
 
 
 def check_disjoint(listed_in: Path, parts: Parts, shared_classes: bool = False) -> None:
-    """Check that no image is listed twice, and that no training class is tested unless classes are shared."""
+    """Check that no image is listed twice and, without ``shared_classes``, that no training class is tested."""
     seen: dict[str, str] = {}
     for part, entries in parts.items():
         for entry in entries:
             if entry.path in seen:
                 where = f"in {seen[entry.path]} and in {part}"
-                raise DataError(f"{listed_in}: the image {entry.path} is {where}; take one of its lines out")
+                raise DataError(f"{listed_in}: the image {entry.path} is {where}; delete one of its lines")
             seen[entry.path] = part
     trained = {entry.name for entry in parts["train"]}
     for part, entries in parts.items():

@@ -1,4 +1,4 @@
-"""Labeled images, and the splits that every data set gives."""
+"""Labeled images, and the splits of a data set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class ResizedCache(NamedTuple):
-    """Images after the first step of a transform, and the step's text."""
+    """Images after the first step of a transform, and that step as text."""
 
     images: Sequence[Tensor]
     first: str
@@ -32,13 +32,13 @@ class ResizedCache(NamedTuple):
 class LabeledImages(Dataset[tuple[Tensor, int]]):
     """Images with integer labels; an item is ``(image, label)``."""
 
-    images: Tensor | Sequence[Path]  # uint8 [N, C, H, W], or image files, read when they are wanted
-    labels: Any  # integers [N], each an index of class_names
-    class_names: Sequence[str]  # of every class of the data set, whichever split it is in
+    images: Tensor | Sequence[Path]  # uint8 [N, C, H, W], or image files, read on access
+    labels: Any  # indices into class_names, [N]
+    class_names: Sequence[str]  # of all classes of the data set, in any split
     transform: Transform | None = None  # of a uint8 image [C, H, W]
     channels: int = 3  # of an image that is read from a file: 1 (gray) or 3 (color)
-    boxes: Any = None  # the part of each file that is its image, [N, 4] as Box has them; None for all of it
-    cache: ResizedCache | None = None  # taken in place of the files by a transform with the same first step
+    boxes: Any = None  # crop box of each file, [N, 4], columns as in Box; None for whole files
+    cache: ResizedCache | None = None  # replaces the files for a transform with the same first step
 
     def __post_init__(self) -> None:
         self.labels = np.asarray(self.labels, dtype=np.int64)
@@ -49,7 +49,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
     @property
     def paths(self) -> list[Path] | None:
-        """The files, where the images are files."""
+        """Paths of the image files; None for images in memory."""
         return None if isinstance(self.images, Tensor) else list(self.images)
 
     def __len__(self) -> int:
@@ -78,7 +78,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return self.replace(transform=transform)
 
     def for_workers(self) -> tuple[LabeledImages, Transform]:
-        """Return the images as workers pass them on, uint8 where possible, and the transform's steps on a batch."""
+        """Return the images with the steps that workers apply, uint8 where possible, and the steps on a batch."""
         early, last = self.transform.divided() if isinstance(self.transform, Steps) else (self.transform, nn.Identity())
         return self.with_transform(early), last
 
@@ -98,19 +98,19 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 class DataSplits:
     """The splits of a data set, returned by its factory.
 
-    Each image of ``test`` is searched among all others; or each of ``query`` among all of ``gallery``.
+    Each image of ``test`` is a query among all others; each image of ``query`` is searched in ``gallery``.
     """
 
     train: LabeledImages
     test: LabeledImages | None = None
     _: dataclasses.KW_ONLY
-    image_size: int  # height and width, in pixels, of what a network gets
+    image_size: int  # height and width of the network's input, in pixels
     channels: int  # 1 (gray) or 3 (color)
-    crop: bool = False  # a square is cropped after the shorter side was resized, rather than resizing to a square
+    crop: bool = False  # whether to resize the shorter side and crop a square, rather than resize to a square
     query: LabeledImages | None = None
     gallery: LabeledImages | None = None
-    parents: Mapping[str, Sequence[str]] | None = None  # of classes and of their ancestors, by name
-    note: str = ""  # a warning about the data, which a run gives
+    parents: Mapping[str, Sequence[str]] | None = None  # of each class and each ancestor, by name
+    note: str = ""  # a warning about the data that runs show
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
@@ -134,9 +134,10 @@ def hold_out_classes(
     which: Literal["drawn", "last"] = "drawn",
     fold: int | None = None,
 ) -> tuple[LabeledImages, LabeledImages]:
-    """Return the rest of the images, and those of a ``fraction`` of the classes: drawn, or the last by label.
+    """Split images by class: return the rest, and the images of a held-out ``fraction`` of the classes.
 
-    A ``fold``, from 1, is one of the ``1 / fraction`` random parts of the classes, the same for every seed.
+    The held-out classes are drawn at random by ``seed``, or are the last by label. With a ``fold``, from 1, they are
+    one of ``1 / fraction`` random parts of the classes, the same parts for every seed.
     """
     classes = np.unique(images.labels)
     if len(classes) < 2:
@@ -146,14 +147,14 @@ def hold_out_classes(
     if fold is not None:
         parts = round(1 / fraction)
         if parts > len(classes):
-            raise DataError(f"found {len(classes)} classes; {parts} folds need as many")
+            raise DataError(f"found {len(classes)} classes; {parts} folds need as many classes")
         chosen = np.random.default_rng(0).permutation(classes)[fold - 1 :: parts]
     second = np.isin(images.labels, chosen)
     return images.subset(~second), images.subset(second)
 
 
 def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[LabeledImages, LabeledImages]:
-    """Divide the images of every class at random, a ``fraction`` of which is the second part."""
+    """Split the images of every class at random into two parts, the second with a ``fraction`` of them."""
     generator = np.random.default_rng(seed)
     second = np.zeros(len(images), dtype=bool)
     for label in np.unique(images.labels):
@@ -170,11 +171,11 @@ def prepare(
     workers: int = 0,
     tell: Callable[[str], None] = lambda text: None,
 ) -> tuple[LabeledImages, dict[str, str]]:
-    """Return a split ready to be read, its images cached where wanted, and ``{path: reason}`` of what it leaves out.
+    """Return a split, cached or without unreadable files if requested, and ``{path: reason}`` of the files left out.
 
-    The result of the first of ``steps`` is cached. With ``skip_unreadable`` every file is read once, by ``workers``
-    threads (0 for one per processor, up to 8). ``tell`` is called before images are read. Raises a ConfigError where
-    nothing can be cached, a DataError where a file, or none, can be read.
+    The cache holds results of the first of ``steps``. To cache or to skip files, ``workers`` threads (0 for one per
+    processor, up to 8) read every file once, after a message to ``tell``. Raises ConfigError if nothing can be cached,
+    and DataError for an unreadable file, or with ``skip_unreadable`` if no file can be read.
     """
     in_memory, first, keep = isinstance(images.images, Tensor), steps.first, cache == "memory"
     if in_memory and keep:

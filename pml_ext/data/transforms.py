@@ -1,4 +1,4 @@
-"""Transforms from a stored image to the input of a network: torchvision's, imported when they are built."""
+"""Transforms from a stored image to the network's input, built with torchvision, which is imported only then."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Preprocessing of photographs beyond the size of the input; ``[data.images]`` of a recipe."""
+    """Preprocessing options of photographs: ``[data.images]`` of a recipe."""
 
-    resize: int | None = None  # pixels of the shorter side before the crop; None: 256 / 224 of the crop's
-    squash: bool = False  # images become squares before the crop, whatever their aspect ratio was
+    resize: int | None = None  # shorter side before the crop, pixels; None: image_size, times 256 / 224 unless squash
+    squash: bool = False  # resize images to squares before the crop, ignoring the aspect ratio
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing
-    bgr: bool = False  # the channels are blue, green, red
-    value_range: int = 1  # greatest value before any normalization, 1 or 255
-    random_crop: bool = False  # training images are cropped at a random place, without resizing
-    random_crop_scale: tuple[float, float] | None = None  # training crops are parts of such shares of the area, resized
-    flip: bool = False  # training images are mirrored left to right half of the time
+    bgr: bool = False  # channels in the order blue, green, red
+    value_range: int = 1  # maximum pixel value before any normalization, 1 or 255
+    random_crop: bool = False  # crop training images at a random place, without rescaling the crop
+    random_crop_scale: tuple[float, float] | None = None  # scale of RandomResizedCrop for training images
+    flip: bool = False  # mirror training images left to right with probability 0.5
 
 
 class Steps(nn.Module):
     """A transform in three parts: a deterministic first step, further steps on one image, and steps on a batch.
 
-    The first step is idempotent, so that its cached results can go through all steps; None if the steps begin with a
-    random one. ``smallest``: pixels of the shorter side that a file must at least be read with.
+    The first step is idempotent, so that its cached results can go through all steps again; it is None if a random step
+    comes first. ``smallest``: lower bound of the shorter side, in pixels, of a file decoded at a reduced size.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Steps(nn.Module):
     ) -> None:
         super().__init__()
         self.first, self.smallest = first, smallest
-        self.first_name = str(first)  # has all that the first step depends on
+        self.first_name = str(first)  # identifies the first step and its settings
         self.rest, self.last = nn.Sequential(*rest), nn.Sequential(*last)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -50,7 +50,7 @@ class Steps(nn.Module):
         return self.last(self.rest(image if self.first is None else self.first(image)))  # type: ignore[no-any-return]
 
     def divided(self) -> tuple[Steps, nn.Sequential]:
-        """Return the steps on one image, and those on a batch: uint8 images are a quarter of the network's input."""
+        """Return the steps on one image and those on a batch; uint8 images in between take a quarter of the memory."""
         return Steps(self.first, [*self.rest], [], self.smallest), self.last
 
 
@@ -71,10 +71,10 @@ def build_transforms(
         channels: C.
         crop: resize the shorter side and crop a square from the middle, rather than resizing to a square.
         normalize: means and standard deviations per channel, such as ImageNet's.
-        shift: largest random move of a training image each way, in pixels; the edge is filled with black.
+        shift: largest random translation of a training image in each direction, in pixels, with black borders.
         random_crop: crop training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
         flip: mirror training images left to right half of the time.
-        pipeline: of photographs; its crops and its mirroring come on top.
+        pipeline: more options for photographs, see :class:`Pipeline`.
 
     Raises:
         ConfigError: a setting outside its range.
@@ -109,8 +109,8 @@ def build_transforms(
     if normalized:
         last.append(v2.Normalize(*normalized, inplace=True))
     plain = Steps(first, [v2.CenterCrop(image_size), order], last, side)
-    if area is not None and pipeline.resize is None:  # a part of the photograph itself
-        # the smallest part, of the smallest area and an aspect ratio of 3 : 4, still has S pixels each way
+    if area is not None and pipeline.resize is None:  # crops come from the original photograph
+        # the smallest crop, of the least area and an aspect ratio of 3 : 4, must have S pixels each way
         smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
         return Steps(None, [*augment, order], last, smallest), plain
     return Steps(first, [*augment, order], last, side), plain
@@ -126,21 +126,21 @@ def raw_pixels(images: Tensor) -> Tensor:
 
 
 class _UnlessExact(nn.Module):
-    """A resize that leaves images of the wanted size alone."""
+    """A resize that returns images of ``size`` x ``size`` pixels unchanged."""
 
     def __init__(self, size: int, resize: nn.Module) -> None:
         super().__init__()
         self.size, self.resize = size, resize
 
     def extra_repr(self) -> str:
-        return f"size={self.size}"  # names, with the resize, what a cache of resized images holds
+        return f"size={self.size}"  # a part of Steps.first_name, which identifies a cache
 
     def forward(self, image: Tensor) -> Tensor:
         return image if image.shape[-2:] == (self.size, self.size) else self.resize(image)  # type: ignore[no-any-return]
 
 
 class _ChannelOrder(nn.Module):
-    """Makes an image contiguous, channel by channel, which later steps are several times as fast on."""
+    """Conversion to contiguous channels, BGR if ``bgr``, on which later steps are several times as fast."""
 
     def __init__(self, bgr: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The processes of a run: their number, their ranks, and objects that they exchange."""
+"""The processes of a run: number, ranks, process group, and exchange of objects."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..errors import ConfigError
 
 
 def num_processes() -> int:
-    """Return the number of processes: 1 where no process group was started."""
+    """Return the number of processes, 1 without a process group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Return this process's number, from 0."""
+    """Return this process's rank, from 0."""
     return dist.get_rank() if num_processes() > 1 else 0
 
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[None]:
-    """Run a block in the group of processes that ``torchrun`` started, if it did; the group ends with the block.
+    """Run a block in the process group of ``torchrun`` and then destroy the group; for one process, run it without.
 
-    ``device`` is ``"cpu"`` (gloo), or an accelerator (NCCL for ``"cuda"``, and gloo for what lies on the CPU); a
-    ConfigError names one that torch has nothing for.
+    ``device`` is ``"cpu"`` (gloo) or an accelerator (such as ``"cuda"``: NCCL, and gloo for tensors on the CPU). Raises
+    ConfigError for a device without a backend in torch.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield
@@ -41,14 +41,14 @@ def process_group(device: str) -> Iterator[None]:
             f"wanted --device {' or '.join(backends)}, or one process"
         )
     backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:{backends[device]}"
-    # Rank 0 tests alone while the others wait; torchrun ends them should it fail.
+    # A long timeout, because other ranks wait while rank 0 tests. If rank 0 fails, torchrun ends the others.
     dist.init_process_group(backend, timeout=datetime.timedelta(days=2), **_meeting_place())
     yield
     dist.destroy_process_group()
 
 
 def _meeting_place() -> dict[str, Any]:
-    """Return torchrun's store with a prefix for each restart: a quick process would find the address of a dead one."""
+    """Return torchrun's store with a prefix per restart, so that no process reads the address of an earlier start."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -59,7 +59,7 @@ def _meeting_place() -> dict[str, Any]:
 
 
 def from_rank_0(value: Any) -> Any:
-    """Return rank 0's value, anything that can be pickled, in every process."""
+    """Return rank 0's value, a picklable object, in every process."""
     if num_processes() == 1:
         return value
     everyone = [value]
@@ -68,7 +68,7 @@ def from_rank_0(value: Any) -> Any:
 
 
 def from_ranks(value: Any) -> list[Any]:
-    """Return the values of all processes, by rank, in rank 0; an empty list in the others."""
+    """Return the picklable values of all processes, by rank, in rank 0, and an empty list in other processes."""
     if num_processes() == 1:
         return [value]
     gathered = [None] * num_processes() if rank() == 0 else None
@@ -77,7 +77,7 @@ def from_ranks(value: Any) -> list[Any]:
 
 
 def gather_objects(value: Any) -> list[Any]:
-    """Return the values of all processes, anything that can be pickled, by rank, in each of them."""
+    """Return the picklable values of all processes, by rank, in every process."""
     everyone: list[Any] = [value] * num_processes()
     if num_processes() > 1:
         dist.all_gather_object(everyone, value)
@@ -85,7 +85,7 @@ def gather_objects(value: Any) -> list[Any]:
 
 
 def most_of_ranks(number: int) -> int:
-    """Return the greatest of the processes' numbers, in all of them."""
+    """Return the maximum of an integer over all processes, in every process."""
     if num_processes() == 1:
         return number
     greatest = torch.tensor(number)
@@ -94,5 +94,5 @@ def most_of_ranks(number: int) -> int:
 
 
 def collective_device(device: torch.device) -> torch.device:
-    """Return the device for tensors of a collective operation: the CPU with gloo alone."""
+    """Return the device for tensors of a collective operation: the CPU if gloo is the only backend, else ``device``."""
     return torch.device("cpu") if dist.get_backend() == "gloo" else device

@@ -1,4 +1,4 @@
-"""PML's accuracy calculator, extended by the metrics of this package and of plugins."""
+"""PML's accuracy calculator with additional metrics of this package and of plugins."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ class Evaluation:
     """Accuracies of queries, and their nearest neighbors; all tensors are on the CPU."""
 
     accuracies: dict[str, Any]  # by name of the metric
-    relevant: Tensor  # number of gallery items of each query's class, [Q], int64; 0 for a lone query
+    relevant: Tensor  # number of gallery items of each query's class, without the query itself, [Q], int64
     distances: Tensor  # to the nearest neighbors, [Q, keep], or fewer columns if the gallery is smaller
-    indices: Tensor  # of these neighbors, rows of the gallery
-    right: Tensor  # whether each of them has the query's class
+    indices: Tensor  # rows of these neighbors in the gallery
+    right: Tensor  # whether each neighbor has the query's class, or is positive under a relation
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     r"""PML's calculator with Recall@K and precision@K for any K, and pairwise F1 and purity of k-means clusters.
 
-    ``recall_at_K`` is the share of queries with an image of their class among their K nearest, ``precision_at_K`` the
-    mean share of such images (:mod:`pml_ext.evaluation.metrics`). ``f1`` and ``purity`` evaluate k-means clusters, one
-    per class by default (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
+    ``recall_at_K`` is the share of queries with an image of their class among the K nearest. ``precision_at_K`` is the
+    mean share of such images among the K nearest (:mod:`pml_ext.evaluation.metrics`). ``f1`` and ``purity`` evaluate
+    k-means clusters, by default one per class (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
     (:func:`pml_ext.hookspecs.pml_ext_metrics`) are available by name.
 
-    PML's metrics keep their names and meaning. They use ``k`` neighbors; the new metrics use as many as their K
-    requires. Neighbors that a gallery smaller than K lacks count as wrong. Labels are compared as integers (PML's
-    float32 merges 16777216 and 16777217). One search serves all metrics.
+    PML's metrics keep their names and meaning and use ``k`` neighbors. The new metrics use K neighbors. If the gallery
+    has fewer than K items, missing neighbors count as wrong. Labels are compared as integers (PML's float32 merges
+    16777216 and 16777217). One search serves all metrics.
 
     ``exclude=("NMI", "AMI")`` turns clustering off, as in PML: it also excludes ``f1`` and ``purity``, unless
-    ``include`` names them. A subclass adds metrics in the way that PML documents.
+    ``include`` names them. A subclass adds metrics as PML documents.
 
     Args:
-        include: names of the metrics to compute; all, if empty.
+        include: names of the metrics to compute; empty for all.
         exclude: names of metrics to leave out.
         avg_of_avgs: average per class first, then over classes, as in PML.
         return_per_class: return a list with one mean per class, as in PML.
@@ -60,19 +60,19 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             for the size of the largest class.
         label_comparison_fn: as in PML. Clustering metrics support equality alone.
         device: device to compute on; by default a GPU if there is one.
-        knn_func: a search as in PML; by default Euclidean, with faiss if it is installed, else with torch. A
-            :class:`NearestNeighbors` searches in tiles of queries.
+        knn_func: a neighbor search as in PML; by default an exact Euclidean search, by faiss if it is installed, else
+            by torch. A :class:`NearestNeighbors` searches in tiles of queries.
         kmeans_func: a clustering as in PML; by default k-means with a fixed seed, by faiss or else scikit-learn.
         recall_at: values of K for ``recall_at_K``.
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
         clusters_per_class: numbers of k-means clusters per class of the queries; 1 gives ``NMI``, ``f1`` and
             ``purity``, any other c gives ``nmi_c``, ``f1_c`` and ``purity_c``.
-        relation: what items are to each other, in the place of equal labels: neighbors that are positive to a query are
-            right, and labels have any form that the relation takes. Of a :class:`pml_ext.Hierarchy` there is
-            ``recall_at_K_level_L`` for each level but the relation's own.
-        ndcg_at: values of K for ``ndcg_at_K``, by the weights of a graded relation, or else 1 for what is right.
-        lone_queries: a query whose class has no other member counts as a ``"miss"`` in ``recall_at_K``, or is left
-            out (``"drop"``) as in PML's own metrics.
+        relation: replaces equality of labels: a neighbor is right if it is positive to the query, and labels have any
+            form that the relation accepts. A :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L
+            other than its own.
+        ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
+        lone_queries: ``"miss"`` counts queries without another item of their class as misses in ``recall_at_K``;
+            ``"drop"`` leaves them out, as PML's own metrics do.
 
     Raises:
         ValueError: a K below 1, an unknown metric (the text suggests the closest names) or unknown ``lone_queries``.
@@ -177,12 +177,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         """Return accuracies and nearest neighbors of queries, searched in tiles of about 8 million neighbors.
 
         Args:
-            query: ``[N, D]``, tensor or array.
-            query_labels: ``[N]``, integers, or as the relation takes them.
-            reference: the gallery, ``[R, D]``; None for the queries themselves.
-            reference_labels: ``[R]``.
-            ref_includes_query: whether the gallery's first N rows are the queries; each then skips its own row.
-            include: names of the metrics to compute; all of the calculator's, if empty.
+            query: embeddings of the queries, ``[N, D]``, tensor or array.
+            query_labels: integers, ``[N]``, or labels in a form that the relation accepts.
+            reference: embeddings of the gallery, ``[R, D]``; None for the queries themselves.
+            reference_labels: labels of the gallery, ``[R]``.
+            ref_includes_query: whether the gallery's first N rows are the queries; each query then skips its own row.
+            include: names of the metrics to compute; empty for all of the calculator's metrics.
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
         """
@@ -207,7 +207,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             more, relevant, kept = self._search(seen, keep)
             seen |= more
         accuracies: dict[str, Any] = {}
-        clusters: dict[int, Tensor] = {}  # by their number per class
+        clusters: dict[int, Tensor] = {}  # by number of clusters per class
         for name, function in self.curr_function_dict.items():
             own, arguments = self._own.get(name), seen
             if name in self.requires_clustering():
@@ -232,13 +232,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if len(points) != len(labels):
             raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
         if self.label_comparison_fn is not EQUALITY:
-            return points, labels.float()  # as PML passes them to such a function
+            return points, labels.float()  # PML passes float labels to a label_comparison_fn
         if labels.ndim > 1:
             raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
         return points, labels
 
     def _search(self, seen: Mapping[str, Any], keep: int) -> tuple[dict[str, Any], Tensor, list[Tensor]]:
-        """Return the arguments of PML's metrics with our values per query, the relevant counts, and the neighbors."""
+        """Search once; return arguments for all metrics, the relevant counts, and the neighbors to keep."""
         query, query_labels, reference, reference_labels = map(seen.__getitem__, _SIDES)
         same, itself = self.label_comparison_fn, int(seen["ref_includes_query"])
         classes, places = torch.unique(query_labels, dim=0, return_inverse=True)
@@ -280,7 +280,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             tiles = [(slice(0, len(query)), *self.knn_func(query, most, reference, bool(itself)))]
         for rows, distances, indices in tiles:
             ends, there = (query_labels[rows][:, None], reference_labels[indices]), indices >= 0
-            right = (same(*ends).bool() & there).cpu()  # not every device has float64
+            right = (same(*ends).bool() & there).cpu()  # metrics are float64, which some devices lack
             gains = right
             if ideal and self.relation is not None:
                 gains = (self.relation.weights(*ends).nan_to_num() * there).cpu()
@@ -304,7 +304,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     def _greatest_gains(
         self, classes: Tensor, reference_labels: Tensor, counts: Tensor, k: int, itself: bool
     ) -> Tensor:
-        """Return the k greatest gains that a query of each class finds in the gallery, ``[C, k]``, itself left out."""
+        """Return the k greatest gains in the gallery for a query of each class, without the query, ``[C, k]``."""
         if self.relation is None:
             found = (counts - int(itself)).clamp(min=0)
             return (torch.arange(k, device=found.device) < found[:, None]).to(torch.float64)
@@ -324,7 +324,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self,
         metric: Metric,
         query_labels: Tensor,
-        per_query: Mapping[str, Tensor] = {},  # never changed
+        per_query: Mapping[str, Tensor] = {},  # never modified
         not_lone_query_mask: Tensor | None = None,
         label_counts: Any = ((), ()),
         cluster_labels: Any = None,
@@ -346,7 +346,7 @@ _KINDS = (torch.float32, torch.int64, torch.bool)  # dtypes of distances, of ind
 
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
-    """Return the metrics of plugins by name, except those whose names the calculator already uses."""
+    """Return the metrics of plugins by name; skip names that the calculator already uses, with a warning."""
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
     for name, function in registry.factories("metric").items():

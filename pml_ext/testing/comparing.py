@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def alike(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, atol: float | None = None) -> bool:
-    """Return whether two outcomes are equal up to rounding; infinities and NaN are equal in the same place."""
+    """Return whether two lists of tensors are equal within ``rtol`` and ``atol`` (default ``rtol``); NaN equals NaN."""
     atol = rtol if atol is None else atol
     return len(one) == len(other) and all(
         x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True)
@@ -19,13 +19,13 @@ def alike(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, at
 
 
 def equal(one: Any, other: Any) -> bool:
-    """Return whether two values, or the indices of two miners, are equal to the last bit."""
+    """Return whether two values, or the index tuples of two miners, are exactly equal."""
     one, other = (each if isinstance(each, tuple) else (each,) for each in (one, other))
     return alike(one, other, 0)
 
 
 def close(actual: Any, expected: Any, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
-    """Fail with a text if two tensors, or outcomes, differ; equal NaNs pass, since other checks report them."""
+    """Raise AssertionError if two tensors or lists of tensors differ; NaN equals NaN, as other checks report NaN."""
     outcomes = ([each] if isinstance(each, Tensor) else each for each in (actual, expected))
     for pair in zip(*outcomes, strict=True):
         if not alike(pair[:1], pair[1:], rtol, atol):
@@ -34,7 +34,7 @@ def close(actual: Any, expected: Any, text: str, rtol: float = 1e-6, atol: float
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of a value, zeros for leaves without one, and retain its graph."""
+    """Return the gradients of a value with respect to leaves, zeros for unused leaves; the graph is retained."""
     if not value.requires_grad or not leaves:
         return [torch.zeros_like(leaf) for leaf in leaves]
     slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
@@ -47,7 +47,7 @@ def gradient(value: Tensor, x: Tensor) -> Tensor:
 
 
 def weighted(value: Tensor) -> Tensor:
-    """Return a scalar as it is, and a matrix as the sum of its entries with random weights."""
+    """Return a scalar unchanged, or the sum of a matrix's entries with fixed random weights."""
     if value.ndim == 0:
         return value
     weights = torch.randn(value.shape, generator=torch.Generator().manual_seed(10), dtype=value.dtype)
@@ -55,7 +55,7 @@ def weighted(value: Tensor) -> Tensor:
 
 
 def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
-    """Return a miner's pairs or triplets as rows in lexicographic order, pairs with their kind as a third entry."""
+    """Return a miner's unique, sorted pairs or triplets; pairs get a third entry, 0 if positive and 1 if negative."""
     if len(indices) == 3:
         rows = torch.stack(indices, 1)
     else:
@@ -66,9 +66,9 @@ def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
 
 
 def check_tuple(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "", twice: bool = False) -> None:
-    """Fail where a miner's tuple is not what losses take; one that draws may list a pair ``twice``."""
+    """Raise AssertionError for an invalid index tuple; ``twice`` allows duplicates, for miners that draw at random."""
     if not isinstance(actual, tuple) or len(actual) not in (3, 4):
-        raise AssertionError(f"a miner gives a tuple of three or four index tensors; got {type(actual).__name__}")
+        raise AssertionError(f"a miner must return a tuple of three or four index tensors; got {type(actual).__name__}")
     a, p, b, n = actual if len(actual) == 4 else (actual[0], actual[1], actual[0], actual[2])
     for number, (index, of) in enumerate(zip((a, p, b, n), (labels, ref_labels) * 2, strict=True)):
         if index.dtype != torch.long or index.ndim != 1:
@@ -76,9 +76,9 @@ def check_tuple(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = ""
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < len(of):
             raise AssertionError(f"index tensor {number} is outside of 0 to {len(of) - 1}{where}")
     if len(a) != len(p) or len(b) != len(n):
-        raise AssertionError(f"index tensors that belong together differ in length: {[*map(len, actual)]}")
+        raise AssertionError(f"paired index tensors differ in length: {[*map(len, actual)]}")
     if not (labels[a] == ref_labels[p]).all() or (labels[b] == ref_labels[n]).any():
-        raise AssertionError(f"a positive has another class than its anchor, or a negative has the same{where}")
+        raise AssertionError(f"a positive is not of its anchor's class, or a negative is{where}")
     if ref_labels is labels and (a == p).any():
         raise AssertionError("an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does")
     if len(sorted_rows(actual)) < len(a) + len(b) * (len(actual) == 4) and not twice:
