@@ -122,10 +122,3 @@ def test_wrong_use_is_one_line(pml_ext_command, tmp_path, arguments, message):
     assert done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "x").exists()
-
-
-def test_debug_shows_where():
-    line = [sys.executable, "-m", "pml_ext", "show", "cbmll", "--debug"]
-    done = subprocess.run(line, capture_output=True, text=True)
-    assert "Traceback" in done.stderr
-    assert done.returncode == 1

@@ -15,7 +15,6 @@ from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.experiment import checkpoint, train
 from pml_ext.experiment.features import FeatureCache
-from pml_ext.experiment.recipe.schema import ModelTable
 from pml_ext.experiment.stages import stretch
 from pml_ext.models import convnet, embedder, fit_whitened_pca, freeze
 from pml_ext.retrieval import load_run
@@ -112,16 +111,9 @@ def test_whitened_components_have_no_correlation_and_unit_variance():
         fit_whitened_pca(features, nn.Linear(12, 13))
 
 
-def test_heads():
-    assert [type(layer).__name__ for layer in embedder(6, 3, [4], "layer", 0.1)] == [
-        *("LayerNorm", "Dropout", "Linear"),
-        *("LayerNorm", "ReLU", "Dropout", "Linear"),
-    ]
-    assert ModelTable.model_validate({"trunk": "convnet", "embedder": "mlp"}).hidden_sizes == [512]
-    for wrong in ({"embedder": "pca"}, {"views": 2}, {"embedder": "none", "norm": "batch"}):
-        text = "norm: it is of an embedder that is trained" if "norm" in wrong else next(iter(wrong))
-        with pytest.raises(ValueError, match=text):
-            ModelTable.model_validate({"trunk": "convnet", **wrong})
+def test_norm_and_dropout_stand_before_each_linear_layer():
+    kinds = [type(layer).__name__ for layer in embedder(6, 3, [4], "layer", 0.1)]
+    assert kinds == ["LayerNorm", "Dropout", "Linear", "LayerNorm", "ReLU", "Dropout", "Linear"]
 
 
 # The cache

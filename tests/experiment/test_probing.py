@@ -2,11 +2,9 @@
 
 import csv
 import json
-import sys
 
 import pytest
 
-from pml_ext.cli import main
 from pml_ext.experiment.probing import probe
 from pml_ext.experiment.run import Run
 
@@ -35,12 +33,3 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
             (trunk, row) for trunk in ("convnet", "mlp") for row in ("frozen", "pca", "head")
         ]
     assert "<h2>convnet</h2>" in (out / "probe.html").read_text()
-
-
-def test_wrong_trunks_are_one_line(tmp_path, monkeypatch, capsys):
-    command = ["pml-ext", "probe", "digits", "--trunks", "convnett", "--out", str(tmp_path / "wrong")]
-    monkeypatch.setattr(sys, "argv", command)
-    with pytest.raises(SystemExit) as left:
-        main()
-    assert left.value.code == 2
-    assert "no trunk 'convnett'; nearest: convnet" in capsys.readouterr().err

@@ -9,12 +9,9 @@ from pytorch_metric_learning.losses import ContrastiveLoss
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.experiment import load_recipes, train, view
-from pml_ext.experiment.recipe.schema import PseudoTable
-from pml_ext.experiment.stages import sampler_of_clusters
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
 QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
@@ -116,11 +113,3 @@ def test_what_does_not_go_with_clusters(overrides, text):
 def test_clusters_that_no_batch_can_be_made_of_are_told_before_training(tmp_path, override, text):
     with pytest.raises(ConfigError, match=text):
         train("cbml/digits", out=tmp_path / "out", overrides=(*QUICK, override), device="cpu")
-
-
-def test_batches_need_clusters_that_differ():
-    recipe = load_recipes("cbml/digits", CLUSTERS)["cbml/digits"]
-    images = LabeledImages(torch.zeros(40, 1, 8, 8), np.zeros(40, dtype=np.int64), ["cluster 0"])
-    table = PseudoTable(clusters=20, batch_size=[30, 60])
-    with pytest.raises(ConfigError, match="before epoch 3 k-means found 1 of 20 clusters; take fewer"):
-        sampler_of_clusters(recipe.sampler, table, images, 3, 0, 3)

@@ -21,15 +21,7 @@ def page(phases):
     view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe, frozen=False, relation=None)
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
     table = metrics_table(view, metrics)
-    return table, render("report", title="a", tables=[table], phases={"train": 1.0})
-
-
-def test_metrics_are_rows_and_phases_columns():
-    table, text = page(["raw", "before", "after", "training"])
-    assert table.columns == ["%", *(PHASES[phase] for phase in ("raw", "before", "after", "training"))]
-    assert table.rows[1] == ["Recall@10", "0.0", "10.0", "<b>20.0</b>", "30.0"]
-    assert table.rows[-1][0] == "class means, top-1"
-    assert "<td><b>20.0</b></td><td>30.0</td>" in text
+    return render("report", title="a", tables=[table], phases={"train": 1.0})
 
 
 @pytest.mark.parametrize(("width", "phases"), [(390, ["raw", "before", "after", "training"]), (1280, [*PHASES])])
@@ -37,7 +29,7 @@ def test_no_number_is_cut(tmp_path, width, phases):
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         pytest.skip("no browser")
-    text = f'<iframe width="{width}" height="900" srcdoc="{html.escape(page(phases)[1])}"></iframe>{MEASURE}'
+    text = f'<iframe width="{width}" height="900" srcdoc="{html.escape(page(phases))}"></iframe>{MEASURE}'
     (tmp_path / "page.html").write_text(text)
     options = "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--virtual-time-budget=3000"
     call = [browser, *options, "--dump-dom", f"file://{tmp_path}/page.html"]

@@ -305,18 +305,6 @@ def test_a_finished_run_whose_model_is_gone_makes_it_again_or_says_why_not(finis
         quick(out, resume=True)
 
 
-def test_after_a_resume_inside_an_epoch_the_pace_is_that_of_the_iterations_since(tmp_path, monkeypatch):
-    """30 of 40 iterations were done before, each of 80 images; the other ten take five seconds."""
-    ear, recipe = Ear(), next(iter(load_recipes("cbml/digits", [*QUICK, "sampler.iterations=40"]).values()))
-    run, clock = Run(recipe, "cbml/digits", tmp_path, listener=ear), iter((0, 5, 6))
-    run.epoch, run._within = 1, {"losses": [2.0] * 30}
-    monkeypatch.setattr(run, "_train_epoch", lambda *_: [2.0] * 40)
-    monkeypatch.setattr(run, "_end_epoch", lambda _: None)
-    monkeypatch.setattr("pml_ext.experiment.run.time.perf_counter", lambda: next(clock))
-    run._epoch(None, True)
-    assert ear.epochs == [("1", "3", "2.0000", "160", "0:00:48")]  # 80 iterations are left
-
-
 def test_metrics_are_there_before_the_report_which_a_resumed_run_draws(tmp_path, monkeypatch):
     drawn = []
 
