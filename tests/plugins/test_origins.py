@@ -1,14 +1,33 @@
-"""Settings of packaged recipes: an origin of every one where a table is named."""
+"""Settings of packaged recipes: an origin of every one where a table is named, and values of the small versions."""
 
 import tomllib
 
 import pytest
 
 from pml_ext import registry
-from pml_ext.experiment.recipe import Recipe, flat, origin_of, pipelines, read_tables, variant_tables
+from pml_ext.experiment import load_recipes
+from pml_ext.experiment.recipe import Recipe, flat, origin_of, own_optimizer, pipelines, read_tables, variant_tables
 
 NO_SETTINGS = ("description", "extends", "paper", "origin", "sweep", "tune")
 RECIPES = [name for name in registry.recipes() if read_tables(name).get("paper", {}).get("table")]
+SETTINGS = {  # CBML takes the sum where it stands beside the tables; density has ten images of ten classes
+    "cbml/omniglot-small-averaging@const": {"loss.mvc_reduction": "sum", "loss.delta": 0.25},
+    "cbml/omniglot-small-averaging@log": {"loss.mvc_reduction": "sum", "loss.delta": None},
+    "cbml/omniglot-small-mvc-weight@0.1": {"loss.mvc_reduction": "sum"},
+    "cbml/multi-similarity-omniglot-small": {"loss.regularizer.reduction": "sum"},
+    "density/omniglot-small": {"sampler.m": 10, "sampler.batch_size": 100, "loss.neg_margin": 1},
+    "density/omniglot-small-triplet": {"sampler.m": 10, "sampler.batch_size": 100, "loss.margin": 1},
+    "density/omniglot-small-n-pair": {"sampler.m": 10, "loss.normalize_embeddings": None, "loss.l2_reg_weight": None},
+    "pddm/omniglot-small-as-printed": {
+        "sampler.m": 4,
+        "sampler.batch_size": 64,
+        "optimizer.name": "sgd",
+        "optimizer.lr": 1e-4,
+        "optimizer.momentum": 0.9,
+        "optimizer.weight_decay": 5e-4,
+        "loss.num_quadruplets": 1,
+    },
+}
 IN_NO_PAPER = ("model.norm", "model.dropout", "model.freeze")  # a group's origin, "paper", is not theirs
 
 
@@ -49,3 +68,13 @@ def test_a_file_states_the_origin_of_what_it_sets(name):
             known = own | stated(choice)
             without += [f"{entry}.{label}: {key}" for key in settings(choice) if not origin_of(key, known)]
     assert without == []
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_small_versions_have_the_settings_of_paper_or_program(name):
+    (recipe,) = load_recipes(name).values()
+    values = flat(recipe.as_dict())
+    assert {key: values.get(key) for key in SETTINGS[name]} == SETTINGS[name]
+    own = own_optimizer(recipe.optimizer, recipe.loss)
+    assert (own.lr, own.settings) == (recipe.optimizer.lr, recipe.optimizer.settings) or name.startswith("cbml")
+    assert own.scheduled or not name.startswith("density")
