@@ -70,7 +70,7 @@ class Qdrant:
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete points."""
-        if self._there:
+        if self._there and len(ids):  # an empty request is an error
             with database_errors(self._name, *_ERRORS):
                 self._client.delete(self._table, models.PointIdsList(points=list(ids)))
 
