@@ -112,6 +112,10 @@ def test_a_terminal_has_a_bar():
         (["train", "cbml/digits", "--set", "schedule.epoch=3"], "--set schedule.epoch=3: schedule: no key 'epoch'"),
         (["train", "--images", "table:{tmp}/none.csv"], "none.csv: no such folder or table"),
         (["show", "cbmll"], "nearest: cbml"),
+        (["data", "--download"], "want the name of a data set"),
+        (["index", "{tmp}", "{tmp}", "--check"], "--check reads the index as it is"),
+        (["query", "{tmp}", "--list", "{tmp}/x", "{tmp}/y"], "--list goes with -o FILE"),
+        (["compare", "cbml/digits", "--ray-address", "x", "--out", "{tmp}/x"], "--ray-address goes with --on ray"),
         (["bench", "cbml", "--run", "cbml/digits"], "--run measures the steps of a recipe; leave out losses"),
     ],
 )

@@ -208,6 +208,13 @@ def test_a_recipe_survives_being_written(tmp_path):
         ("loss.memory.size=40", r"loss.memory.size: found 40; it holds at least one batch, here 80"),
         ("data.images={crop=30, resize=24}", r"data.images: resize \(24\) must be at least crop \(30\)"),
         ("data.images.mean=[1.0]", "mean and std go together"),
+        ("data.images.value_range=255", "value_range = 255 goes with the mean and std"),
+        ("data.images.random_crop_scale=[0.9, 0.2]", "a range of areas, smaller first"),
+        (
+            "data={name='digits', labels='clusters', pseudo={batch_size=[40, 20]}}",
+            "pseudo.batch_size: found .* smaller",
+        ),
+        ("loss.memory={size=80, start_epoch=99}", r"loss.memory.start_epoch: found 99; the run has \d+ epochs"),
         ("data.images={random_crop=true, random_crop_scale=[0.2, 1.0]}", "leave out one"),
         ("epochs", r"--set epochs: wanted KEY=VALUE"),
     ],

@@ -120,6 +120,9 @@ def test_several_seeds_and_variants(tmp_path):
     assert entry["std"] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
     names = [each.folder.name for each in plan("cbml/omniglot-small-mvc-weight", out=tmp_path / "x", seeds=2)]
     assert names[:3] == ["0.0-seed-0", "0.0-seed-1", "0.1-seed-0"]
+    labels = tmp_path / "labels.toml"
+    labels.write_text('extends = "cbml/digits"\n[sweep.any.".."]\n[sweep.any."a/b"]\n')
+    assert [each.folder for each in plan(str(labels), out=out / "x")] == [out / "x" / "-", out / "x" / "a-b"]
 
 
 @pytest.mark.usefixtures("without_report")
