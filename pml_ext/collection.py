@@ -232,9 +232,7 @@ class Collection:
     def locked(self, replace: bool) -> Iterator[None]:
         """Exclude other passes over images, and :meth:`create`; a second process waits, with a warning."""
         text = f"{self.place}: another process embeds images into it; waiting until it is done"
-        with writing(self.place):
-            self.place.mkdir(parents=True, exist_ok=True)
-        with alone_in(self.place, lambda: warnings.warn(text, StoreWarning, stacklevel=8)):
+        with alone_in(self.place, StoreWarning(text)):
             self.create(replace)
             yield
 

@@ -8,6 +8,7 @@ import os
 import re
 import threading
 import tomllib
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,21 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Lock a folder inside the block; a process that finds the lock taken calls ``waits()`` and waits."""
+def alone_in(folder: Path, taken: Exception | None = None) -> Iterator[None]:
+    """Create a folder and lock it inside the block.
+
+    If another process has the lock, ``taken`` is raised; without it, or after showing it if it is a Warning, wait.
+    """
     lock = FileLock(folder / ".lock")  # the file stays: another process may wait for its lock
     with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            waits()
+            if isinstance(taken, Warning):
+                warnings.warn(taken, stacklevel=8)
+            elif taken is not None:
+                raise taken from None
             lock.acquire()
     try:
         yield

@@ -20,7 +20,7 @@ from ..checksums import SUMS
 from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
-from ..files import DamagedError, alone_in, left_over, read_json, read_toml, write_json, writing
+from ..files import DamagedError, alone_in, left_over, read_json, read_toml, write_json
 from ..trackers import phases_of
 from . import signals
 from .recipe import Recipe, flat, load_recipes, plugins_in
@@ -107,17 +107,9 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time write a run's folder, which is made; ConfigError if another does.
-
-    Files that a killed process was writing are finished or removed.
-    """
-
-    def refuse() -> None:
-        raise ConfigError(f"{folder} is being written by another run; wait for it or stop it, or choose another --out")
-
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder, refuse):
+    """Create and lock a run's folder, and finish or remove files of a killed process; ConfigError if it is locked."""
+    text = f"{folder} is being written by another run; wait for it or stop it, or choose another --out"
+    with alone_in(folder, ConfigError(text)):
         checksums.recover(folder, ("checkpoints", "figures", "records"))
         yield
 

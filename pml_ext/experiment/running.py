@@ -13,7 +13,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ConfigError
-from ..files import alone_in, writing
+from ..files import alone_in
 from .comparing import Group, add_run, group_of, groups_below, name_apart, settings_of
 from .executors import BusyError, Executor, Hear, Job, do
 from .launch import Plan, execute
@@ -23,14 +23,7 @@ from .run import METRICS, Silence
 
 def claimed(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Lock a folder that may be deleted, in a folder beside it; BusyError if another process has the lock."""
-
-    def refuse() -> None:
-        raise BusyError
-
-    beside = folder.with_name(f".{folder.name}")
-    with writing(beside):
-        beside.mkdir(parents=True, exist_ok=True)
-    return alone_in(beside, refuse)
+    return alone_in(folder.with_name(f".{folder.name}"), BusyError())
 
 
 class Shares(Silence):
