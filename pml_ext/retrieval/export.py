@@ -105,8 +105,7 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"], "dynamic_shapes": shapes}
     settings |= {"dynamo": True, "external_data": False}
     try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # they are of torch's own code
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):  # torch's own
             write_atomically(path, lambda new: torch.onnx.export(network, (images[:2],), str(new), **settings))
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         parts = (images[:1], *torch.split(images, 7))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -15,15 +16,15 @@ with needs_extra("lancedb", "the store lancedb:"):
 
 INDEXED = 100_000  # images from which lists are made; fewer are compared with each query
 PROBES = 0.1  # the share of the lists that a query is compared with
-_ERRORS = RuntimeError, ValueError, OSError  # what LanceDB raises
 
 
 class LanceDB:
     """A table of LanceDB, with inverted lists of its embeddings where there are many."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._name, self._title, self._size = f"lancedb:{address}", table, size
-        with database_errors(self._name, *_ERRORS):
+        self._title, self._size = table, size
+        self._errors = functools.partial(database_errors, f"lancedb:{address}", RuntimeError, ValueError, OSError)
+        with self._errors():
             self._database = lancedb.connect(address)
             self._table: Any = None
             try:
@@ -34,7 +35,7 @@ class LanceDB:
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Merge batches in, each as a version of the table; make lists of many, and add to those that there are."""
-        with database_errors(self._name, *_ERRORS):
+        with self._errors():
             for batch in rows:
                 vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
                 columns = {"id": batch.ids, "mark": batch.marks, "path": [*batch.paths], "class": [*batch.classes]}
@@ -57,7 +58,7 @@ class LanceDB:
         """Search the nearest lists, or all images."""
         if self._table is None or not len(vectors):
             return [[] for _ in vectors]
-        with database_errors(self._name, *_ERRORS):
+        with self._errors():
             probes = max(1, math.ceil(PROBES * math.sqrt(self._table.count_rows())))
             found, columns = list[list[Found]](), ["id", "path", "class", "_distance"]
             for vector in vectors:
@@ -75,18 +76,18 @@ class LanceDB:
     def delete(self, ids: Sequence[int]) -> None:
         """Delete rows."""
         if self._table is not None and ids:
-            with database_errors(self._name, *_ERRORS):
+            with self._errors():
                 self._table.delete(f"id IN ({', '.join(map(str, ids))})")
 
     def count(self) -> int:
         """Count rows."""
-        with database_errors(self._name, *_ERRORS):
+        with self._errors():
             return int(self._table.count_rows()) if self._table is not None else 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
         if self._table is None:
             return {}
-        with database_errors(self._name, *_ERRORS):
+        with self._errors():
             table = self._table.search().select(["id", "mark"]).limit(max(1, self.count())).to_arrow()
         return dict(zip(table["id"].to_pylist(), table["mark"].to_pylist(), strict=True))

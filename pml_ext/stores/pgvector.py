@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,11 +21,11 @@ class PgVector:
     """A table of PostgreSQL with an HNSW index of its embeddings and a B-tree of its classes."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._name, self._size = f"pgvector:{address}", size
+        self._size, self._errors = size, functools.partial(database_errors, f"pgvector:{address}", psycopg.Error)
         names = {"table": table, "hnsw": f"{table}_hnsw", "by_class": f"{table}_class"}
         self._names = {key: sql.Identifier(name) for key, name in names.items()}
         self._there = False
-        with database_errors(self._name, psycopg.Error):
+        with self._errors():
             self._connection = psycopg.connect(address, autocommit=True)
             if not self._execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
                 self._execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -39,7 +40,7 @@ class PgVector:
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Copy batches in, each in a transaction; the graph is built after the first ones, and grows from then on."""
-        with database_errors(self._name, psycopg.Error):
+        with self._errors():
             columns = f"id bigint PRIMARY KEY, mark bigint, path text, class text, embedding vector({self._size})"
             self._execute(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})")
             self._there = True
@@ -75,11 +76,7 @@ class PgVector:
         )
         values = [{"point": vector, "k": k, **where._asdict()} for vector in vectors]
         found: list[list[Found]] = []
-        with (
-            database_errors(self._name, psycopg.Error),
-            self._connection.transaction(),
-            self._connection.cursor() as cursor,
-        ):
+        with self._errors(), self._connection.transaction(), self._connection.cursor() as cursor:
             self._execute(f"SET LOCAL hnsw.ef_search = {min(max(CANDIDATES, k), 1000)}")
             self._execute("SET LOCAL hnsw.iterative_scan = strict_order")
             cursor.executemany(query, values, returning=True)
@@ -92,15 +89,15 @@ class PgVector:
         """Delete images in one transaction."""
         if not self._there:
             return
-        with database_errors(self._name, psycopg.Error):
+        with self._errors():
             self._execute("DELETE FROM {table} WHERE id = ANY(%s)", list(ids))
 
     def count(self) -> int:
         """Count rows."""
-        with database_errors(self._name, psycopg.Error):
+        with self._errors():
             return int(self._execute("SELECT count(*) FROM {table}").fetchone()[0]) if self._there else 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
-        with database_errors(self._name, psycopg.Error):
+        with self._errors():
             return dict(self._execute("SELECT id, mark FROM {table}").fetchall()) if self._there else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,26 +17,25 @@ with needs_extra("qdrant", "the store qdrant:"):
 
 CANDIDATES = 200  # hnsw_ef: what a search of the graph looks at
 _SENT = 1000  # points of a request
-_ERRORS = ApiException, RuntimeError, ValueError, OSError  # what the client raises
 
 
 class Qdrant:
     """A collection of Qdrant, by Euclidean distance; path, class and mark are a point's payload."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._name, self._table, self._size = f"qdrant:{address}", table, size
+        self._table, self._size = table, size
+        raised = ApiException, RuntimeError, ValueError, OSError
+        self._errors = functools.partial(database_errors, f"qdrant:{address}", *raised)
         place: dict[str, Any] = {"path": address}
         if "://" in address:
             place = {"url": address, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": 60}
-        with database_errors(self._name, *_ERRORS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the server's version, and of folders of many points
+        with self._errors(), warnings.catch_warnings(action="ignore"):  # of the server's version, of many points
             self._client = QdrantClient(**place)
             self._there = self._client.collection_exists(table)
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Send points in requests of 1,000, each of which is taken whole."""
-        with database_errors(self._name, *_ERRORS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with self._errors(), warnings.catch_warnings(action="ignore"):
             if not self._there:
                 about = models.VectorParams(size=self._size, distance=models.Distance.EUCLID)
                 self._client.create_collection(self._table, vectors_config=about)
@@ -60,8 +60,7 @@ class Qdrant:
             condition = models.FieldCondition(key="class", match=models.MatchValue(value=where.within))
             options["filter"] = models.Filter(must=[condition])
         requests = [models.QueryRequest(query=vector, **options) for vector in vectors.tolist()]
-        with database_errors(self._name, *_ERRORS), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of parameters that a folder has no use for
+        with self._errors(), warnings.catch_warnings(action="ignore"):  # of parameters that a folder has no use for
             answers = self._client.query_batch_points(self._table, requests)
         return [
             [Found(int(each.id), each.payload["path"], each.payload["class"], each.score) for each in answer.points]
@@ -71,18 +70,18 @@ class Qdrant:
     def delete(self, ids: Sequence[int]) -> None:
         """Delete points."""
         if self._there and len(ids):  # an empty request is an error
-            with database_errors(self._name, *_ERRORS):
+            with self._errors():
                 self._client.delete(self._table, models.PointIdsList(points=list(ids)))
 
     def count(self) -> int:
         """Count points."""
-        with database_errors(self._name, *_ERRORS):
+        with self._errors():
             return int(self._client.count(self._table, exact=True).count) if self._there else 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
         found, after, more = dict[int, int](), None, self._there
-        with database_errors(self._name, *_ERRORS):
+        with self._errors():
             while more:
                 points, after = self._client.scroll(self._table, limit=BATCH, offset=after, with_payload=["mark"])
                 found |= {int(point.id): point.payload["mark"] for point in points}
