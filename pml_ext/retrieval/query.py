@@ -187,11 +187,6 @@ class Gallery:
         check_query(k, radius if metric is None else None)
         if shortlist is not None and (metric is None or shortlist < 1):
             raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more, with --metric learned")
-        larger = bool(getattr(metric, "is_inverted", False))
-
-        def is_near(value: float) -> bool:
-            return radius is None or (value >= radius if larger else value <= radius)
-
         with self.reading() as current:
             rows: Any = slice(None) if within is None else self._rows_within(current, within)
             vectors, numbers = self._vectors[rows], self._numbers[rows]
@@ -200,24 +195,23 @@ class Gallery:
                 nearest = reranked_under(metric, shortlist, nearest, normalized=True).search
             elif metric is not None:
                 nearest = neighbors_under(metric).search
-            distances, places = nearest(points, min(k + 1, len(vectors)), vectors)
+            distances, places = (each.cpu() for each in nearest(points, min(k + 1, len(vectors)), vectors))
+            if radius is not None:
+                values, larger = distances.double(), getattr(metric, "is_inverted", False)
+                places = places.where(values >= radius if larger else values <= radius, -1)
             own = [self._image_of(current, name) if name else None for name in names]
-            near = np.where(places.cpu() >= 0, numbers[places.cpu()], -1).tolist()
+            near = np.where(places >= 0, numbers[places], -1).tolist()
             wanted = {number for row in near for number in row} - {-1}
             rows_of = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
             images = {image.vector: image for image in (self._checked(*row) for row in rows_of)}
             if len(images) < len(wanted):
                 raise self._collection.damaged("a vector of the index has no image")
         found = list[list[Found]]()
-        for row, values in zip(near, distances.tolist(), strict=True):
-            every = [(images[number], value) for number, value in zip(row, values, strict=True) if number != -1]
-            found.append(
-                [Found(image.id, image.path, class_of(image.path), value) for image, value in every if is_near(value)]
-            )
-        answers = answers_of(names, own, found, k)
-        if radius is None:
-            of = "" if within is None else " of the class"
-            warn_of_few(answers, k, f"the index holds {len(vectors)} images{of}")
+        for row, apart in zip(near, distances.tolist(), strict=True):
+            every = [(images[number], value) for number, value in zip(row, apart, strict=True) if number != -1]
+            found.append([Found(image.id, image.path, class_of(image.path), value) for image, value in every])
+        of = "" if within is None else " of the class"
+        answers = answers_of(names, own, found, k, where, f"the index holds {len(vectors)} images{of}")
         self._warn_of_gone(answers)
         return answers
 
@@ -290,23 +284,25 @@ def check_query(k: int, radius: float | None) -> None:
 
 
 def answers_of(
-    names: Sequence[str], own: Sequence[Image | None], found: Sequence[Sequence[Found]], k: int
+    names: Sequence[str],
+    own: Sequence[Image | None],
+    found: Sequence[Sequence[Found]],
+    k: int,
+    where: Where,
+    reason: str,
 ) -> list[Answer]:
-    """Return the first k images that were found for each query, without the query itself."""
+    """Return the first k images found for each query, without the query itself; warn of fewer, with the reason."""
     answers = list[Answer]()
     for name, mine, row in zip(names, own, found, strict=True):
         kept = [each for each in row if mine is None or each.id != mine.id][:k]
         ids, paths, classes, distances = map(list, zip(*kept, strict=True)) if kept else ([], [], [], [])
         own_class = class_of(mine.path) or None if mine else None
         answers.append(Answer(name or f"image {len(answers)}", paths, distances, classes, own_class, ids))
-    return answers
-
-
-def warn_of_few(answers: Sequence[Answer], k: int, reason: str) -> None:
-    """Warn of queries with fewer than k answers."""
-    if short := sum(len(answer.paths) < k for answer in answers):
+    short = sum(len(answer.paths) < k for answer in answers)
+    if short and where.radius is None:
         text = f"fewer than {k} answers for {short} of {len(answers)} queries: {reason}"
         warnings.warn(text, RetrievalWarning, stacklevel=4)
+    return answers
 
 
 # Stores
@@ -373,11 +369,9 @@ def answers_from(
     """Return the answers of a store to queries of these embeddings, without the query where the gallery has it."""
     check_query(k, where.radius)
     own = [None] * len(names) if gallery is None else gallery.images_of(names)
-    answers = answers_of(names, own, store.search(points.cpu().numpy(), k + 1, where), k)
-    if where.radius is None:
-        of = "" if where.within is None else f" of the class {printable(where.within)}"
-        warn_of_few(answers, k, f"the store has no more images{of}")
-    return answers
+    found = store.search(points.cpu().numpy(), k + 1, where)
+    of = "" if where.within is None else f" of the class {printable(where.within)}"
+    return answers_of(names, own, found, k, where, f"the store has no more images{of}")
 
 
 # Many queries
