@@ -65,19 +65,16 @@ class FaissIndex:
             built.index.add(rows)
         except RuntimeError as error:
             raise _refused(factory, error) from None
-        effort, most = {"nprobe": (1, built.most), "efSearch": (64, _MOST_CANDIDATES), "": (0, 0)}[built.setting]
-        built.effort = effort
+        efforts = {"nprobe": (1, built.most), "efSearch": (64, _MOST_CANDIDATES), "": (0, 0)}
+        built.effort, most = efforts[built.setting]
         if len(points) < 2:  # an image alone has no other to find
             return built
-        measured = sampled_recall(points)
-
-        def recall(effort: int) -> float:
-            return measured(lambda queries, k: built.search(queries, k, effort=effort)[1])
-
-        tried = {effort: recall(effort)}
-        while tried[effort] < TARGET and effort < most:
-            effort = min(2 * effort, most)
-            tried[effort] = recall(effort)
+        recall_of, tried = sampled_recall(points), dict[int, float]()
+        while True:
+            tried[built.effort] = recall_of(lambda queries, k: built.search(queries, k)[1])
+            if tried[built.effort] >= TARGET or built.effort >= most:
+                break
+            built.effort = min(2 * built.effort, most)
         best = max(tried.values())
         enough = TARGET if best >= TARGET else best - 0.01
         built.effort, built.recall = next((each, value) for each, value in tried.items() if value >= enough)
@@ -115,9 +112,9 @@ class FaissIndex:
 
         return int(faiss.extract_index_ivf(self.index).nlist if self.setting == "nprobe" else self.index.ntotal)
 
-    def search(self, points: Tensor, k: int, _: Tensor | None = None, effort: int = 0) -> tuple[Tensor, Tensor]:
+    def search(self, points: Tensor, k: int, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; -1 where there are no more."""
-        rows, effort = _rows(points), effort or self.effort
+        rows, effort = _rows(points), self.effort
         if self.setting == "efSearch":
             effort = max(effort, k)  # fewer candidates than answers would leave some out
         self._set(effort)

@@ -59,24 +59,19 @@ def test_measured_recall_is_that_of_a_plain_count():
     points = clustered(400, 200, 1.0, seed=1)
     points[1::2] = points[::2]  # every image twice: several right answers
     index = FaissIndex.build("IVF16,Flat", points)
-    measured = sampled_recall(points)
-
-    def measure(effort):
-        return measured(lambda queries, k: index.search(queries, k, effort=effort)[1])
-
+    chosen, measured = index.effort, sampled_recall(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     distances.fill_diagonal_(torch.inf)
-    for effort in (1, 4, 16):
+    for index.effort in (1, 4, 16):
         right, sample = 0, torch.linspace(0, 399, 200).round().long().tolist()
         for row in sample:
-            numbers = [
-                number for number in index.search(points[row][None], 11, effort=effort)[1][0].tolist() if number != row
-            ]
+            numbers = [number for number in index.search(points[row][None], 11)[1][0].tolist() if number != row]
             near = distances[row].topk(10, largest=False).values[-1] + 1e-6
             right += int((distances[row, numbers[:10]] <= near).sum())
-        assert measure(effort) == pytest.approx(right / 2000, abs=1e-3)
-        if effort == index.effort:
-            assert index.recall == measure(effort)
+        found = measured(lambda queries, k: index.search(queries, k)[1])
+        assert found == pytest.approx(right / 2000, abs=1e-3)
+        if index.effort == chosen:
+            assert index.recall == found
 
 
 def test_the_command_tells_effort_and_recall(command, runs, folder, tmp_path):
