@@ -61,8 +61,8 @@ def write_index(collection: Any, embedded: Any, factory: str) -> None:
     """Index made-up embeddings, as if their files had been embedded."""
     count, paths = len(embedded.paths), [os.fsencode(embedded.folder / path) for path in embedded.paths]
     collection.create(replace=True)
-    first = collection.append(paths, [(1, 1)] * count, embedded.embeddings.numpy())
-    facts, numbers = np.ones((count, 2), dtype=np.int64), np.arange(first, first + count)
+    written = collection.append(paths, [(1, 1)] * count, embedded.embeddings.numpy())
+    facts, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
     collection.write_index(dataclasses.replace(embedded, facts=facts, numbers=numbers), factory)
 
 

@@ -342,8 +342,8 @@ class Collection:
                 return current.vectors[first : first + len(numbers)]
             return current.vectors[numbers]
 
-    def append(self, paths: Sequence[bytes], facts: Sequence[Facts], vectors: Vectors) -> int:
-        """Write the vectors of files, ``[N, D]``; return the number of the first."""
+    def append(self, paths: Sequence[bytes], facts: Sequence[Facts], vectors: Vectors) -> dict[bytes, int]:
+        """Write the vectors of files, ``[N, D]``; return their numbers by path."""
         with self.transaction(write=True) as current:
             state = current.state
             self.check_owner(state)
@@ -360,7 +360,7 @@ class Collection:
             ]
             current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
             current.save(vectors=state.vectors + len(vectors))
-        return state.vectors
+        return dict(zip(paths, range(state.vectors, state.vectors + len(vectors)), strict=True))
 
     def compact(self, gone: Sequence[bytes] = ()) -> None:
         """Forget files that are gone, and move the vectors to a new file where a fifth of the old one is holes.

@@ -132,8 +132,7 @@ class FeatureCache:
                 where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
                 raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
             own = [keys[index] for index in batch]
-            start = self.collection.append(own, [files[key] for key in own], rows)
-            numbers |= {key: start + row for row, key in enumerate(own)}
+            numbers |= self.collection.append(own, [files[key] for key in own], rows)
         return numbers
 
 

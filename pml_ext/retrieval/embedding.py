@@ -218,9 +218,9 @@ class ImageEmbedder:
 
         def write() -> None:
             if waiting:
-                facts, own = [listing.facts[number] for number in waiting], [keys[number] for number in waiting]
-                first = self.collection.append(own, facts, np.stack([*waiting.values()]))
-                results.update(zip(waiting, itertools.count(first)))
+                own, facts = [keys[number] for number in waiting], [listing.facts[number] for number in waiting]
+                written = self.collection.append(own, facts, np.stack([*waiting.values()]))
+                results.update(zip(waiting, written.values(), strict=True))
                 waiting.clear()
 
         try:

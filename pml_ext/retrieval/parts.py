@@ -355,9 +355,8 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
             keys = [root + path_bytes(name) for name in own]
             found = collection.find(dict(zip(keys, about, strict=True)))[0]
             if missing := [row for row, key in enumerate(keys) if key not in found]:
-                facts_of_missing = [about[row] for row in missing]
-                first = collection.append([keys[row] for row in missing], facts_of_missing, points[missing])
-                found |= {keys[row]: first + offset for offset, row in enumerate(missing)}
+                paths, facts_of_missing = [keys[row] for row in missing], [about[row] for row in missing]
+                found |= collection.append(paths, facts_of_missing, points[missing])
             names, facts, numbers = names + own, facts + about, numbers + [found[key] for key in keys]
             new += len(missing)
         if twice := [name for name, count in Counter(names).items() if count > 1]:

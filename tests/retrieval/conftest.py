@@ -63,8 +63,8 @@ def made_up(
     """Index made-up embeddings; no image needs to exist."""
     paths, count = paths or [f"{number:05d}.png" for number in range(len(points))], len(points)
     run.collection.create(replace=True)
-    first = run.collection.append([os.fsencode(folder / path) for path in paths], [(1, 1)] * count, points.numpy())
-    facts, numbers = np.ones((count, 2), dtype=np.int64), np.arange(first, first + count)
+    written = run.collection.append([os.fsencode(folder / path) for path in paths], [(1, 1)] * count, points.numpy())
+    facts, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
     run.collection.write_index(Embedded(folder, paths, points, {}, facts, count, numbers), factory)
     return run.gallery()
 
