@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from .parts import Work, tables
 from .trained import load_run
 
 with needs_extra("ray", "--on ray"):
-    import pyarrow
     import pyarrow.parquet as parquet
 
 
@@ -24,15 +24,12 @@ class Embedder:
 
         self._run, self._work = load_run(run, device, workers=0), ray.get(work)
 
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Return segments' numbers, images and Parquet files."""
-        numbers, images, files = list[int](), list[int](), list[bytes]()
-        for number, table in tables(self._run.images, self._work, batch["number"].tolist()):
-            buffer = pyarrow.BufferOutputStream()
-            parquet.write_table(table, buffer)
-            numbers, images = [*numbers, number], [*images, table.num_rows]
-            files.append(buffer.getvalue().to_pybytes())
-        return {"number": numbers, "images": images, "file": files}
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return the number, the images and the Parquet file of a segment."""
+        ((number, table),) = tables(self._run.images, self._work, [row["number"]])
+        file = io.BytesIO()
+        parquet.write_table(table, file)
+        return {"number": number, "images": table.num_rows, "file": file.getvalue()}
 
 
 def write_on_ray(
@@ -55,14 +52,8 @@ def write_on_ray(
     images, shared = 0, ray.put(work)
     try:
         found = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
-        done = found.map_batches(
-            Embedder,
-            fn_constructor_args=(str(run.resolve()), device, shared),
-            batch_size=1,
-            concurrency=jobs,
-            num_cpus=1,
-            num_gpus=gpus or None,
-        )
+        given = str(run.resolve()), device, shared
+        done = found.map(Embedder, fn_constructor_args=given, concurrency=jobs, num_cpus=1, num_gpus=gpus or None)
         for row in done.iter_rows():
             write_atomically(out / work.file(row["number"]), lambda path, row=row: path.write_bytes(row["file"]))  # type: ignore[misc]
             images += row["images"]

@@ -170,11 +170,11 @@ class Dying:
 
         self.embedder = Embedder(*arguments)
 
-    def __call__(self, batch):
-        if 1 in batch["number"]:
+    def __call__(self, row):
+        if row["number"] == 1:
             try:
                 os.close(os.open(os.environ["KILLED_ONCE"], os.O_CREAT | os.O_EXCL))
                 os.kill(os.getpid(), signal.SIGKILL)
             except FileExistsError:
                 pass
-        return self.embedder(batch)
+        return self.embedder(row)
