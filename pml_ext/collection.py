@@ -422,9 +422,10 @@ class Collection:
             return self._replace_images(current, index, embedded)
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
-        state, before = current.state, current.state.index
-        known: dict[str, Image] = {}
-        if before is not None and before.folder == index.folder:
+        state, before, known = current.state, current.state.index, dict[str, Image]()
+        if before is not None and before.folder != index.folder:
+            before = None
+        if before is not None:
             known = {image.path: image for image, fits in current.images() if fits}
             if len(known) < before.images:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
@@ -442,9 +443,7 @@ class Collection:
         current.connection.execute("DELETE FROM images")
         current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
         current.save(version=state.version + 1, next_id=next_id, index=index)
-        if before is None or before.folder != index.folder:
-            return None
-        return Changes(new, changed, len(known) - kept, kept - changed)
+        return Changes(new, changed, len(known) - kept, kept - changed) if before is not None else None
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
         """Open the file that faiss searches; None for exact search."""

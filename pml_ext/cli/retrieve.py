@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Exit, Option
 
-from ..errors import ConfigError, counted, one_line, printable
+from ..errors import ConfigError, counted, first_of, one_line, printable
 from .options import AsJson, Device, ImageFolder, OnDevice, RayAddress, RunFolder, StoreFolder, Workers
 from .output import Progress, print_json, print_result, print_table, process_number, say, stderr, stdout
 
@@ -200,8 +200,7 @@ def index(
         lines = [f"{len(held)} images, all files as they were written: {held.place}"]
         for what, paths in (("gone", gone), ("changed", changed)):
             if paths:
-                more = ", ..." if len(paths) > _SHOWN else ""
-                lines.append(f"{len(paths)} {what}: {printable(', '.join(paths[:_SHOWN]))}{more}")
+                lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _SHOWN))}")
         about = {"index": str(held.place), "images": len(held), "gone": gone, "changed": changed}
         print_result(as_json, about, *lines)
         if gone or changed:
@@ -214,9 +213,8 @@ def index(
         gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
     changes, faiss = gallery.changes, gallery.faiss
     about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
-    about["new"] = changes.new if changes is not None else len(gallery)
-    about |= {name: getattr(changes, name, 0) for name in ("changed", "gone")}
-    about |= {"as_before": getattr(changes, "same", 0), "search": gallery.factory or "exact"}
+    about |= zip(("new", "changed", "gone", "as_before"), changes or (len(gallery), 0, 0, 0), strict=True)
+    about |= {"search": gallery.factory or "exact"}
     about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
     lines = [f"{len(gallery)} images indexed: {gallery.place}", *([str(changes)] if changes is not None else [])]
     measured = "{}: recall@10 {:.3f} of exact search, on a sample of the images".format

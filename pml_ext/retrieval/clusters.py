@@ -101,12 +101,11 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
         if images > DENSE:
             method += f" of {DENSE} images, drawn at random; the others by their nearest"
     sizes = np.bincount(unordered[unordered >= 0], minlength=1)
-    rank = np.empty(len(sizes), dtype=np.int64)
-    rank[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))
+    rank = np.argsort(np.argsort(-sizes, kind="stable"))  # the inverse of the order
     numbers = np.where(unordered < 0, NOISE, rank[unordered.clip(0)]).astype(np.int64)
     points, classes = embedded.embeddings.cpu().numpy(), embedded.classes
     distances, found = np.full(images, np.nan, dtype=np.float32), []
-    order = np.argsort(numbers, kind="stable")
+    order = np.argsort(np.where(numbers == NOISE, images, numbers), kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
         number = int(numbers[part[0]])
         if number != NOISE:
@@ -117,7 +116,6 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
         shares = tuple((name, count / len(part)) for name, count in counts.most_common(3)) if any(classes) else ()
         name, share = shares[0] if shares else ("", None)
         found.append(Cluster(number, part.tolist(), name, share, shares))
-    found.sort(key=lambda cluster: (cluster.number == NOISE, cluster.number))
     return Grouping(embedded, method, numbers, distances, found)
 
 

@@ -248,7 +248,8 @@ class ImageEmbedder:
         for start in range(0, len(numbers) if self._features is not None else 0, WRITTEN):
             ready = self._from_features({number: files[number] for number in numbers[start : start + WRITTEN]})
             yield {number: row.cpu().numpy() for number, row in ready.items()}
-            files = {number: file for number, file in files.items() if number not in ready}
+            for number in ready:
+                del files[number]
         left = [*files]
         for batch in self._embedded([*files.values()], size, keep=True):
             yield {left[place]: row for place, row in batch.items()}
@@ -259,8 +260,7 @@ class ImageEmbedder:
         not_finite = [number for number, why in results.items() if why == _NOT_FINITE]
         unreadable = {listing.names[number]: why for number, why in results.items() if isinstance(why, str) and why}
         skipped = listing.others | unreadable
-        for why in skipped.values():
-            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
+        warn_of_skipped(skipped)
         if not_finite:
             raise self._not_finite(len(not_finite), len(vectors) + len(not_finite), listing.names[min(not_finite)])
         return vectors, skipped
@@ -331,6 +331,12 @@ def _key_and_facts(file: Path) -> tuple[bytes, Facts]:
     if (facts := facts_of(file)) is None:
         raise DataError(f"{file}: no such file")
     return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), facts
+
+
+def warn_of_skipped(skipped: Mapping[str, str]) -> None:
+    """Warn of each skipped file, whose reason has its path."""
+    for why in skipped.values():
+        warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:

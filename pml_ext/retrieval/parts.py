@@ -20,7 +20,6 @@ import io
 import itertools
 import json
 import os
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ import torch
 from ..collection import MISSING, Embedded, Facts, Vectors, check_writable, class_of, facts_of, path_bytes
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import write_atomically
-from .embedding import READ, ImageEmbedder, SkippedImage
+from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
 
 with needs_extra("parquet", "embeddings as Parquet"):
@@ -49,7 +48,6 @@ class _Held(io.BytesIO):
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
-        self.facts = len(content), zlib.crc32(content)  # the checksum in place of a time
         self.title = name
 
     def __str__(self) -> str:
@@ -90,12 +88,12 @@ class Segment:
                 with system.open_input_file(f"{root}/{name}") as file:
                     yield name, facts, _Held(file.read(), name)
         else:
-            packed = _samples(self.place) if self.place.endswith(".tar") else self._rows()
-            yield from ((name, image.facts, image) for name, image in packed)
+            for name, content in _samples(self.place) if self.place.endswith(".tar") else self._rows():
+                yield name, (len(content), zlib.crc32(content)), _Held(content, name)  # the checksum in place of a time
 
-    def _rows(self) -> Iterator[tuple[str, _Held]]:
-        for name, content in zip(self.names, _column(Path(self.place), self.group, "image"), strict=True):
-            yield name, _Held(content or b"", name)
+    def _rows(self) -> Iterator[tuple[str, bytes]]:
+        contents = _column(Path(self.place), self.group, "image")
+        return zip(self.names, (content or b"" for content in contents), strict=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +223,7 @@ def _column(file: Path, group: int, name: str) -> list[Any]:
         raise DataError(f"{file}: cannot be read ({one_line(error)})") from None
 
 
-def _samples(shard: str) -> Iterator[tuple[str, _Held]]:
+def _samples(shard: str) -> Iterator[tuple[str, bytes]]:
     with needs_extra("webdataset", "tar shards"):
         import webdataset
     from torchvision.datasets.folder import IMG_EXTENSIONS
@@ -233,8 +231,7 @@ def _samples(shard: str) -> Iterator[tuple[str, _Held]]:
     for sample in webdataset.WebDataset(shard, shardshuffle=False, empty_check=False):
         for ending, content in sample.items():
             if f".{ending}".lower() in IMG_EXTENSIONS:
-                name = f"{Path(shard).name}/{sample['__key__']}.{ending}"
-                yield name, _Held(content, name)
+                yield f"{Path(shard).name}/{sample['__key__']}.{ending}", content
 
 
 def _digest(value: Any) -> str:
@@ -248,7 +245,7 @@ def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: 
     """Embed a part of a listing; return how many images were embedded now. See :meth:`TrainedRun.embed_part`."""
     numbers = work.pending(part, parts, out, embedder.collection.identity)
     if part == 1:
-        _warn_of_skipped(work.others)
+        warn_of_skipped(work.others)
     images = 0
     for number, table in tables(embedder, work, numbers):
         write_atomically(out / work.file(number), functools.partial(parquet.write_table, table))
@@ -276,16 +273,11 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
                     skipped[name] = f"{name!a}: its name is no UTF-8"
                 else:
                     rows.append((name, class_of(name), *facts, point))
-        _warn_of_skipped(skipped)
+        warn_of_skipped(skipped)
         meta: dict[str, Any] = {"identity": embedder.collection.identity, "folder": work.folder, "listing": work.digest}
         meta |= {"segment": segment.digest, "number": number, "segments": len(work.segments), "skipped": skipped}
         schema = pyarrow.schema(kinds.items(), {_META: json.dumps(meta)})
         yield number, pyarrow.Table.from_pylist([dict(zip(kinds, row, strict=True)) for row in rows], schema)
-
-
-def _warn_of_skipped(skipped: Mapping[str, str]) -> None:
-    for why in skipped.values():
-        warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
 
 
 def points_of(table: pyarrow.Table) -> Vectors:

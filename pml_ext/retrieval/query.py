@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 METRICS = ("euclidean", "learned")
 RADIUS = 0.1  # of near-duplicates: a cosine similarity of 0.995
-_SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # and the address of a store
+SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # and the address of a store
 _PATHS = "SELECT path, vector FROM images"
 _TILE, _BLOCK = 2048, 256  # images that are compared at a time, with each other and by faiss
 _PAIRS = 1 << 18  # pairs whose distance is computed at a time
@@ -310,19 +310,7 @@ def answers_of(
 
 def is_store(text: str) -> bool:
     """Return whether a text is the address of a store, ``SCHEME:ADDRESS``, and no folder."""
-    return bool(_SCHEME.fullmatch(text)) and not os.path.isdir(text)
-
-
-def open_store(text: str, identity: str, size: int) -> Store:
-    """Open a store, in which each state of a network has a table of its own."""
-    from .. import registry
-
-    match = _SCHEME.fullmatch(text)
-    if match is None:
-        schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
-        raise ConfigError(f"{text}: wanted SCHEME:ADDRESS, with one of {schemes}")
-    store: Store = registry.factory("store", match[1])(match[2], f"pml_ext_{identity}", size)
-    return store
+    return bool(SCHEME.fullmatch(text)) and not os.path.isdir(text)
 
 
 def bring_over(embedded: Embedded, store: Store) -> Changes:

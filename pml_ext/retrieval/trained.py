@@ -14,6 +14,7 @@ import torch
 from pydantic import Field, ValidationError
 from torch import Tensor
 
+from .. import registry
 from ..checksums import check_unchanged, sha256_of
 from ..collection import COLLECTION, Changes, Embedded, check_writable
 from ..data import Steps
@@ -27,7 +28,7 @@ from ..network import Preprocessing
 from ..search import EXACT, new_index
 from ..stores import Where, masked
 from .embedding import ImageEmbedder, Listener
-from .query import METRICS, RADIUS, Answer, Answers, Gallery, answers_from, bring_over, match, open_store, recall_of
+from .query import METRICS, RADIUS, SCHEME, Answer, Answers, Gallery, answers_from, bring_over, match, recall_of
 from .reading import Images, Listed, several
 
 if TYPE_CHECKING:  # seconds to import, which a query need not take
@@ -337,8 +338,15 @@ class TrainedRun:
         return functools.partial(answers_from, opened, own, k=options["k"], where=options["where"])
 
     def open_store(self, store: str) -> Store:
-        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`."""
-        return open_store(store, self.collection.identity, self.collection.size)
+        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
+
+        Each state of a network has a table of its own in it.
+        """
+        if (named := SCHEME.fullmatch(store)) is None:
+            schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
+            raise ConfigError(f"{store}: wanted SCHEME:ADDRESS, with one of {schemes}")
+        table, size = f"pml_ext_{self.collection.identity}", self.collection.size
+        return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
 
     def bring_over(self, store: str) -> tuple[Changes, float | None]:
         """Make a store equal to the index: write what is new or changed and delete what is gone; ids stay.
