@@ -75,24 +75,24 @@ def _entries(what: str) -> list[dict[str, Any]]:
         files = pipelines().items()
         return [_entry(name, "pml_ext", file.read_text("utf-8").partition("\n")[0][2:]) for name, file in files]
     factories = registry.factories("data set" if what == "datasets" else what[:-1])
-    entries = [_factory(name, each, each.__module__.partition(".")[0]) for name, each in factories.items()]
+    entries = [_factory(name, each) for name, each in factories.items()]
     if what == "datasets":
         from ..data import PATH_FACTORIES
 
-        return entries + [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
-    if what in ("trackers", "stores"):
-        return entries
-    from ..models import TIMM, timm_trunk
+        entries += [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
+    if what == "trunks":
+        from ..models import TIMM, timm_trunk
 
-    return [*entries, _factory(f"{TIMM}NAME", timm_trunk)]
+        entries.append(_factory(f"{TIMM}NAME", timm_trunk))
+    return entries
 
 
 def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, Any]:
     return {"name": name, "class": class_name, "from": origin, "summary": summary}
 
 
-def _factory(name: str, factory: Any, origin: str = "pml_ext") -> dict[str, Any]:
-    return _entry(name, origin, _summary(factory))
+def _factory(name: str, factory: Any) -> dict[str, Any]:
+    return _entry(name, factory.__module__.partition(".")[0], _summary(factory))
 
 
 def _summary(documented: Any) -> str:
@@ -175,10 +175,10 @@ def data(
         raise UnknownNameError(unknown("published data set", name, known))
     about = known[name]
     place = about.place if root is None else root.expanduser()
-    problem = _problem(about, root)
+    problem = _problem(about, place)
     if download and problem is not None:
         get_archives(about, place)
-        problem = _problem(about, root)
+        problem = _problem(about, place)
     found = _describe(about, place) | {"problem": problem}
     print_json(found) if as_json else _print(about, found)
     if problem is not None:
@@ -192,13 +192,13 @@ def _describe(about: About, place: Path) -> dict[str, Any]:
     return described | {"place": str(place), "archives": archives, "splits": splits}
 
 
-def _problem(about: About, root: Path | None) -> str | None:
+def _problem(about: About, place: Path) -> str | None:
     """Return the first problem of the files in their place; None for a complete set."""
     from ..data import builtin_datasets, check_archives
 
     try:
-        check_archives(about, root)
-        builtin_datasets()[about.name](about.place if root is None else root)  # with a folder, none downloads
+        check_archives(about, place)
+        builtin_datasets()[about.name](place)  # with a folder, none downloads
     except DataError as error:
         return str(error)
     return None

@@ -13,11 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
-from ..collection import Embedded, class_of
+from ..collection import Embedded, Numbers, Vectors, class_of
 from ..errors import ConfigError, counted
 from ..evaluation import kmeans, nearest_of
 from ..evaluation.fonts import drawable, font_file, short_name
@@ -67,8 +66,8 @@ class Grouping:
 
     embedded: Embedded
     method: str
-    numbers: NDArray[np.int64]  # the cluster of each image
-    distances: NDArray[np.float32]  # of each image from its cluster's center
+    numbers: Numbers  # the cluster of each image
+    distances: Vectors  # of each image from its cluster's center
     clusters: list[Cluster]
 
 
@@ -119,7 +118,7 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
     return Grouping(embedded, method, numbers, distances, found)
 
 
-def _by_density(points: Tensor, smallest: int) -> NDArray[np.int64]:
+def _by_density(points: Tensor, smallest: int) -> Numbers:
     from sklearn.cluster import HDBSCAN  # 90 MB, and a second, that other uses of clusters do without
 
     drawn = some_of(len(points), DENSE, seed=0)

@@ -1,9 +1,8 @@
 """Parts of a large collection: embeddings as Parquet, written by any number of processes, and read into an index.
 
 A listing of images is cut into at most 1,024 *segments* of whole batches of 64, the same ones for any number of parts.
-A segment becomes one Parquet file, in one step, whose rows are the same to the last bit whoever computes them with as
-many threads. A part is a range of segments. Repeating it, or computing it on two machines, changes nothing; a part that
-was killed goes on after its last file.
+A segment becomes one Parquet file, in one step, and a part is a range of segments; see :meth:`TrainedRun.embed_part`.
+Computing a part on two machines changes nothing.
 
 Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; of images in tables and
 shards their CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata have the network's identity, the

@@ -87,10 +87,9 @@ class PgVector:
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete images in one transaction."""
-        if not self._there:
-            return
-        with self._errors():
-            self._execute("DELETE FROM {table} WHERE id = ANY(%s)", list(ids))
+        if self._there:
+            with self._errors():
+                self._execute("DELETE FROM {table} WHERE id = ANY(%s)", list(ids))
 
     def count(self) -> int:
         """Count rows."""
