@@ -61,17 +61,13 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         "resize": seen.resized_to,
         "l2_normalize_embeddings": True,
     }
-    parts = {"trunk": merged_lora(network.trunk), "embedder": network.embedder}
-    tensors = {
-        f"{part}.{name}": tensor.detach().cpu().contiguous()
-        for part, module in parts.items()
-        for name, tensor in module.state_dict().items()
-    }
+    whole = Normalized(merged_lora(network.trunk), network.embedder)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.state_dict().items()}
     write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
     about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
     written = [WEIGHTS]
     if onnx:
-        whole = copy.deepcopy(Normalized(parts["trunk"], network.embedder)).cpu().eval()
+        whole = copy.deepcopy(whole).cpu().eval()
         shape = (COMPARED, seen.channels, seen.image_size, seen.image_size)
         noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         _, transform = seen.transforms()
