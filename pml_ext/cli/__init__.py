@@ -9,16 +9,7 @@ import os
 import sys
 import warnings
 
-from ..errors import (
-    ConfigError,
-    MissingExtraError,
-    PluginWarning,
-    PmlExtError,
-    StoppedError,
-    needs_extra,
-    printable,
-    shortened,
-)
+from ..errors import ConfigError, MissingExtraError, PmlExtError, StoppedError, needs_extra, printable, shortened
 
 
 def main() -> None:
@@ -38,7 +29,7 @@ def main() -> None:
             empty = f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
         app(arguments, prog_name="pml-ext")
-    except (PmlExtError, StoppedError, Exception) as error:
+    except (Exception, StoppedError) as error:
         if debug and not isinstance(error, MissingExtraError):
             raise
         rank = f" (rank {os.environ.get('RANK', '?')})" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
@@ -59,5 +50,5 @@ def _text(error: BaseException) -> str:
 def _show_warning(message: object, category: type[Warning], filename: str, *_: object, **__: object) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
-    if issubclass(category, (PluginWarning, UserWarning)) and not issubclass(category, DeprecationWarning):
+    if issubclass(category, UserWarning) and not issubclass(category, DeprecationWarning):
         print(f"pml-ext: warning: {shortened(message)}", file=sys.stderr)
