@@ -59,8 +59,8 @@ def embed(
     ] = None,
     on: Annotated[Literal["here", "ray"], Option(help="Embed with workers of Ray Data, into Parquet files.")] = "here",
     ray_address: RayAddress = None,
-    jobs: Annotated[int, Option("--jobs", "-j", min=1, help="Number of Ray workers.")] = 2,
-    num_gpus: Annotated[float, Option(help="GPUs per Ray worker.")] = 0.0,
+    jobs: Annotated[int | None, Option("--jobs", "-j", min=1, help="Number of Ray workers (default 2).")] = None,
+    num_gpus: Annotated[float | None, Option(help="GPUs per Ray worker (default 0).")] = None,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -73,6 +73,8 @@ def embed(
     """
     from ..retrieval import check_writable, load_run, save_embeddings
 
+    if on == "here" and (ray_address, jobs, num_gpus) != (None, None, None):
+        raise ConfigError("--ray-address, --jobs and --num-gpus go with --on ray")
     if part is None and on == "here":
         if listing is not None:
             raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
@@ -99,7 +101,7 @@ def embed(
             from ..retrieval.on_ray import write_on_ray
 
             with redirect_stdout(sys.stderr):  # where Ray's progress belongs
-                images = write_on_ray(run, device, work, *which, out, ray_address, jobs, num_gpus)
+                images = write_on_ray(run, device, work, *which, out, ray_address, jobs or 2, num_gpus or 0.0)
         else:
             reader = load_run(run, device, workers, listener=bar.embedding).images
             images = write_part(reader, work, *which, out)

@@ -348,7 +348,9 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
             if missing := [row for row, key in enumerate(keys) if key not in found]:
                 paths, facts_of_missing = [keys[row] for row in missing], [about[row] for row in missing]
                 found |= collection.append(paths, facts_of_missing, points[missing])
-            names, facts, numbers = names + own, facts + about, numbers + [found[key] for key in keys]
+            names += own
+            facts += about
+            numbers += [found[key] for key in keys]
             new += len(missing)
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise DataError(f"{place}: {shortened(twice[0], 200)} is there twice; give images names of their own")

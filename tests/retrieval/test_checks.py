@@ -22,6 +22,7 @@ from pml_ext.retrieval import TrainedRun, embedding
         ("export RUN -o FILE", "file is a file; type -o FOLDER"),
         ("embed RUN FOLDER -o TMP/parts --part 0/3", "--part 0/3: wanted 1/3 to 3/3"),
         ("embed RUN FOLDER -o TMP/parts --list nothing", "--list goes with --part or --on ray"),
+        ("embed RUN FOLDER -o TMP/parts --part 1/2 -j 4", "--ray-address, --jobs and --num-gpus go with --on ray"),
         ("query RUN --duplicates --within 0", "--duplicates compares all indexed images; leave out"),
         ("query RUN", "wanted images to look for, or --duplicates; type: pml-ext query"),
     ],
