@@ -71,17 +71,10 @@ class BatchReader:
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
         self._device, self._memory_format = device, memory_format
-        self._pinned = device.type in ("cuda", "xpu")
         self._now: Batches = []  # the batches that the loader reads next
-        self._generator = torch.Generator()
         self.images = Watched(images, workers)
         self.naming_images = self.images.naming_images
-        settings: dict[str, Any] = {
-            "batch_sampler": self._now,
-            "persistent_workers": workers > 0,
-            "generator": self._generator,
-        }
-        self._loader: DataLoader[Any] | None = loader_of(self.images, workers, device, **settings)
+        self._loader = loader_of(self.images, workers, device, batch_sampler=self._now, persistent_workers=workers > 0)
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
@@ -89,28 +82,27 @@ class BatchReader:
         ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator, as
         a loader made for the epoch draws it. Take the batches inside of :meth:`naming_images`.
         """
-        assert self._loader is not None
-        self._generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
+        self._loader.generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_()))
         self._now[:] = batches
+        pinned = self._loader.pin_memory
 
         def on_device(number: int, images: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
             if labels is not None:
                 own = torch.from_numpy(labels[indices_of(batches[number]).numpy()])
-            images = images.to(self._device, non_blocking=self._pinned, memory_format=self._memory_format)
-            return self.images.finish(images), own.to(self._device, non_blocking=self._pinned)
+            images = images.to(self._device, non_blocking=pinned, memory_format=self._memory_format)
+            return self.images.finish(images), own.to(self._device, non_blocking=pinned)
 
         return (on_device(number, *batch) for number, batch in enumerate(self._loader))
 
     def close(self) -> None:
         """End the workers."""
-        self._loader = None
+        del self._loader
 
 
 def loader_of(images: Watched, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
     """Return a loader whose workers leave signals to their run, and which draws nothing from torch's generator."""
-    pinned, generator = device.type in ("cuda", "xpu"), torch.Generator()
-    common: dict[str, Any] = {"num_workers": workers, "pin_memory": pinned, "worker_init_fn": begin}
-    return DataLoader(images, **(common | {"generator": generator} | settings))
+    settings |= {"worker_init_fn": begin, "generator": torch.Generator()}
+    return DataLoader(images, num_workers=workers, pin_memory=device.type in ("cuda", "xpu"), **settings)
 
 
 @torch.no_grad()
@@ -127,16 +119,16 @@ def embed_batches(
 
     Both modules are in evaluation mode for each batch, and as they were when the pass ends.
     """
-    pinned, watched = device.type in ("cuda", "xpu"), Watched(images, workers)
+    watched = Watched(images, workers)
     order = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
     loader = loader_of(watched, workers, device, **order)
     with modes_kept(trunk, embedder), watched.naming_images():
         for batch, labels in loader:
             trunk.eval()
             embedder.eval()
-            batch = watched.finish(batch.to(device, non_blocking=pinned))
+            batch = watched.finish(batch.to(device, non_blocking=loader.pin_memory))
             features = trunk(batch)
-            yield batch, features, embedder(features), labels.to(device, non_blocking=pinned)
+            yield batch, features, embedder(features), labels.to(device, non_blocking=loader.pin_memory)
 
 
 @contextlib.contextmanager

@@ -343,7 +343,7 @@ class Run(View):
         self.listener.step("testing the trained network")
         started = time.perf_counter()
         if history.best["epoch"] is not None:
-            best = self._load_model("best")["epoch"]
+            best = self.load_model("best")["epoch"]
         checkpoint.save(self.checkpoint("model"), self.model_state())
         metrics = history.metrics | metrics_after(self, self.stages)
         records.add(self.epoch, {TEST: metrics["after"]})
@@ -379,7 +379,7 @@ class Run(View):
 
     def finish_again(self, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
         """Write the derived files of a finished run again, and warn of the damaged ones, which are gone or changed."""
-        self._load_model("model")
+        self.load_model("model")
         self.epoch = self.epochs
         derived = _DERIVED if "records/logs.db" in damaged else (*_DERIVED, "records/")
         lost = [name for name in damaged if not name.startswith(derived)]
@@ -451,20 +451,17 @@ class Run(View):
         networks |= {"embedder": self.embedder.state_dict()}
         return {**networks, "loss": last, "earlier_losses": earlier, "epoch": self.epoch, "of": self.identity}
 
-    def load_model_state(self, state: Mapping[str, Any]) -> None:
-        """Take the weights of :meth:`model_state`."""
-        if "trunk" in state:
-            self.trunk.load_state_dict(state["trunk"])
-        self.embedder.load_state_dict(state["embedder"])
-        for stage, loss in zip(self.stages, [*state["earlier_losses"], state["loss"]], strict=True):
-            stage.loss.load_state_dict(loss)
-        self.changed()
-
-    def _load_model(self, name: str) -> dict[str, Any]:
+    def load_model(self, name: str) -> dict[str, Any]:
+        """Take the weights of a checkpoint, :meth:`model_state`, and return it."""
         path = self.checkpoint(name)
         state = checkpoint.load(path, self.device, self.identity)
         with checkpoint.taking(path, state):
-            self.load_model_state(state)
+            if "trunk" in state:
+                self.trunk.load_state_dict(state["trunk"])
+            self.embedder.load_state_dict(state["embedder"])
+            for stage, loss in zip(self.stages, [*state["earlier_losses"], state["loss"]], strict=True):
+                stage.loss.load_state_dict(loss)
+        self.changed()
         return state
 
     def _parts(self) -> dict[str, Any]:

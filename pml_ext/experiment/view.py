@@ -119,11 +119,11 @@ class View:
     @property
     def _batch_size(self) -> int:
         """Images in a forward pass of a test: few on a CPU, where more take memory and save no time."""
+        most = self.recipe.evaluation.batch_size
+        if self.device.type != "cpu":
+            return most
         values = self._preprocessing.channels * self._preprocessing.image_size**2
-        most = (
-            max(_CPU_BATCH, _CPU_VALUES // values) if self.device.type == "cpu" else self.recipe.evaluation.batch_size
-        )
-        return min(self.recipe.evaluation.batch_size, most)
+        return min(most, max(_CPU_BATCH, _CPU_VALUES // values))
 
     def _passing(self, split: str, pixels: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield a split's batches as :func:`embed_batches`; without images where the features are kept.

@@ -21,7 +21,7 @@ def test_embeddings_are_those_of_the_run(runs, folder):
     run = load_run(runs[0], "cpu")
     recipe = next(iter(load_recipes(str(runs[0] / "recipe.toml")).values()))
     trained = Run(recipe, "again", runs[0])
-    trained.load_model_state(torch.load(runs[0] / "checkpoints" / "model.pt"))
+    trained.load_model("model")
     images = [trained.splits["test"].image(index) for index in range(20)]
     expected = torch.nn.functional.normalize(trained.embeddings("test")[:20])
     torch.testing.assert_close(run.embed(images), expected)
