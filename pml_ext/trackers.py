@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from .errors import needs_extra
 from .files import read_json, write_json
 
-_IDENTITIES = "trackers.json"
-
 
 class Tracker(Protocol):
     """The interface of a tracker, which rank 0 alone has; it may also have ``flush()``.
@@ -48,7 +46,7 @@ def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def kept_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
     """Return a tracker's id of the run in a folder, for resuming; ``new()`` makes the first."""
-    path = folder / _IDENTITIES
+    path = folder / "trackers.json"
     known = read_json(path) if path.exists() else {}
     if tracker not in known:
         known[tracker] = new()

@@ -19,7 +19,7 @@ from . import checkpoint
 from .comparing import Group
 from .evaluation import nearest
 from .recipe import load_recipes
-from .records import CURVE, VALIDATION, metric_series, write_csv
+from .records import CURVE, VALIDATION, Series, metric_series, write_csv
 from .report import ReportFigure, ReportTable, draw, render
 from .view import View
 
@@ -151,7 +151,7 @@ def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
     return f"{text} [{100 * about['low']:{sign}.1f}, {100 * about['high']:{sign}.1f}]"
 
 
-def _curves(groups: Sequence[Group], metric: str) -> dict[str, tuple[list[int], list[float]]]:
+def _curves(groups: Sequence[Group], metric: str) -> Series:
     """Return epochs and means over the seeds of a metric that the runs recorded between epochs, by group."""
     curves = {}
     for group in groups:

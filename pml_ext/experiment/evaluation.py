@@ -162,7 +162,7 @@ def _searched(
 
 def _classified(view: View, split: str) -> Metrics:
     """Return the metrics of the recipe's protocols of classification."""
-    metrics: Metrics = {}
+    found: dict[str, Metrics] = {}
     protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
     points, labels = _directions(view, split), view.true_labels(split)
     if "nearest-class-mean" in protocols:
@@ -173,8 +173,7 @@ def _classified(view: View, split: str) -> Metrics:
                 text = "'nearest-class-mean' wants a class with two test images; leave it out"
                 raise DataError(f"evaluation.protocols: {text}")
             tested, known = (points[~first], labels[~first]), (points[first], labels[first])
-        values = nearest_class_mean(*tested, *class_means(*known), TOP)
-        metrics |= {f"{PROTOCOLS['nearest-class-mean']}_{name}": value for name, value in values.items()}
+        found["nearest-class-mean"] = nearest_class_mean(*tested, *class_means(*known), TOP)
     if "zero-shot" in protocols:
         assert view.parents is not None
         seen, means = class_means(_directions(view, "train"), view.true_labels("train"))
@@ -182,9 +181,9 @@ def _classified(view: View, split: str) -> Metrics:
         known_means = {names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
         new = torch.unique(labels)
         new_names = [view.images(split).class_names[label] for label in new.tolist()]
-        values = nearest_class_mean(points, labels, new, related_means(new_names, known_means, view.parents), TOP)
-        metrics |= {f"{PROTOCOLS['zero-shot']}_{name}": value for name, value in values.items()}
-    return metrics
+        new_means = related_means(new_names, known_means, view.parents)
+        found["zero-shot"] = nearest_class_mean(points, labels, new, new_means, TOP)
+    return {f"{PROTOCOLS[name]}_{top}": value for name, values in found.items() for top, value in values.items()}
 
 
 def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:

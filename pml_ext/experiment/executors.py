@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 from ..errors import PmlExtError, StoppedError, needs_extra, one_line
 from . import signals
 
-On = Literal["here", "ray", "slurm"]
 _POLL = 0.5  # seconds between two looks at running jobs, and before a busy job is tried again
 _ATTEMPTS = 2  # of a job whose worker dies
 
@@ -251,7 +250,7 @@ class OnSlurm(Executor):
             submitted.cancel(check=False)
 
 
-def executor_of(jobs: int, on: On, out: Path, address: str | None = None) -> Executor:
+def executor_of(jobs: int, on: Literal["here", "ray", "slurm"], out: Path, address: str | None = None) -> Executor:
     """Return the executor for so many jobs at a time."""
     if on == "ray":
         return OnRay(jobs, address)

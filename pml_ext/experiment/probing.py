@@ -71,24 +71,21 @@ def probe(
         about = _about(settings, device, data)
         place = out / slug(trunk)
         own = [*settings, "model.embedder=none", f"model.embedding_size={about['features']}"]
-        (result,) = train(BASE, place / "frozen", 0, 1, device, data, own, (place / "frozen").exists(), listener)
-        results = {"frozen": [result["frozen"]], "pca": [result["pca"]]}
-        folders, gain = [place / "frozen"], {}
+        runs = train(BASE, place / "frozen", 0, 1, device, data, own, (place / "frozen").exists(), listener)
+        phases, folders, gain = {"frozen": "frozen", "pca": "pca"}, [place / "frozen"], {}
         if head is not None:
-            heads = []
+            phases["head"], runs = "after", []
             for seed in range(seeds):
                 there = place / f"head-{seed}"
-                heads += train(head, there, seed, 1, device, data, settings, there.exists(), listener)
-            results = {row: [each[row] for each in heads] for row in ("frozen", "pca")}
-            results["head"] = [each["after"] for each in heads]
-            folders += [Path(each["folder"]) for each in heads]
+                runs += train(head, there, seed, 1, device, data, settings, there.exists(), listener)
+            folders += [Path(run["folder"]) for run in runs]
             for metric in METRICS:
-                before, after = ([each[row][metric] for each in heads] for row in ("frozen", "after"))
+                before, after = ([run[phase][metric] for run in runs] for phase in ("frozen", "after"))
                 found = paired_difference(before, after)
                 gain[metric] = {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
         means = {
-            row: {metric: spread([each[metric] for each in values]) for metric in METRICS}
-            for row, values in results.items()
+            row: {metric: spread([run[phase][metric] for run in runs]) for metric in METRICS}
+            for row, phase in phases.items()
         }
         names = [folder.relative_to(out).as_posix() for folder in folders]
         probes.append(Probe(trunk, **about, metrics=means, gain=gain, folders=names))

@@ -108,7 +108,6 @@ class RecordKeeper:
         from record_keeper import RecordWriter
 
         self._folder, self._warn, self._database = folder, warn, folder / "logs.db"
-        folder.mkdir(parents=True, exist_ok=True)
         if self._database.exists():
             self._cut_back(iteration, epoch)
         self._writer = RecordWriter(str(folder))

@@ -34,7 +34,7 @@ from .recipe import Recipe, build_tracker, flat, plugins_in
 from .recipe.schema import frozen_patterns
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
-from .stages import Stage, build_optimizers, build_stages, clusters_of, sampler_of_clusters, stretch, with_clusters
+from .stages import Stage, build_optimizers, build_stages, clusters_of, sample_clusters, stretch, with_clusters
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
@@ -171,10 +171,8 @@ class Run(View):
         self._end_epoch(records)
         done, stages = len(losses) - before, self.stages
         left = stages.iterations_until(self.epochs) - stages.iterations_until(self.epoch)
-        left_seconds = round(left / done * (time.perf_counter() - started))
-        pace = (
-            f"{done * stages.of(self.epoch).batch_size / seconds:.0f} images/s, {timedelta(seconds=left_seconds)} left"
-        )
+        time_left = timedelta(seconds=round(left / done * (time.perf_counter() - started)))
+        pace = f"{done * stages.of(self.epoch).batch_size / seconds:.0f} images/s, {time_left} left"
         mean = np.mean([loss for loss in losses if math.isfinite(loss)] or [math.nan])
         self.listener.step(f"epoch {self.epoch} of {self.epochs}: loss {mean:.4f}, {pace}")
 
@@ -353,11 +351,8 @@ class Run(View):
         if history.skipped:
             skipped = f"{history.skipped} of {self.stages.iterations_until(self.epoch)} iterations were left out"
             self._warn(f"{skipped}, since a loss, an embedding or a gradient was not finite")
-        seconds = {
-            "baselines": history.baseline_seconds,
-            "train": history.train_seconds,
-            "test": history.test_seconds + time.perf_counter() - started,
-        }
+        history.test_seconds += time.perf_counter() - started
+        seconds = {"baselines": history.baseline_seconds, "train": history.train_seconds, "test": history.test_seconds}
         result = {
             "recipe": self.name,
             "seed": self.seed,
@@ -415,10 +410,7 @@ class Run(View):
             self.listener.step(f"clustering the training images before epoch {epoch}")
             labels = clusters_of(self, table)
         self.pseudo_labels = self._history.pseudo_labels = labels
-        images = with_clusters(self.training_images, table, labels)
-        assert stage.table.sampler is not None
-        drawn = sampler_of_clusters(stage.table.sampler, table, images, stage.iterations, self.seed, epoch)
-        stage.sampler, stage.batch_size = drawn
+        sample_clusters(stage, table, with_clusters(self.training_images, table, labels), self.seed, epoch)
 
     def call_parts(self, method: str) -> None:
         """Call a method of every component that has it, with the run as the argument."""

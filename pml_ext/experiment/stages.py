@@ -191,21 +191,20 @@ def sampler_before_clusters(
     return [build_sampler(each, alike, seed) for each in tables][-1]
 
 
-def sampler_of_clusters(
-    table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, iterations: int, seed: int, epoch: int
-) -> tuple[Any, int]:
-    """Return the sampler of an epoch for images with clusters as labels, and its batch size, which is drawn too."""
-    generator = np.random.default_rng((seed, epoch))
+def sample_clusters(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
+    """Give a stage the sampler of an epoch for images with clusters as labels, and its batch size, drawn too."""
+    generator, table = np.random.default_rng((seed, epoch)), stage.table.sampler
+    assert table is not None
     if pseudo.batch_size is not None:
         low, high = pseudo.batch_size
-        table = _sized(table, int(generator.integers(low, high + 1)), iterations)
+        table = _sized(table, int(generator.integers(low, high + 1)), stage.iterations)
     try:
-        sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
+        stage.sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
     except ConfigError as error:
         there = f"k-means found {len(np.unique(images.labels))} of {pseudo.clusters} clusters"
         remedy = "take fewer, or smaller batches, unless the network has collapsed"
         raise ConfigError(f"data.pseudo: before epoch {epoch} {there}; {remedy} ({error})") from None
-    return sampler, table.batch_size
+    stage.batch_size = table.batch_size
 
 
 def _sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:

@@ -12,13 +12,12 @@ from typing import Any
 
 import tomli_w
 
-from .. import checksums
 from ..devices import choose_device
 from ..errors import ConfigError, TrainingError, needs_extra, one_line
 from ..files import alone_in, write_text
 from .comparing import Group
 from .executors import BusyError, Executor, Hear, do
-from .launch import QUICK
+from .launch import QUICK, locked
 from .recipe import Recipe, flat, load_recipes, merged, nested, ranges_of
 from .recipe.schema import TuneTable
 from .records import Records
@@ -28,13 +27,12 @@ from .running import Shares, claimed, digest_of, slug, validation_settings
 VALIDATION = 0.2  # share of the training classes, where a recipe holds out none
 _SEED = 0  # of all trials' runs
 _TESTS = 5  # of a trial's validation classes over its epochs
-Report = Callable[[int, float], None]  # takes the epoch, and the best value until then
 
 
 class TrialRun(Run):
     """A run that is tested on its validation classes alone, returns the best value, and writes no report."""
 
-    report: Report  # set before it trains
+    report: Callable[[int, float], None]  # takes an epoch and the best value until then; set before the run trains
 
     def _end_epoch(self, records: Records) -> None:
         super()._end_epoch(records)
@@ -155,11 +153,11 @@ def studies_of(
         if not ranges:
             example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
             raise ConfigError(f"{full} has no [tune] table; --tune wants ranges in it, such as {example}")
-        table = load_recipes(full, overrides)[full].evaluation
+        recipe = load_recipes(full, overrides)[full]
+        table, every = recipe.evaluation, math.ceil(recipe.schedule.epochs / _TESTS)
         share = table.validation if table.validation and table.select_on == "validation" else VALIDATION
         settings = [*overrides, *validation_settings(1 / folds if folds else share, table.select, min(folds, 1))]
-        epochs = load_recipes(full, settings)[full].schedule.epochs
-        settings += ["track=[]", *QUICK, f"evaluation.every={math.ceil(epochs / _TESTS)}"]
+        settings += ["track=[]", *QUICK, f"evaluation.every={every}"]
         recipe = load_recipes(full, settings)[full]
         digest = digest_of(recipe, data, folds, {key: each.model_dump() for key, each in ranges.items()})
         place = out / "studies" / f"{slug(full)}-{digest}"
@@ -223,12 +221,11 @@ class TrialJob:
             for fold in range(1, self.study.folds + 1) if self.study.folds else [0]:
                 settings = [*self.study.settings, *tuned, *([f"evaluation.fold={fold}"] if fold else [])]
                 recipe, folder = load_recipes(name, settings)[name], self._folder(left.number) / f"fold-{fold}"
-                folder.mkdir(parents=True, exist_ok=True)
-                checksums.recover(folder, ("checkpoints", "records"))
                 listener = Shares(hear, recipe.schedule.epochs, self.name)
                 run = TrialRun(recipe, name, folder, _SEED, choose_device(self.device), self.data, listener)
                 run.report = report
-                values.append(run.train(resume=True)["value"])
+                with locked(folder):
+                    values.append(run.train(resume=True)["value"])
             study.tell(left.number, sum(values) / len(values))
         except optuna.TrialPruned:
             study.tell(left.number, state=optuna.trial.TrialState.PRUNED)

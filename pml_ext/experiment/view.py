@@ -91,10 +91,9 @@ class View:
             from_rank_0(None)
         if evaluation.validation:
             which = evaluation.validation, self.seed, evaluation.held_out, evaluation.fold
-            rest, held_out = hold_out_classes(train, *which)
+            rest, self.splits["validation"] = hold_out_classes(train, *which)
             train = train if evaluation.validation_trains else rest
-            self.splits["validation"] = held_out.with_transform(plain)
-        self.splits["train"] = train.with_transform(plain)
+        self.splits["train"] = train
         if 0 < evaluation.training_images < len(train):
             sample = some_of_each_class(train.labels, evaluation.training_images, self.seed)
             self.splits[SAMPLE] = self.splits["train"].subset(sample)

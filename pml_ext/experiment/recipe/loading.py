@@ -103,12 +103,10 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """Return ``{plugin: {"distribution": ..., "version": ...}}`` of a recipe's plugins; the core and PML are none."""
     plugins = {}
     for kind, name in sorted(set(_names(tables))):
-        try:
-            plugin = registry.find(kind, name)[0]
-        except PmlExtError:  # "shuffle" and "folder:PATH" are of no plugin
-            continue
-        if about := registry.version_of(plugin):
-            plugins[plugin] = about
+        with contextlib.suppress(PmlExtError):  # "shuffle" and "folder:PATH" are of no plugin
+            plugin, _ = registry.find(kind, name)
+            if about := registry.version_of(plugin):
+                plugins[plugin] = about
     return plugins
 
 

@@ -30,7 +30,7 @@ from ..checkpoint import load
 from ..evaluation import confusions, counts, nearest, recall_by_class
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.schema import TOP
-from ..records import CURVE, VALIDATION, loss_series, metric_series
+from ..records import CURVE, VALIDATION, Series, loss_series, metric_series
 from ..stages import Stages
 from ..view import View
 
@@ -47,7 +47,6 @@ PHASES = {
 WORST = 10  # classes in a table
 _PICTURE = 96  # pixels of a picture in a table, twice what it is shown with
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
-Curves = dict[str, dict[str, tuple[list[int], list[float]]]]  # epochs and values, by panel and line
 
 
 class ReportFigure(NamedTuple):
@@ -81,7 +80,7 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
         yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
     kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
-    panels: Curves = {}
+    panels: dict[str, Series] = {}
     for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
         if curves := metric_series(view.folder, metric):
             names = {VALIDATION: table.validated_on, CURVE: kind}
