@@ -20,7 +20,7 @@ from .comparing import Group
 from .evaluation import nearest
 from .recipe import load_recipes
 from .records import CURVE, VALIDATION, Series, metric_series, write_csv
-from .report import ReportFigure, ReportTable, draw, render
+from .report import ReportFigure, ReportTable, draw, percent, render
 from .view import View
 
 QUERIES = 8  # drawn side by side
@@ -143,12 +143,8 @@ def latex_table(table: ReportTable) -> str:
 
 
 def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
-    if about["mean"] is None:
-        return ""
-    text = f"{100 * about['mean']:{sign}.1f}"
-    if about["low"] is None or about["high"] is None:
-        return text
-    return f"{text} [{100 * about['low']:{sign}.1f}, {100 * about['high']:{sign}.1f}]"
+    mean, low, high = (percent(about[key], sign) for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]" if low else mean
 
 
 def _curves(groups: Sequence[Group], metric: str) -> Series:

@@ -65,13 +65,12 @@ def plan(
         out = Path("runs") / f"{shown}-{seed}-{time}"
     if out.exists() and not (resume and out.is_dir()):
         raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
-    several = len(recipes) * seeds > 1
     plans = []
     for full_name, recipe in recipes.items():
         variant = re.sub(r"[/\\]|^\.+$", "-", printable(full_name.partition("@")[2]))  # a name below out
         for number in range(seed, seed + seeds):
             parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
-            folder = out.joinpath("-".join(parts)) if several else out
+            folder = out / "-".join(parts)  # out itself for a single run
             plans.append(Plan(full_name, recipe, number, folder, epochs_before=_epochs_before(folder, recipe, number)))
     return plans
 
@@ -128,7 +127,7 @@ def execute(
     longer = before is not None and before < schedule.epochs
     if metrics is not None and not damaged and not longer:
         return metrics  # type: ignore[no-any-return]
-    run = Run(plan.recipe, plan.name, folder, plan.seed, choose_device(device), data, listener, on_nonfinite)
+    run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
     text = f"{plan.name}, seed {plan.seed}, in {folder}"
     if longer:
         falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
@@ -181,7 +180,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     assert metrics is not None
     checksums.check_unchanged(folder, RECIPE)
     with locked(folder):
-        run = Run(recipe, metrics["recipe"], folder, metrics["seed"], choose_device(device), data, listener)
+        run = Run(recipe, metrics["recipe"], folder, metrics["seed"], device, data, listener)
         run.finish_again(metrics, damaged)
     return folder / REPORT
 

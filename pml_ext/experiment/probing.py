@@ -17,7 +17,7 @@ from ..files import write_json, write_text
 from .launch import spread, train
 from .recipe import build_dataset, build_network, load_recipes, preprocessing_of
 from .records import write_csv
-from .report import ReportFigure, ReportTable, render
+from .report import ReportFigure, ReportTable, percent, render
 from .run import Listener
 from .running import slug
 from .statistics import paired_difference
@@ -142,14 +142,14 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 def table_rows(probe: Probe) -> list[list[str]]:
     """Return the rows of a trunk in the table: as it is, its components, its head, and what the head adds."""
     first = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
-    rows = [[ROWS[row], *(_percent(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
+    rows = [[ROWS[row], *(_with_std(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
     if probe.gain:
         tests = ["" if each["p"] is None else f" (p = {each['p']:.3f})" for each in probe.gain.values()]
-        gains = [_percent(each, "+") for each in probe.gain.values()]
+        gains = [_with_std(each, "+") for each in probe.gain.values()]
         rows.append(["head less frozen", *(gain + test for gain, test in zip(gains, tests, strict=True))])
     return [[*([""] * len(first) if number else first), *row] for number, row in enumerate(rows)]
 
 
-def _percent(about: Mapping[str, float | None], sign: str = "") -> str:
-    spread = "" if about["std"] is None else f" ± {100 * about['std']:.1f}"
-    return f"{100 * (about['mean'] or 0):{sign}.1f}{spread}"
+def _with_std(about: Mapping[str, float | None], sign: str = "") -> str:
+    mean, std = percent(about["mean"], sign), percent(about["std"])
+    return f"{mean} ± {std}" if std else mean

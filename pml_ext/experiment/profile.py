@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.utils.benchmark import timer  # waits for the accelerator
 from torch.utils.data import DataLoader
 
-from ..devices import choose_device
 from ..errors import ConfigError
 from .batches import draw, epoch_batches
 from .engine import Engine, Objective, Step
@@ -97,7 +96,7 @@ def profile_recipe(
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
         torch.set_num_threads(threads or before)
-        run = Run(recipe, full_name, Path(folder), 0, choose_device(device), data)
+        run = Run(recipe, full_name, Path(folder), 0, device, data)
         run.call_parts("prepare")
         run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
         stage = run.stages.of(run.epoch)

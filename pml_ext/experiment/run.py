@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..checksums import SUMS, read_sums, replace_file, write_sums
-from ..devices import device_name
+from ..devices import choose_device, device_name
 from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
 from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning, counted, first_of, shortened
 from ..files import left_over
@@ -103,7 +103,7 @@ class Run(View):
     ) -> None:
         self.name, self._on_nonfinite = name, on_nonfinite
         self.listener: Listener = listener or Silence()
-        super().__init__(recipe, folder, seed, device, root, self.listener.step)
+        super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._history = RunHistory()

@@ -12,7 +12,6 @@ from typing import Any
 
 import tomli_w
 
-from ..devices import choose_device
 from ..errors import ConfigError, TrainingError, needs_extra, one_line
 from ..files import alone_in, write_text
 from .comparing import Group
@@ -222,7 +221,7 @@ class TrialJob:
                 settings = [*self.study.settings, *tuned, *([f"evaluation.fold={fold}"] if fold else [])]
                 recipe, folder = load_recipes(name, settings)[name], self._folder(left.number) / f"fold-{fold}"
                 listener = Shares(hear, recipe.schedule.epochs, self.name)
-                run = TrialRun(recipe, name, folder, _SEED, choose_device(self.device), self.data, listener)
+                run = TrialRun(recipe, name, folder, _SEED, self.device, self.data, listener)
                 run.report = report
                 with locked(folder):
                     values.append(run.train(resume=True)["value"])

@@ -240,7 +240,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
             continue  # the same
         best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
         values = ((phase, metrics[phase].get(name)) for phase in phases)
-        cells = (_percent(value, bold=phase != "training" and value == best) for phase, value in values)
+        cells = (percent(value, bold=phase != "training" and value == best) for phase, value in values)
         rows.append([titles.get(name, name), *cells])
     apart, training = view.queries == "query", view.tested_training
     searched = "query is searched in the gallery" if apart else "test image is searched among all others"
@@ -257,7 +257,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
 def class_tables(view: View) -> Iterator[ReportTable]:
     """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
     by_class = recall_by_class(view)
-    worst = [[name, _percent(value), *_taken_for(view, name)] for name, value in [*by_class.items()][:WORST]]
+    worst = [[name, percent(value), *_taken_for(view, name)] for name, value in [*by_class.items()][:WORST]]
     more = f"The {len(worst)} worst of {len(by_class)} classes; metrics.json has all." if len(by_class) > WORST else ""
     yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], worst, more)
     if found := confusions(view):
@@ -288,8 +288,9 @@ def _picture(image: Tensor, name: str) -> Markup:
     return Markup('<img class="photographs" alt="{}" src="{}">').format(name, source)
 
 
-def _percent(value: float | None, bold: bool = False) -> str:
-    text = "" if value is None else f"{100 * value:.1f}"
+def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
+    """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None is empty."""
+    text = "" if value is None else f"{100 * value:{sign}.1f}"
     return Markup("<b>{}</b>").format(text) if bold else text
 
 
@@ -310,8 +311,8 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
     rows = [[key, str(value)] for key, value in entries.items() if value]
     yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
     if values:
-        own = [_percent(metrics.get(value.phase, {}).get(value.metric)) for value in values]
-        named = [(f"{value.row}, {value.heading}, {value.column}", _percent(value.value)) for value in values]
+        own = [percent(metrics.get(value.phase, {}).get(value.metric)) for value in values]
+        named = [(f"{value.row}, {value.heading}, {value.column}", percent(value.value)) for value in values]
         rows = [[*each, cell] for each, cell in zip(named, own, strict=True)]
         caption = f"The paper's are of its own data, this run's of {recipe.data.name}."
         caption = "" if is_full(recipe.paper.table, recipe.data.name) else caption
