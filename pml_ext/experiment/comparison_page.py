@@ -181,11 +181,10 @@ def _queries(
             first = first or view
             if not np.array_equal(view.images(view.queries).labels, first.images(first.queries).labels):
                 raise DataError("its test images are others")
+            found[group.name] = searched.right[:, 0].cpu(), searched.indices[:, 0].cpu()
         except Exception as error:  # data that have moved, a damaged file: the page is drawn without the row
             problem = str(error) if isinstance(error, DataError) else one_line(error)
             problems.append(ReportFigure(f"Queries of {group.name}", problem=problem))
-            continue
-        found[group.name] = searched.right[:, 0].cpu(), searched.indices[:, 0].cpu()
     if first is None or len(found) < 2:
         return [], problems
     base = result["differences_from"] if result["differences_from"] in found else next(iter(found))

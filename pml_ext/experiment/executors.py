@@ -119,8 +119,7 @@ class Processes(Executor):
                 said = connection.recv()
             except (EOFError, OSError):
                 self._workers.pop(connection).join()
-                yield self.running.pop(connection), Answer(died=True)
-                continue
+                said = Answer(died=True)
             if isinstance(said, Answer):
                 yield self.running.pop(connection), said
             else:

@@ -123,7 +123,8 @@ def execute(
 ) -> Metrics:
     """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
     folder, schedule, before = plan.folder, plan.recipe.schedule, plan.epochs_before
-    metrics, damaged = from_rank_0(_finished(folder) if resume and rank() == 0 else (None, []))
+    finished = resume and rank() == 0 and (folder / METRICS).exists()
+    metrics, damaged = from_rank_0(_finished(folder) if finished else (None, []))
     longer = before is not None and before < schedule.epochs
     if metrics is not None and not damaged and not longer:
         return metrics  # type: ignore[no-any-return]
@@ -152,10 +153,8 @@ def execute(
         return metrics if again else run.train(resume)  # type: ignore[no-any-return]
 
 
-def _finished(folder: Path) -> tuple[Metrics | None, list[str]]:
-    """Return the metrics of a finished run, or None, and the names of its missing and damaged files."""
-    if not (folder / METRICS).exists():
-        return None, []
+def _finished(folder: Path) -> tuple[Metrics, list[str]]:
+    """Return the metrics of a finished run, and the names of its missing and damaged files."""
     checksums.check_unchanged(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
     damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
@@ -177,7 +176,6 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
             raise DataError(f"{text}; type: pml-ext train RECIPE --out {folder} --resume")
     recipe = next(iter(load_recipes(str(folder / RECIPE)).values()))
     metrics, damaged = _finished(folder)
-    assert metrics is not None
     checksums.check_unchanged(folder, RECIPE)
     with locked(folder):
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], device, data, listener)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,16 +83,13 @@ def _counts(parts: list[LabeledImages]) -> Any:
 
 def _sizes(parts: list[LabeledImages]) -> tuple[int, str]:
     """Return the median of the images' shorter sides, and the range of their sizes, of a sample of the files."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     sizes = []
     files = [file for part in parts for file in part.paths or ()]
     for file in files[:: max(1, len(files) // SEEN)]:
-        try:
-            with Image.open(file) as image:
-                sizes.append(image.size)
-        except (OSError, UnidentifiedImageError, Image.DecompressionBombError):  # named when it is read
-            continue
+        with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(file) as image:
+            sizes.append(image.size)  # a broken file is named when it is read
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")
     low, high = (f"{size[0]} x {size[1]}" for size in (min(sizes, key=np.prod), max(sizes, key=np.prod)))

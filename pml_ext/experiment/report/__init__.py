@@ -128,12 +128,10 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
     for part in stages.parts():
         name = type(part).__name__
         try:
-            drawn = dict(view.call(part, "figures") or {})
+            for title, figure in dict(view.call(part, "figures") or {}).items():
+                yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
         except (Exception, SystemExit) as error:  # of somebody else's code
             yield ReportFigure(f"Figures of {name}", problem=one_line(error))
-            continue
-        for title, figure in drawn.items():
-            yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
 
 
 def _gallery(view: View, result: Evaluation) -> Figure:
