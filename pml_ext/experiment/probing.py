@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
+import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -100,14 +100,10 @@ def _about(settings: Sequence[str], device: str, data: Path | None) -> dict[str,
     network = build_network(recipe.model, preprocessing).to(choose_device(device)).eval()
     where = next(network.parameters()).device
     images = torch.zeros(_BATCH, preprocessing.channels, *[preprocessing.image_size] * 2, device=where)
-    seconds = []
     with torch.no_grad():
-        for _ in range(_TIMED):
-            begun = time.perf_counter()
-            network.trunk(images).sum().item()
-            seconds.append(time.perf_counter() - begun)
+        seconds = min(timeit.repeat(lambda: network.trunk(images).sum().item(), number=1, repeat=_TIMED))
     parameters = sum(parameter.numel() for parameter in network.trunk.parameters())
-    return {"parameters": parameters, "features": network.features, "images_per_second": _BATCH / min(seconds)}
+    return {"parameters": parameters, "features": network.features, "images_per_second": _BATCH / seconds}
 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
