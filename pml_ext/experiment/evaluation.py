@@ -39,7 +39,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     """
     split = view.queries
     parts = list(dict.fromkeys((split, view.gallery_of(split))))
-    points = {"raw": {part: view.embedded(part, also=lambda images: raw_pixels(images))["also"] for part in parts}}
+    points = {"raw": {part: view.embedded(part, also=raw_pixels)["also"] for part in parts}}
     if view.frozen or view.recipe.model.trunk.settings.get("weights") is not None:
         features = {part: view.embeddings(part, "trunk") for part in parts}
         known = view.embeddings("train", "trunk")

@@ -123,8 +123,7 @@ class Run(View):
     @functools.cached_property
     def epochs(self) -> int:
         """The number of epochs; 0 where nothing is trained: a frozen trunk, no embedder, a loss without parameters."""
-        modules = [self.trunk, self.embedder, *(stage.loss for stage in self.stages)]
-        trained = any(parameter.requires_grad for module in modules for parameter in module.parameters())
+        trained = self.optimizers or any(stage.optimizer is not None for stage in self.stages)
         return self.recipe.schedule.epochs if trained else 0
 
     def train(self, resume: bool = False) -> dict[str, Any]:
@@ -315,21 +314,20 @@ class Run(View):
     def _end_epoch(self, records: Records) -> None:
         """Do the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
         started = time.perf_counter()
-        table, last, best = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs, self._history.best
-        deciding = self.queries if table.select_on == "test" else "validation"
-        chooses = table.select is not None and (last or self.epoch % table.every == 0)
+        table, last = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs
         measured: dict[str, dict[str, float]] = {}
         if table.test_every and (last or self.epoch % table.test_every == 0):
             self.listener.step(f"testing epoch {self.epoch}")
             measured[self.queries] = evaluate_split(self, self.queries, clustering=False)
-        if chooses:
+        if table.select is not None and (last or self.epoch % table.every == 0):
             self.listener.step(f"validating epoch {self.epoch}")
+            deciding = self.queries if table.select_on == "test" else "validation"
             measured[deciding] = evaluate_split(self, deciding)
+            if (value := measured[deciding][table.select]) > self._history.best["value"]:
+                self._history.best = {"epoch": self.epoch, "value": value}
+                checkpoint.save(self.checkpoint("best"), self.model_state(trunk=not self.frozen))
         for split, metrics in measured.items():
             records.add(self.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
-        if table.select is not None and chooses and measured[deciding][table.select] > best["value"]:
-            self._history.best = {"epoch": self.epoch, "value": measured[deciding][table.select]}
-            checkpoint.save(self.checkpoint("best"), self.model_state(trunk=not self.frozen))
         records.save()
         self._history.test_seconds += time.perf_counter() - started
         checkpoint.save_last(self.checkpoint("last"), self._state())

@@ -152,7 +152,7 @@ class View:
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
         if layer == "embedder":
-            return self.embedded(split)["embeddings"]
+            return self.once(("embeddings", split), lambda: self.embedded(split)["embeddings"])
         return torch.cat([features for features, _ in self.batches(split, layer)])
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
@@ -179,19 +179,16 @@ class View:
         return self.splits[split]
 
     def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-        """Return a split's embeddings and labels, kept until the network changes; a new pass computes ``also``."""
-        key = ("embedded", split)
-        if also is None and key in self._kept:
-            return self._kept[key]  # type: ignore[no-any-return]
+        """Compute a split's embeddings, which :meth:`embeddings` keeps, and ``also`` of its images, in one pass."""
         images, held, start = self.images(split), dict[str, Tensor](), 0
-        for batch, _, embeddings, labels in self._passing(split, pixels=also is not None):
-            parts = {"embeddings": embeddings, "labels": labels} | ({"also": also(batch)} if also is not None else {})
+        for batch, _, embeddings, _ in self._passing(split, pixels=also is not None):
+            parts = {"embeddings": embeddings} | ({"also": also(batch)} if also is not None else {})
             for name, part in parts.items():  # in place: joining batches at the end would hold everything twice
                 if name not in held:
                     held[name] = part.new_empty(len(images), *part.shape[1:])
                 held[name][start : start + len(part)] = part
-            start += len(labels)
-        self._kept[key] = {name: held[name] for name in ("embeddings", "labels")}
+            start += len(embeddings)
+        self._kept["embeddings", split] = held["embeddings"]
         return held
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
