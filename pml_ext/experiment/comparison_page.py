@@ -18,7 +18,7 @@ from ..files import write_json, write_text
 from . import checkpoint
 from .comparing import Group
 from .evaluation import nearest
-from .recipe import load_recipes
+from .recipe import load_recipe
 from .records import CURVE, VALIDATION, Series, metric_series, write_csv
 from .report import ReportFigure, ReportTable, draw, percent, render
 from .view import View
@@ -172,7 +172,7 @@ def _queries(
     for group in (each for each in groups if each.folders):
         seed, folder = min(group.folders.items())
         try:
-            recipe = next(iter(load_recipes(str(folder / "recipe.toml")).values()))
+            recipe = load_recipe(str(folder / "recipe.toml"))
             view = View(recipe, folder, seed, device, data)
             state = checkpoint.load(view.checkpoint("model"), view.device, view.identity)
             view.trunk.load_state_dict(state["trunk"])

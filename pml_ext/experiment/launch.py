@@ -23,7 +23,7 @@ from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line
 from ..files import DamagedError, alone_in, left_over, read_json, read_toml, write_json
 from ..trackers import phases_of
 from . import signals
-from .recipe import Recipe, flat, load_recipes, plugins_in
+from .recipe import Recipe, flat, load_recipe, load_recipes, plugins_in
 from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
 
 Metrics = dict[str, Any]
@@ -174,7 +174,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
         if not (folder / name).is_file():
             text = f"{folder}: no finished run (no {name} in it)"
             raise DataError(f"{text}; type: pml-ext train RECIPE --out {folder} --resume")
-    recipe = next(iter(load_recipes(str(folder / RECIPE)).values()))
+    recipe = load_recipe(str(folder / RECIPE))
     metrics, damaged = _finished(folder)
     checksums.check_unchanged(folder, RECIPE)
     with locked(folder):

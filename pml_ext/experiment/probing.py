@@ -15,7 +15,7 @@ from markupsafe import Markup
 from ..devices import choose_device
 from ..files import write_json, write_text
 from .launch import spread, train
-from .recipe import build_dataset, build_network, load_recipes, preprocessing_of
+from .recipe import build_dataset, build_network, load_recipe, preprocessing_of
 from .records import write_csv
 from .report import ReportFigure, ReportTable, percent, render
 from .run import Listener
@@ -68,6 +68,8 @@ def probe(
         name, _, weights = trunk.partition("=")
         table = f"{{name={json.dumps(name)}" + (f", weights={json.dumps(weights)}" if weights else "") + "}"
         settings = [f"data.name={data_set}", f"model.trunk={table}", "model.freeze=trunk", *overrides]
+        if head is not None:
+            load_recipe(head, settings)  # refused before anything is computed
         about = _about(settings, device, data)
         place = out / slug(trunk)
         own = [*settings, "model.embedder=none", f"model.embedding_size={about['features']}"]
@@ -95,7 +97,7 @@ def probe(
 
 def _about(settings: Sequence[str], device: str, data: Path | None) -> dict[str, Any]:
     """Return the size of a trunk and its features, and how many images a second go through it."""
-    recipe = next(iter(load_recipes(BASE, settings).values()))
+    recipe = load_recipe(BASE, settings)
     preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, data))
     network = build_network(recipe.model, preprocessing).to(choose_device(device)).eval()
     where = next(network.parameters()).device

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 from torch.utils.benchmark import timer  # waits for the accelerator
 from torch.utils.data import DataLoader
 
-from ..errors import ConfigError
 from .batches import draw, epoch_batches
 from .engine import Engine, Objective, Step
 from .features import FeatureReader
-from .recipe import load_recipes
+from .recipe import load_recipe
 from .records import Records
 from .run import Run
 
@@ -88,15 +87,11 @@ def profile_recipe(
     warm_up: int = 5,
 ) -> StepProfile:
     """Profile training steps of a recipe in a temporary folder; arguments as of :func:`pml_ext.experiment.train`."""
-    recipes = load_recipes(name, overrides)
-    if len(recipes) > 1:
-        raise ConfigError(f"{name} has {len(recipes)} variants; wanted one of them, for example {next(iter(recipes))}")
-    ((full_name, recipe),) = recipes.items()
-    before, steps = torch.get_num_threads(), steps + warm_up
+    recipe, before, steps = load_recipe(name, overrides), torch.get_num_threads(), steps + warm_up
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
         torch.set_num_threads(threads or before)
-        run = Run(recipe, full_name, Path(folder), 0, device, data)
+        run = Run(recipe, name, Path(folder), 0, device, data)
         run.call_parts("prepare")
         run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
         stage = run.stages.of(run.epoch)

@@ -21,7 +21,7 @@ from ..data import Steps
 from ..devices import choose_device
 from ..errors import ConfigError, DataError, one_line, shortened, unknown
 from ..experiment import checkpoint
-from ..experiment.recipe import Recipe, build_loss, build_network, load_recipes, loss_context
+from ..experiment.recipe import Recipe, build_loss, build_network, load_recipe, loss_context
 from ..files import DamagedError, read_json, read_toml
 from ..models import builtin_trunk
 from ..network import Preprocessing
@@ -125,7 +125,7 @@ class TrainedRun:
         return recipe if builtin_trunk(recipe.model.trunk.name) is not None else self._checked_recipe()
 
     def _checked_recipe(self) -> Recipe:
-        return next(iter(load_recipes(str(self.folder / "recipe.toml")).values()))
+        return load_recipe(str(self.folder / "recipe.toml"))
 
     def _damaged(self, name: str, error: Exception) -> DataError:
         recipe = "RECIPE" if name == "recipe.toml" else shlex.quote(str(self.folder / "recipe.toml"))

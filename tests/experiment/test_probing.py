@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from pml_ext.errors import ConfigError
 from pml_ext.experiment.probing import probe
 from pml_ext.experiment.run import Run
 
@@ -33,3 +34,9 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
             (trunk, row) for trunk in ("convnet", "mlp") for row in ("frozen", "pca", "head")
         ]
     assert "<h2>convnet</h2>" in (out / "probe.html").read_text()
+
+
+def test_a_head_of_several_variants_is_refused_before_anything_is_computed(tmp_path):
+    with pytest.raises(ConfigError, match="has 4 variants; wanted one of them"):
+        probe("digits", ["convnet"], tmp_path / "out", "cbml/omniglot-small-mvc-weight", device="cpu")
+    assert not (tmp_path / "out").exists()

@@ -12,6 +12,7 @@ from .building import nested as nested
 from .building import origin_of as origin_of
 from .building import own_optimizer as own_optimizer
 from .building import preprocessing_of as preprocessing_of
+from .loading import load_recipe as load_recipe
 from .loading import load_recipes as load_recipes
 from .loading import names_in as names_in
 from .loading import pipelines as pipelines

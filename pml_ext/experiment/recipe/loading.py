@@ -47,6 +47,14 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
 
 
+def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
+    """Return the recipe of :func:`load_recipes`; ConfigError for one with several variants."""
+    first, *others = load_recipes(name, overrides).items()
+    if others:
+        raise ConfigError(f"{name} has {1 + len(others)} variants; wanted one of them, for example {first[0]}")
+    return first[1]
+
+
 def _told_of_options(text: str, overrides: Iterable[str]) -> str:
     """Return an error's text with the option that caused it, ``--set KEY=VALUE``, in place of the recipe's file."""
     for override in overrides:
