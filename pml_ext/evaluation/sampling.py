@@ -26,19 +26,15 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int6
         return np.arange(len(labels))
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(labels))
-    # the place of every image in its class, in that order
     by_class = order[np.argsort(labels[order], kind="stable")]
-    classes, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
-    place = np.empty(len(labels), dtype=np.int64)
-    place[by_class] = np.arange(len(labels)) - np.repeat(starts, counts)
-    rank = np.empty(len(classes), dtype=np.int64)
-    rank[generator.permutation(len(classes))] = np.arange(len(classes))
-    of_class = rank[np.searchsorted(classes, labels)]
+    _, starts, of, counts = np.unique(labels[by_class], return_index=True, return_inverse=True, return_counts=True)
+    place = np.arange(len(labels)) - starts[of]  # of an image in its class
+    rank = np.argsort(generator.permutation(len(counts)))  # of a class
     limits = range(PER_CLASS, counts.max() + 1)
     per_class = next((limit for limit in limits if np.minimum(counts, limit).sum() >= most), PER_CLASS)
-    candidates = np.flatnonzero(place < per_class)
-    chosen = candidates[np.lexsort((place[candidates], of_class[candidates]))[:most]]
-    return np.sort(chosen)
+    by_rank = np.argsort(rank[of], kind="stable")
+    chosen = by_rank[place[by_rank] < per_class][:most]
+    return np.sort(by_class[chosen])
 
 
 def some_of(count: int, most: int, seed: int) -> Tensor:
