@@ -15,11 +15,8 @@ from .errors import ConfigError, first_of, needs_extra, one_line
 from .models import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_models, without_gray
 
 HF = "hf/"
-_FILES = (".safetensors", ".pth", ".pt", ".bin")
 _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
-_NESTED = ("state_dict", "model", "trunk")  # keys under which files have their weights
 _COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
-_NAMED = 4  # keys named in an error
 
 
 def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
@@ -62,7 +59,7 @@ class PretrainedImages(NamedTuple):
 
 def is_file(weights: object) -> bool:
     """Return whether a trunk's setting ``weights`` is a file, not a library's name of weights."""
-    return isinstance(weights, str) and weights.endswith(_FILES)
+    return isinstance(weights, str) and weights.endswith((".safetensors", ".pth", ".pt", ".bin"))
 
 
 def load_weights(trunk: nn.Module, file: str) -> None:
@@ -86,7 +83,7 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
     except Exception as error:  # of pickle, zip files, safetensors
         raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({one_line(error)})") from None
-    for name in _NESTED:
+    for name in ("state_dict", "model", "trunk"):  # keys under which files have their weights
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -102,7 +99,7 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         "of another shape": [f"{name} {list(state[name].shape)} for {list(known[name].shape)}" for name in differ],
     }
     if any(wrong.values()):
-        texts = [f"{len(names)} {what} ({first_of(names, _NAMED)})" for what, names in wrong.items() if names]
+        texts = [f"{len(names)} {what} ({first_of(names, 4)})" for what, names in wrong.items() if names]
         raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(texts)}")
     inner.load_state_dict({name: state.get(name, known[name]) for name in known})
 

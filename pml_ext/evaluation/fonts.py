@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import unicodedata
 
 # Families with Chinese, Japanese and Korean letters on Linux, macOS and Windows.
@@ -28,9 +29,7 @@ def short_name(name: str, columns: int = 18) -> str:
     widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
     if sum(widths) <= columns:
         return name
-    kept, room = 0, columns - 1
-    while kept < len(name) and (room := room - widths[-1 - kept]) >= 0:
-        kept += 1
+    kept = sum(total < columns for total in itertools.accumulate(reversed(widths)))
     return f"…{name[len(name) - kept :]}"
 
 

@@ -150,14 +150,13 @@ def _in_use(distance: BaseDistance) -> Iterator[None]:
 
 
 def reranked_under(
-    distance: BaseDistance, shortlist: int, nearest: Search | None = None, normalized: bool = False
+    distance: BaseDistance, shortlist: int, nearest: Search = nearest_of, normalized: bool = False
 ) -> NearestNeighbors:
     """Return a search that re-ranks the nearest by the Euclidean distance of normalized embeddings by a PML distance.
 
     ``shortlist`` is the number of candidates for each query, or what is asked for, if that is more. ``nearest`` finds
     them, exactly by default, with -1 where it has no more; ``normalized``: points have length 1 already.
     """
-    nearest = nearest or nearest_of
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
         points, gallery = (x if normalized else torch.nn.functional.normalize(x) for x in (query, reference))
