@@ -57,12 +57,7 @@ def folder(
     found = [_files_by_class(part, depth) for part in parts]
     names = sorted(set().union(*found))
     labeled = [_labeled(files, names, channels) for files in found]
-    inner = [
-        file.parent
-        for each, part in zip(labeled, parts, strict=True)
-        for file in each.paths or ()
-        if file.parents[1] != part
-    ]
+    inner = [file.parent for each in labeled for file in each.paths or () if file.parents[1] not in parts]
     leaf = "--set data.classes=leaf takes each innermost folder as a class"
     if len(labeled) == 1:
         if len(names) == 1:

@@ -40,15 +40,15 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
         with Image.open(path, formats=FORMATS) as file:
             turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
             width, height = file.size[::-1] if turned else file.size
-            if box is not None:
-                left, top = max(0, math.floor(box.left)), max(0, math.floor(box.top))
-                right, bottom = min(width, math.ceil(box.right)), min(height, math.ceil(box.bottom))
-                if right <= left or bottom <= top:
-                    corners = ", ".join(f"{number:g}" for number in box)
-                    raise DataError(
-                        f"{path}: its box ({corners}) has no pixel of the {width} x {height} image; mend the box"
-                    )
-            shorter = min(width, height) if box is None else min(right - left, bottom - top)
+            part = box or Box(0, 0, width, height)
+            left, top = max(0, math.floor(part.left)), max(0, math.floor(part.top))
+            right, bottom = min(width, math.ceil(part.right)), min(height, math.ceil(part.bottom))
+            if right <= left or bottom <= top:
+                corners = ", ".join(f"{number:g}" for number in part)
+                raise DataError(
+                    f"{path}: its box ({corners}) has no pixel of the {width} x {height} image; mend the box"
+                )
+            shorter = min(right - left, bottom - top)
             if smallest is not None and smallest < shorter:
                 file.draft(None, tuple(math.ceil(side * smallest / shorter) for side in file.size))  # type: ignore[arg-type]
             image = _upright(file)
