@@ -86,6 +86,12 @@ def call_loss(
 ) -> Any:
     """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given."""
     arguments = [embeddings, labels] if "labels" in capabilities(inside(loss)) else [embeddings]
-    names = ("indices_tuple", "ref_emb", "ref_labels", "enqueue_mask")
-    optional = zip(names, (indices_tuple, ref_emb, ref_labels, enqueue_mask), strict=True)
-    return loss(*arguments, **{name: value for name, value in optional if value is not None})
+    more = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
+    return loss(*arguments, **{name: value for name, value in more.items() if value is not None})
+
+
+def moved(indices_tuple: tuple[Tensor, ...], places: Tensor, first: int = 0) -> tuple[Tensor, ...]:
+    """Return pairs or triplets whose anchors are counted from ``first``, and whose partners are at ``places``."""
+    anchors = {0} if len(indices_tuple) == 3 else {0, 2}
+    indices = [index.to(places.device) for index in indices_tuple]
+    return tuple(index + first if number in anchors else places[index] for number, index in enumerate(indices))

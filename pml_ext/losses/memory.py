@@ -19,7 +19,7 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..settings import check_count
-from .calling import WrapsLoss, call_loss, check_module, checked, takes_all_pairs
+from .calling import WrapsLoss, call_loss, check_module, checked, moved, takes_all_pairs
 from .pairs import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
@@ -177,7 +177,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             if indices_tuple is not None or self.miner is not None or not takes_all_pairs(self.loss):
                 mined = self._mined(embeddings, labels, queue, queue_labels, own if in_queue else None)
                 if indices_tuple is not None:
-                    mined = _joined(mined, _moved(indices_tuple, own))
+                    mined = _joined(mined, moved(indices_tuple, own))
             if indices_tuple is not None and not in_queue:
                 queue, queue_labels = torch.cat([queue, embeddings]), torch.cat([queue_labels, labels])
             return call_loss(self.loss, embeddings, labels, mined, queue, queue_labels)  # type: ignore[no-any-return]
@@ -298,13 +298,6 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     def extra_repr(self) -> str:
         """Return the sizes."""
         return f"embedding_size={self.embedding_size}, memory_size={self.memory_size}, filled={self.filled}"
-
-
-def _moved(indices_tuple: tuple[Tensor, ...], places: Tensor) -> tuple[Tensor, ...]:
-    """Return a tuple of rows of the batch with its partners at their places in the queue."""
-    anchors = {0} if len(indices_tuple) == 3 else {0, 2}
-    indices = [index.to(places.device) for index in indices_tuple]
-    return tuple(index if number in anchors else places[index] for number, index in enumerate(indices))
 
 
 def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -20,7 +20,7 @@ from ..pairwise import (
     related_pairs,
     to_full_precision,
 )
-from ..settings import check_number
+from ..settings import check_number, settings_repr
 from .calling import (
     WrapperCapabilities,
     WrapsLoss,
@@ -28,6 +28,7 @@ from .calling import (
     check_module,
     checked,
     inside,
+    moved,
     relation_of,
     takes_all_pairs,
 )
@@ -120,9 +121,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
     def _sub_loss_names(self) -> list[str]:
         return ["loss", "regularizer"]
 
-    def extra_repr(self) -> str:
-        """Return the weight."""
-        return f"weight={self.weight}"
+    extra_repr = settings_repr
 
 
 class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
@@ -230,9 +229,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
             return call_loss(self.loss, torch.cat([embeddings, ref_emb]), torch.cat([labels, labels]))
         return call_loss(self.loss, embeddings, labels, ref_emb=ref_emb, ref_labels=labels.clone())
 
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        return f"symmetric={self.symmetric}"
+    extra_repr = settings_repr
 
 
 def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
@@ -351,9 +348,7 @@ class WithRelation(torch.nn.Module):
                 if len(places):
                     one = torch.ones_like(places[:1])
                     mined = self.inner(embeddings[anchor : anchor + 1], one, columns[places], alike)
-                    ends = {0} if len(mined) == 3 else {0, 2}
-                    indices = [index.to(places.device) for index in mined]
-                    found.append([index + anchor if k in ends else places[index] for k, index in enumerate(indices)])
+                    found.append(moved(mined, places, anchor))
         if not found:
             return a1, p, a2, n
         return tuple(torch.cat(each) for each in zip(*found, strict=True))
