@@ -95,12 +95,10 @@ def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> F
     """
     from pml_ext.plugin import figures
 
-    columns = []
-    for title, (embeddings, labels) in parts.items():
+    figure, panels = figures.panels_of(6.8 * len(parts), 2 * len(parts))
+    for (title, (embeddings, labels)), above, below in zip(parts.items(), panels[::2], panels[1::2], strict=True):
         chosen = figures.some_of(len(labels), _SHOWN, seed)
-        columns.append((title, embeddings.detach().cpu()[chosen], labels.cpu()[chosen]))
-    figure, panels = figures.panels_of(6.8 * len(columns), 2 * len(columns))
-    for (title, x, y), above, below in zip(columns, panels[::2], panels[1::2], strict=True):
+        x, y = embeddings.detach().cpu()[chosen], labels.cpu()[chosen]
         similarity = gram(normalize(x.double()))
         masks = pair_masks(similarity, y)
         low = min(float(similarity.min()), 1 - 1e-6)  # of collapsed embeddings too

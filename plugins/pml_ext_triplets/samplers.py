@@ -13,9 +13,6 @@ from torch.utils.data import Sampler
 
 from pml_ext.plugin import RunView, check_choice, check_count, check_number, normalize
 
-STRATEGIES = ("hard", "semihard", "misclassified")
-POOLS = ("batches", "nearest")
-PER = ("batch", "anchor")
 _TILE = 512  # anchors compared with all images at a time
 Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 
@@ -78,9 +75,9 @@ class HardNegativePoolSampler(Sampler[int]):
         pool: str = "batches",
         per: str = "batch",
     ) -> None:
-        check_choice(self, "strategy", strategy, STRATEGIES)
-        check_choice(self, "pool", pool, POOLS)
-        check_choice(self, "per", per, PER)
+        check_choice(self, "strategy", strategy, ("hard", "semihard", "misclassified"))
+        check_choice(self, "pool", pool, ("batches", "nearest"))
+        check_choice(self, "per", per, ("batch", "anchor"))
         if pool == "nearest" and per == "anchor":
             raise ValueError('found pool="nearest", whose pairs are of each anchor anyway; leave out per="anchor"')
         check_number(self, "hard_fraction", hard_fraction, least=0, most=1)
