@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pml_ext.plugin import ClassLabels, LabeledRegularizer, RunView, check_count, check_number, reduced
 
-from .functional import Slots, class_densities, density_terms, slot_densities, slots, streamed_class_densities
+from .functional import class_densities, density_terms, slot_densities, slots, streamed_class_densities
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,8 +120,7 @@ class DensityRegularizer(LabeledRegularizer):
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """Return Eq. (8), reduced; on an accelerator, the first call alone looks for labels without an entry."""
         self.classes.check(labels, type(self).__name__)
-        entries = self.classes(labels)
-        batch = slots(entries, embeddings.dtype)
+        batch = slots(self.classes(labels), embeddings.dtype)
         targets, base = (
             values.index_select(0, batch.classes).to(embeddings.dtype)
             for values in (self.target_density, self.base_density)
@@ -131,13 +130,9 @@ class DensityRegularizer(LabeledRegularizer):
         if self.collect_stats:
             self.density_loss, self.target_loss = fit.detach(), -spread.detach()
             self.correlation_loss = correlation.detach()
-            self._add_to_epoch(entries, batch, densities.detach())
+            measured = torch.stack([densities.detach(), present]).to(self.density_sums.dtype)
+            self.density_sums.index_add_(1, batch.classes, measured)  # a class counts once a batch
         return reduced(fit - spread + self.correlation_weight * correlation)
-
-    def _add_to_epoch(self, entries: Tensor, batch: Slots, densities: Tensor) -> None:
-        share = 1 / batch.counts[batch.of]  # of an embedding in its class, so that a class counts once a batch
-        self.density_sums[0].index_add_(0, entries, (densities[batch.of] * share).to(self.density_sums.dtype))
-        self.density_sums[1].index_add_(0, entries, share.to(self.density_sums.dtype))
 
     # Taking part in a run
 
@@ -174,10 +169,8 @@ class DensityRegularizer(LabeledRegularizer):
         self._write(path, run.epoch)
         tested = "test" if "test" in run.splits else "query"
         trained = "train_sample" if "train_sample" in run.splits else "train"
-        points = {
-            "training classes": (run.embeddings(trained), run.labels(trained)),
-            f"{tested} classes": (run.embeddings(tested), run.labels(tested)),
-        }
+        parts = {"training classes": trained, f"{tested} classes": tested}
+        points = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
         first = next(iter(points))
         return {
             "Target densities, and densities measured in training, of every class": plot(read_rows(path)),
