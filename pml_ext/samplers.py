@@ -19,8 +19,8 @@ Members = list[NDArray[np.int64]]  # the images of each group
 class GroupSampler(Sampler[int]):
     """Base of samplers that draw from one group after the other until a batch is full; a pass has whole batches.
 
-    Every group is drawn once, in a random order that continues over batches, before any is drawn again. A subclass
-    writes :meth:`draw`.
+    Every group is drawn once, in a random order that continues over batches, before any is drawn again. All images of
+    a group are taken, as far as they fit, unless a subclass writes its own :meth:`draw`.
 
     Args:
         members: the images of each group.
@@ -41,7 +41,7 @@ class GroupSampler(Sampler[int]):
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
         """Return images of a group that are not taken; none where there are no more."""
-        raise NotImplementedError
+        return self.some(self.members[group], self.batch_size, taken)
 
     def some(self, members: NDArray[np.int64], count: int, taken: set[int]) -> list[int]:
         """Return ``count`` of some images that are not taken, in random order; fewer if there are no more."""

@@ -42,7 +42,3 @@ class WholeClassSampler(GroupSampler):
                 f"{batch_size} alone; make batch_size larger, or take MPerClassSampler"
             )
         super().__init__(members, batch_size, len(known), seed)
-
-    def draw(self, group: int, taken: set[int]) -> list[int]:
-        """Return all images of a class."""
-        return self.some(self.members[group], self.batch_size, taken)
