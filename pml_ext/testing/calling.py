@@ -47,15 +47,14 @@ def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
     return call(component, batch, *more, **named)
 
 
-def compute(component: Any, batch: Batch, **named: Any) -> dict[str, Any]:
+def compute(component: Any, batch: Batch) -> dict[str, Any]:
     """Return the unreduced values of a loss or a regularizer; raise SkipCheck for a wrapper, which has none."""
     if not hasattr(component, "compute_loss"):
         raise SkipCheck("a wrapper: the wrapped component is checked by itself")
     labels = batch.labels if takes_labels(component) else None
     if registry.kind_of(type(component)) == "regularizer":
         return component.compute_loss(batch.embeddings, *[] if labels is None else [labels])  # type: ignore[no-any-return]
-    references = named.get("ref_emb", batch.embeddings), named.get("ref_labels", labels)
-    return component.compute_loss(batch.embeddings, labels, named.get("indices_tuple"), *references)  # type: ignore[no-any-return]
+    return component.compute_loss(batch.embeddings, labels, None, batch.embeddings, labels)  # type: ignore[no-any-return]
 
 
 def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import registry
+from .. import pml, registry
 from ..errors import ConfigError
 from ..registry import BuildContext, check_settings, filled
 
@@ -194,13 +193,10 @@ def components_of(what: str) -> list[tuple[str, Any]]:
         ) from None
     if isinstance(imported, type):
         return [(imported.__name__, imported)]
-    classes = []
-    for name, value in vars(imported).items():
-        if isinstance(value, type) and value.__module__.startswith(imported.__name__):
-            with contextlib.suppress(TypeError):  # no component
-                registry.kind_of(value)
-                classes.append((name, value))
-    if not classes:
+    bases = tuple(base for each in pml.BASES.values() for base in each)
+    classes = [(name, c) for name, c in vars(imported).items() if isinstance(c, type) and issubclass(c, bases)]
+    own = [(name, c) for name, c in classes if c.__module__.startswith(imported.__name__)]
+    if not own:
         wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
         raise ConfigError(f"{what}: no component in it; wanted {wanted}")
-    return classes
+    return own

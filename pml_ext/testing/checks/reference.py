@@ -13,7 +13,7 @@ from torch import Tensor
 from ... import pml, registry
 from ...errors import ConfigError
 from ..batches import Batch, batch_of, shuffle, some_of
-from ..calling import outcome, seeded
+from ..calling import forms, outcome, seeded
 from ..comparing import alike, gradients, weighted
 from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
@@ -190,13 +190,9 @@ def _wanted_by_reference(subject: Subject) -> list[str]:
     """Return the arguments other than settings that the reference names and the component accepts."""
     if subject.reference is None:
         raise SkipCheck("no reference= was given")
-    known = ["component"]
-    if subject.kind == "distance":
-        known += ["ref_emb"]
-    elif subject.kind == "loss" and "labels" in subject.capabilities:
-        known += ["indices_tuple"] if "indices_tuple" in subject.capabilities else []
-        known += ["ref_emb", "ref_labels"] if "references" in subject.capabilities else []
-    return [name for name in known if name in inspect.signature(subject.reference).parameters]
+    batch = batch_of(subject)
+    known = {"component"}.union(*forms(subject, batch, batch).values())
+    return [name for name in inspect.signature(subject.reference).parameters if name in known]
 
 
 def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
