@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import sys
 from collections import Counter
@@ -58,7 +57,7 @@ class _Elsewhere(Tensor):
         raise TypeError("can't convert a tensor of another device to numpy; call .cpu() first")
 
 
-class SecondDevice:
+class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A device to run on where there is none but the CPU; a context manager.
 
     Inside, ``device="meta"`` names it. A tensor that is made there, or moved there by ``.to``, says so and keeps its
@@ -81,17 +80,18 @@ class SecondDevice:
     device = DEVICE
 
     def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.waits: Counter[str] = Counter()
         self.shapes: Counter[str] = Counter()
-        self._stack = contextlib.ExitStack()
+        self._factories = _Factories()  # type: ignore[no-untyped-call]
 
     def __enter__(self) -> SecondDevice:
-        for mode in (_Operations(self), _Factories()):
-            self._stack.enter_context(mode)
-        return self
+        self._factories.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
+        self._factories.__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def clear(self) -> None:
         """Count from here on."""
@@ -106,6 +106,41 @@ class SecondDevice:
             return copy.deepcopy(module).to(self.device)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(before)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation on the values that the tensors hold."""
+        kwargs = dict(kwargs or {})
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        elsewhere = [tensor for tensor in tensors if isinstance(tensor, _Elsewhere)]
+        there = bool(elsewhere)
+        if kwargs.get("device") is not None:
+            there = _there(kwargs["device"])
+            kwargs["device"] = torch.device("cpu") if there else kwargs["device"]
+        name = str(func).removeprefix("aten.").partition(".")[0].strip("_")
+        if name == "copy":
+            there = isinstance(args[0], _Elsewhere)
+        if elsewhere and name not in _COPIES:
+            for tensor in (args[0], *args[2:3]) if name in _INDEXED else tensors:  # not the index itself
+                if not isinstance(tensor, _Elsewhere) and tensor.ndim:
+                    raise OtherDeviceError(
+                        f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
+                        "another device; make it there: device=embeddings.device"
+                    )
+        place = _place() if elsewhere else ""
+        if elsewhere and name == "local_scalar_dense":
+            self.waits[f"a value read at {place}"] += 1
+        elif elsewhere and name in _COPIES and not there and not kwargs.get("non_blocking"):
+            self.waits[f"a copy to the CPU at {place}"] += 1
+        elif elsewhere and (kind := "unique" if name.startswith("unique") else name) in _SHAPES:
+            self.shapes[f"{kind} at {place}"] += 1
+        elif elsewhere and name in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
+            self.shapes[f"a boolean index at {place}"] += 1
+        known = {id(tensor.held): tensor for tensor in elsewhere}  # an operation in place gives the object it was given
+        output = func(*_held(args), **_held(kwargs))
+        if not there:
+            return output
+        known |= {id(x): _Elsewhere(x) for x in tree_leaves(output) if isinstance(x, Tensor) and id(x) not in known}
+        return tree_map(lambda x: known.get(id(x), x), output)
 
 
 class _Factories(TorchFunctionMode):
@@ -133,48 +168,6 @@ def _index(index: Any) -> Any:
         return tuple(map(_index, index))
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
     return torch.as_tensor(index).to(DEVICE) if numbers else index
-
-
-class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Operations run on the values that the tensors hold."""
-
-    def __init__(self, owner: SecondDevice) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._owner = owner
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        elsewhere = [tensor for tensor in tensors if isinstance(tensor, _Elsewhere)]
-        there = bool(elsewhere)
-        if kwargs.get("device") is not None:
-            there = _there(kwargs["device"])
-            kwargs["device"] = torch.device("cpu") if there else kwargs["device"]
-        name = str(func).removeprefix("aten.").partition(".")[0].strip("_")
-        if name == "copy":
-            there = isinstance(args[0], _Elsewhere)
-        if elsewhere and name not in _COPIES:
-            for tensor in (args[0], *args[2:3]) if name in _INDEXED else tensors:  # not the index itself
-                if not isinstance(tensor, _Elsewhere) and tensor.ndim:
-                    raise OtherDeviceError(
-                        f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
-                        "another device; make it there: device=embeddings.device"
-                    )
-        owner, place = self._owner, _place() if elsewhere else ""
-        if elsewhere and name == "local_scalar_dense":
-            owner.waits[f"a value read at {place}"] += 1
-        elif elsewhere and name in _COPIES and not there and not kwargs.get("non_blocking"):
-            owner.waits[f"a copy to the CPU at {place}"] += 1
-        elif elsewhere and (kind := "unique" if name.startswith("unique") else name) in _SHAPES:
-            owner.shapes[f"{kind} at {place}"] += 1
-        elif elsewhere and name in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
-            owner.shapes[f"a boolean index at {place}"] += 1
-        known = {id(tensor.held): tensor for tensor in elsewhere}  # an operation in place gives the object it was given
-        output = func(*_held(args), **_held(kwargs))
-        if not there:
-            return output
-        known |= {id(x): _Elsewhere(x) for x in tree_leaves(output) if isinstance(x, Tensor) and id(x) not in known}
-        return tree_map(lambda x: known.get(id(x), x), output)
 
 
 def in_words(counted: Counter[str]) -> str:

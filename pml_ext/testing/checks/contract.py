@@ -306,9 +306,8 @@ def check_degenerate_batches(subject: Subject) -> None:
     for what, scale in (("at one point", 1.0), ("at zero", 0.0)):
         for shape in ((6, 4), (4, 1), (1, 4)) if subject.kind == "regularizer" else ((6, 4),):
             batch = batch_of(subject, shape)
-            with torch.no_grad():
-                batch.embeddings.copy_(scale * batch.embeddings[:1].expand_as(batch.embeddings))
-            batches.append((f"a batch of embeddings that are all {what}", batch))
+            point = Batch(fresh(scale * batch.embeddings[:1].expand_as(batch.embeddings)), batch.labels)
+            batches.append((f"a batch of embeddings that are all {what}", point))
     remedy = "; norms and roots want eps below them, as pml_ext.plugin.normalize has it"
     for what, batch in batches:
         value = seeded(subject.make(), batch)
