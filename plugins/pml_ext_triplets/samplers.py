@@ -223,8 +223,7 @@ class HardNegativePoolSampler(Sampler[int]):
                 self._other_of_class(row) if len(self._members[self._class_of[row]]) > 1 else row
                 for row in rows.tolist()
             ]
-            to_positive = similarity.gather(1, torch.as_tensor(drawn, device=rows.device)[:, None])
-            score = self._drawn_below(score, to_positive[:, 0])
+            score = self._drawn_below(score, similarity[torch.arange(len(rows)), drawn])
         pairs = self._best(score)
         pairs[:, 0] += int(rows[0])
         return pairs
