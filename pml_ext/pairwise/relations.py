@@ -231,11 +231,6 @@ class Hierarchy(Relation):
         assert isinstance(depth, Tensor)
         return torch.where(depth >= self.level, depth / self.depth, 0.0)
 
-    @classmethod
-    def of_classes(cls, names: Sequence[str], level: int | None = None, graded: bool = False) -> Hierarchy:
-        """Return the tree of classes whose names are paths, such as ``"animal/bird/sparrow"``."""
-        return cls(names, level, graded)
-
     def extra_repr(self) -> str:
         """Return the settings."""
         return f"{len(self.paths)} classes, level={self.level}, graded={self.graded}"
@@ -311,7 +306,7 @@ class NegativesOnly(Relation):
 
 RELATIONS: dict[str, Callable[..., Relation]] = {
     "shared-label": SharedLabel.of_classes,
-    "hierarchy": Hierarchy.of_classes,
+    "hierarchy": Hierarchy,
     "negatives-only": NegativesOnly.of_classes,
 }
 """Functions from the names of classes to relations, by their names in recipes; labels are places among the names."""

@@ -139,7 +139,7 @@ def test_a_sampler_gets_the_relation():
     assert (drawn != 2).sum() >= 3
     recipe = recipe_of("data.relation=hierarchy", "sampler={name='tree', batch_size=8, m=4}")
     with pytest.raises(ConfigError, match="tree"):
-        build_sampler(recipe.sampler, some, 0, Hierarchy.of_classes(names))
+        build_sampler(recipe.sampler, some, 0, Hierarchy(names))
 
 
 def test_the_page_runs():

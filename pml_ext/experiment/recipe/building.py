@@ -123,7 +123,7 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
     from ...pairwise import RELATIONS
 
     factory = RELATIONS[table.relation.name]
-    options = _options("data.relation", table.relation.name, factory, ("names",), table.relation.settings)
+    options = _options("data.relation", table.relation.name, factory, ("names", "paths"), table.relation.settings)
     with located("data.relation", table.relation):
         return factory(class_names, **options)
 

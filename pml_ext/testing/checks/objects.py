@@ -123,7 +123,8 @@ def check_pickle(subject: Subject) -> None:
 def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
     """Return the name of a tensor, list, dictionary or set that two objects share; empty if there is none."""
     for module, other in zip(component.modules(), twin.modules(), strict=False):
-        for holder, theirs in ((vars(module), vars(other)), (module._parameters, other._parameters)):
+        parameters = dict(module.named_parameters(recurse=False)), dict(other.named_parameters(recurse=False))
+        for holder, theirs in ((vars(module), vars(other)), parameters):
             for name, value in holder.items():
                 if value is theirs.get(name) and isinstance(value, (Tensor, list, dict, set)):
                     return f"{name} of {type(module).__name__}"
