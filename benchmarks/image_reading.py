@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from pml_ext.data import LabeledImages, build_transforms, prepare
-from pml_ext.experiment.batches import Watched
+from pml_ext.experiment.batches import WorkerDataset
 
 NORMALIZE = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 PASSES = 9
@@ -38,7 +38,7 @@ def photographs(place: Path, count: int, width: int, height: int) -> list[Path]:
 
 def seconds(images: LabeledImages, workers: int) -> float:
     """Return the seconds that one pass over the images takes."""
-    watched = Watched(images, workers)
+    watched = WorkerDataset(images, workers)
     loader = DataLoader(watched, 16, num_workers=workers, persistent_workers=workers > 0)
     if workers:
         for _ in loader:  # starts them

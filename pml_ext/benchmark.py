@@ -27,7 +27,7 @@ from .errors import ConfigError, one_line
 from .losses import RegularizedLoss
 from .pairwise import in_tiles, rows_per_tile, tiles_of_rows
 from .pml import ContrastiveLoss
-from .registry import BuildContext, filled
+from .registry import BuildContext, fill_settings
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
@@ -99,7 +99,7 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 def default_losses() -> list[str]:
     """Return the names of registered losses and regularizers, PML's left out, that can be built without settings."""
     ours = [c for kind in ("loss", "regularizer") for c in registry.components(kind) if not c.name.startswith("pml/")]
-    return [registry.short_name(c) for c in ours if not filled(c.cls, SHAPES[0].context)[1]]
+    return [registry.short_name(c) for c in ours if not fill_settings(c.cls, SHAPES[0].context)[1]]
 
 
 def bench(
@@ -194,7 +194,7 @@ def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
     if not isinstance(loss, str):
         return loss
     kind = "regularizer" if {c.kind for c in registry.candidates(loss)} == {"regularizer"} else "loss"
-    if missing := filled(registry.get(loss, kind).cls, shape.context)[1]:
+    if missing := fill_settings(registry.get(loss, kind).cls, shape.context)[1]:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.benchmark.bench instead"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DataError
-from .files import left_over, write_atomically, write_text
+from .files import final_path, write_atomically, write_text
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
@@ -57,7 +57,7 @@ def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
     sums = read_sums(folder)
     for place in (folder, *(folder / name for name in subfolders)):
         for temporary in place.glob(".*.tmp"):
-            if (path := left_over(temporary)) is None:
+            if (path := final_path(temporary)) is None:
                 continue
             if sums.get(path.relative_to(folder).as_posix()) == sha256_of(temporary):
                 os.replace(temporary, path)

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from .checksums import sha256_of
 from .errors import ConfigError, DataError, UnwritableError, counted, needs_extra, shortened
-from .files import alone_in, write_atomically, writing
+from .files import locked_folder, write_atomically, writing
 from .search import FaissIndex, chosen_factory
 
 with needs_extra("train", "a collection"):
@@ -59,9 +59,9 @@ _FAIR = 0.9  # recall@10 below which an index is warned of
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
-Facts = tuple[int, int]
+FileStat = tuple[int, int]
 """Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
-MISSING: Facts = -1, -1  # of a file that is not there
+MISSING: FileStat = -1, -1  # of a file that is not there
 
 
 class RetrievalWarning(UserWarning):
@@ -165,7 +165,7 @@ def path_bytes(path: str) -> bytes:
     return os.fsencode(path.replace(os.sep, "/"))
 
 
-def facts_of(file: Path) -> Facts | None:
+def file_stat(file: Path) -> FileStat | None:
     """Return size and time of a file; None where it is missing."""
     try:
         about = file.stat()
@@ -232,7 +232,7 @@ class Collection:
     def locked(self, replace: bool) -> Iterator[None]:
         """Exclude other passes over images, and :meth:`create`; a second process waits, with a warning."""
         text = f"{self.place}: another process embeds images into it; waiting until it is done"
-        with alone_in(self.place, StoreWarning(text)):
+        with locked_folder(self.place, StoreWarning(text)):
             self.create(replace)
             yield
 
@@ -312,7 +312,7 @@ class Collection:
     # Embedded files
 
     def find(
-        self, files: Mapping[bytes, Facts], folder: bytes | None = None
+        self, files: Mapping[bytes, FileStat], folder: bytes | None = None
     ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
         """Return the vector numbers of unchanged files, the paths below a folder that are gone, and all vectors."""
         found: dict[bytes, int] = {}
@@ -342,7 +342,7 @@ class Collection:
                 return current.vectors[first : first + len(numbers)]
             return current.vectors[numbers]
 
-    def append(self, paths: Sequence[bytes], facts: Sequence[Facts], vectors: Vectors) -> dict[bytes, int]:
+    def append(self, paths: Sequence[bytes], facts: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
         """Write the vectors of files, ``[N, D]``; return their numbers by path."""
         with self.transaction(write=True) as current:
             state = current.state

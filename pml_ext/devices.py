@@ -97,7 +97,7 @@ def _index(device: torch.device | None) -> tuple[torch.device, ...]:
 
 
 @contextlib.contextmanager
-def drawing_from(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
+def using_generator_states(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
     """Draw random numbers from given states inside the block, and restore the generators afterwards."""
     before = generator_states(device)
     set_generator_states(states, device)

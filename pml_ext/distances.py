@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from .devices import drawing_from, generator_states
+from .devices import generator_states, using_generator_states
 from .pairwise import euclidean_distances, gram, normalize
 from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance, ModuleSettings
 from .settings import check_number
@@ -111,7 +111,7 @@ class TileMatrix:
         """Return the matrix of some anchors."""
         if self._states is None:
             return compare(self._distance, points, columns)
-        with drawing_from(self._device, self._states):
+        with using_generator_states(self._device, self._states):
             return compare(self._distance, points, columns)
 
     def finish(self) -> None:

@@ -24,7 +24,7 @@ class DamagedError(ValueError):
     """A file that cannot be read; the text says why, without the path."""
 
 
-def left_over(path: Path) -> Path | None:
+def final_path(path: Path) -> Path | None:
     """Return the final path of a temporary file; None for other files."""
     match = _LEFT_OVER.fullmatch(path.name)
     return path.with_name(match[1]) if match is not None else None
@@ -73,7 +73,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def alone_in(folder: Path, taken: Exception | None = None) -> Iterator[None]:
+def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None]:
     """Create a folder and lock it inside the block.
 
     If another process has the lock, ``taken`` is raised; without it, or after showing it if it is a Warning, wait.

@@ -24,7 +24,7 @@ _WITHOUT_OUTLINE = ("torch", *sys.stdlib_module_names)  # packages of base class
 _CAPABILITIES = {"frozenset": frozenset, "WrapperCapabilities": lambda at_most, _: frozenset(at_most)}
 
 
-def check_there(packages: Iterable[str], extra: str, what: str) -> None:
+def require_packages(packages: Iterable[str], extra: str, what: str) -> None:
     """Raise :class:`MissingExtraError` unless the packages of an extra are installed; import none of them."""
     with needs_extra(extra, what):
         for name in packages:
@@ -34,7 +34,7 @@ def check_there(packages: Iterable[str], extra: str, what: str) -> None:
 
 def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
     """Return a ``__getattr__`` for a module: it imports a name of the ``if TYPE_CHECKING`` block on first use."""
-    check_there(needs, extra, what)
+    require_packages(needs, extra, what)
 
     def get(name: str) -> Any:
         names = {} if name.startswith("__") else own_imports(module)

@@ -87,7 +87,7 @@ def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 
     All other parameters are trainable afterwards. Return the frozen parts, which belong into evaluation mode.
     """
-    named = dict(without_gray(trunk).named_modules(remove_duplicate=False))
+    named = dict(unwrapped_trunk(trunk).named_modules(remove_duplicate=False))
     frozen: list[nn.Module] = []
     for pattern in patterns:
         fitting = [trunk] if pattern == "*" else [part for name, part in named.items() if fnmatch(name, pattern)]
@@ -277,7 +277,7 @@ class RepeatedGray(nn.Module):
         return images.expand(-1, 3, -1, -1)
 
 
-def without_gray(trunk: nn.Module) -> nn.Module:
+def unwrapped_trunk(trunk: nn.Module) -> nn.Module:
     """Return a trunk's own model, without :class:`RepeatedGray` before it."""
     return trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
 

@@ -149,7 +149,7 @@ class Plugins:
         hooks = _hooks_of(module)
         components: dict[tuple[str, str], Component] = {}
         for each in hooks.get("pml_ext_components", list)():
-            component = checked(each, plugin)
+            component = validated(each, plugin)
             other = components.setdefault((component.kind, component.name), component)
             if other is not component:
                 twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
@@ -239,7 +239,7 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     return {caller.name: caller.get_hookimpls()[0].function for caller in manager.get_hookcallers(module) or ()}
 
 
-def checked(component: Any, plugin: str) -> Component:
+def validated(component: Any, plugin: str) -> Component:
     """Return a component with its plugin's name; PluginError for a wrong one, TypeError for a class of no kind."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")

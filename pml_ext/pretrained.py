@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError, first_of, needs_extra, one_line
-from .models import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_models, without_gray
+from .models import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_models, unwrapped_trunk
 
 HF = "hf/"
 _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
@@ -90,7 +90,7 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         raise ConfigError(
             f"model.trunk.weights: {path} holds no table of tensors by name; wanted a model's state_dict()"
         )
-    inner = without_gray(trunk)
+    inner = unwrapped_trunk(trunk)
     known = inner.state_dict()
     differ = [name for name in known if name in state and state[name].shape != known[name].shape]
     wrong = {

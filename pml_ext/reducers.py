@@ -27,7 +27,7 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         """Return the sum over the divisor, or 0 times the sum, which has gradient 0; NaN of embeddings shows."""
         total = losses.sum() if len(losses) else losses.sum() + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
-            return _over(total, divisor)
+            return _divide_or_zero(total, divisor)
         return total / divisor if divisor else total * 0
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
@@ -77,7 +77,7 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
     return value
 
 
-def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
+def has_uniform_weights(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
     """Return whether a reducer gives every value the same weight; a mean's are a tensor, read on a CPU alone."""
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
     if seen_on is None or seen_on.type == "cpu":
@@ -85,16 +85,16 @@ def weighs_alike(reducer: BaseReducer, seen_on: torch.device | None = None) -> b
     return type(reducer) in kinds
 
 
-def reduced_alike(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: Tensor | float) -> Tensor:
-    """Return the value of a reducer that :func:`weighs_alike`, of ``count`` values among zeros."""
+def reduce_uniformly(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: Tensor | float) -> Tensor:
+    """Return the value of a reducer that :func:`has_uniform_weights`, of ``count`` values among zeros."""
     total: Tensor = losses.sum()
     if isinstance(reducer, reducers.SumReducer):
         return total
     if isinstance(reducer, reducers.MeanReducer):
         divisor = count
-    return _over(total, torch.as_tensor(divisor, device=total.device))
+    return _divide_or_zero(total, torch.as_tensor(divisor, device=total.device))
 
 
-def _over(total: Tensor, divisor: Tensor) -> Tensor:
+def _divide_or_zero(total: Tensor, divisor: Tensor) -> Tensor:
     there = divisor != 0
     return total / torch.where(there, divisor, 1) * there

@@ -22,7 +22,7 @@ from .components import kind_of as kind_of
 from .errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened
 from .errors import unknown as unknown
 from .plugins import LOCAL as LOCAL
-from .plugins import TABLES, PluginRecord, Plugins, checked
+from .plugins import TABLES, PluginRecord, Plugins, validated
 from .settings import settings_of as settings_of
 
 _plugins = Plugins()
@@ -34,7 +34,7 @@ def plugins() -> list[PluginRecord]:
         record.clashes = []
     for what in (*KINDS, *TABLES, "class"):
         for name, owners in _plugins.claims(what).items():
-            meant = [*_meant(what, name)]
+            meant = [*_candidates(what, name)]
             means = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
             for plugin in owners.keys() & _plugins.loaded.keys() if len(owners) > 1 else ():
                 others = " and ".join(repr(other) for other in owners if other != plugin)
@@ -53,7 +53,7 @@ def isolated() -> Iterator[None]:
         _plugins = before
 
 
-def _meant(what: str, name: str) -> dict[str, Any]:
+def _candidates(what: str, name: str) -> dict[str, Any]:
     """Return the candidates for a name, or ``entry-point:name``, by plugin: several if the name is ambiguous."""
     claims = _plugins.claims(what)
     plugin, _, short = name.rpartition(":")
@@ -68,7 +68,7 @@ def find(what: str, name: str) -> tuple[str, Any]:
 
     UnknownNameError: nothing has the name. PluginError: two plugins claim the name.
     """
-    found = _meant(what, name)
+    found = _candidates(what, name)
     if not found:
         if error := _plugins.lacking_extra.get(what):
             raise error
@@ -93,7 +93,7 @@ def get(name: str, kind: str | None = None) -> Component:
 
     ``kind`` is one of :data:`KINDS`, needed where two kinds share the name; errors as in :func:`find`.
     """
-    kinds = [kind] if kind else [each for each in KINDS if _meant(each, name)]
+    kinds = [kind] if kind else [each for each in KINDS if _candidates(each, name)]
     if not kinds:
         raise UnknownNameError(unknown("component", name, (c.name for c in components())))
     if len(kinds) > 1:
@@ -104,7 +104,7 @@ def get(name: str, kind: str | None = None) -> Component:
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
     """Return the components that a name (see :func:`get`) may mean, of several kinds or of several plugins."""
-    return [c for each in ([kind] if kind else KINDS) for c in _meant(each, name).values()]
+    return [c for each in ([kind] if kind else KINDS) for c in _candidates(each, name).values()]
 
 
 def short_name(component: Component) -> str:
@@ -121,10 +121,10 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     """
     if cls is None:
         return lambda target: register(target, name=name, paper=paper)
-    component = checked(Component(cls, name or kebab(cls.__name__), paper), LOCAL)
+    component = validated(Component(cls, name or kebab(cls.__name__), paper), LOCAL)
     _plugins.load()
     _plugins.add(component)
-    if LOCAL not in (meant := _meant(component.kind, component.name)):
+    if LOCAL not in (meant := _candidates(component.kind, component.name)):
         text = f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means"
         warnings.warn(f"{text}; {component.qualified_name} is yours", PluginWarning, stacklevel=2)
     return cls
@@ -147,7 +147,7 @@ def factories(what: str) -> dict[str, Any]:
     """
     names: dict[str, Any] = {}
     for name, owners in _plugins.claims(what).items():
-        means = [*_meant(what, name)]
+        means = [*_candidates(what, name)]
         names |= {name if means == [plugin] else f"{plugin}:{name}": value for plugin, value in owners.items()}
     return dict(sorted(names.items()))
 
@@ -211,7 +211,7 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
         if isinstance(value, Mapping) and "name" in value and of in KINDS:
             more = {name: setting for name, setting in value.items() if name != "name"}
             settings[key] = build(value["name"], of, inner, **more)
-    return component.cls(**filled(component.cls, context, settings)[0], **settings)
+    return component.cls(**fill_settings(component.cls, context, settings)[0], **settings)
 
 
 def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:
@@ -222,7 +222,7 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
             raise ConfigError(unknown(f"setting of {owner}", name, accepted))
 
 
-def filled(
+def fill_settings(
     target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
@@ -255,5 +255,5 @@ def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
     if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # any component of the kind will do
         return None
     optional = [name for name, setting in settings_of(annotation).items() if setting.default is not setting.empty]
-    values, missing = filled(annotation, context, optional)
+    values, missing = fill_settings(annotation, context, optional)
     return None if missing else annotation(**values)

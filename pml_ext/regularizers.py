@@ -21,7 +21,7 @@ from .pairwise import (
     to_full_precision,
 )
 from .pml import BaseRegularizer
-from .reducers import weighs_alike
+from .reducers import has_uniform_weights
 
 
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
@@ -70,7 +70,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             tiles_of_rows(len(points), size),
             list(self.distance.parameters()),
             values=values,
-            at_once=weighs_alike(self.reducer, points.device),
+            at_once=has_uniform_weights(self.reducer, points.device),
         )
         tile_matrix.finish()
         return results

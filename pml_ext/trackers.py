@@ -44,7 +44,7 @@ def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {f"{phase}/{name}": value for phase, values in tests for name, value in values.items()}
 
 
-def kept_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
+def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
     """Return a tracker's id of the run in a folder, for resuming; ``new()`` makes the first."""
     path = folder / "trackers.json"
     known = read_json(path) if path.exists() else {}
@@ -117,7 +117,7 @@ class WeightsAndBiases:
             entity=entity,
             group=group,
             name=folder.name,
-            id=kept_id(folder, "wandb", lambda: uuid.uuid4().hex),
+            id=persistent_id(folder, "wandb", lambda: uuid.uuid4().hex),
             resume="allow",
             dir=folder,
             config=dict(recipe),
@@ -146,7 +146,7 @@ class MLflow:
         import mlflow
 
         self._client, self._values = mlflow.MlflowClient(), list[Any]()
-        self._id = kept_id(folder, "mlflow", lambda: self._created(folder, recipe, experiment))
+        self._id = persistent_id(folder, "mlflow", lambda: self._created(folder, recipe, experiment))
         known = self._client.get_run(self._id).data.metrics
         self._last = {name: self._client.get_metric_history(self._id, name)[-1].step for name in known}
 
@@ -194,7 +194,7 @@ class Trackio:
     ) -> None:
         import trackio
 
-        name = kept_id(folder, "trackio", lambda: f"{folder.name}-{uuid.uuid4().hex[:8]}")
+        name = persistent_id(folder, "trackio", lambda: f"{folder.name}-{uuid.uuid4().hex[:8]}")
         self._run = trackio.init(
             project=project, name=name, space_id=space_id, config=dict(recipe), resume="allow", embed=False
         )

@@ -91,7 +91,7 @@ def test_drawing_again_restores_the_accelerators_generator_too(monkeypatch, kind
     drawn = torch.rand(3)
     held["state"] = torch.tensor([9], dtype=torch.uint8)
     expected = torch.get_rng_state()
-    with devices.drawing_from(device, states):
+    with devices.using_generator_states(device, states):
         assert held["state"].tolist() == [7]
         assert torch.equal(torch.rand(3), drawn)
     assert held["state"].tolist() == [9]

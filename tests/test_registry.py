@@ -12,7 +12,7 @@ from pml_ext.description import describe
 from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameError
 from pml_ext.experiment.launch import plan
 from pml_ext.experiment.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
-from pml_ext.registry import BuildContext, filled
+from pml_ext.registry import BuildContext, fill_settings
 from pml_ext.retrieval import load_run
 from pml_ext.testing.subject import components_of
 
@@ -231,11 +231,11 @@ def wanting(embedding_size, words, metric: pml_ext.PDDMDistance, base: distances
 
 def test_a_context_fills_settings():
     context: BuildContext = {"embedding_size": 8, "num_classes": 2, "seed": 9}
-    values, missing = filled(wanting, context)
+    values, missing = fill_settings(wanting, context)
     assert values.keys() == {"embedding_size", "metric", "seed"}
     assert values["metric"].embedding_size == 8
     assert missing == ["words", "base"]  # of a base class any component will do: somebody has to say which
-    assert filled(wanting, context, given=["metric", "seed"])[0] == {"embedding_size": 8}
+    assert fill_settings(wanting, context, given=["metric", "seed"])[0] == {"embedding_size": 8}
 
 
 def test_a_context_reaches_the_components_in_settings():

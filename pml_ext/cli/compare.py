@@ -74,7 +74,7 @@ def compare(
         raise ConfigError("--ray-address goes with --on ray")
     studies: list[Study] = []
     if out is not None and recipes:
-        from ..experiment.executors import executor_of
+        from ..experiment.executors import make_executor
         from ..experiment.running import plans_of, rows_of
 
         more = list(overrides or ())
@@ -82,19 +82,19 @@ def compare(
             from ..experiment.tuning import studies_of, trial_jobs, tuned
 
             studies = [study for name in recipes for study in studies_of(name, out, tune, folds, data, more)]
-        with closing(executor_of(jobs, on, out, ray_address)) as executor, AllRuns() as bar:
+        with closing(make_executor(jobs, on, out, ray_address)) as executor, AllRuns() as bar:
             chosen, failed = [(name, list[str]()) for name in recipes], list[Group]()
             if studies:
                 trials = trial_jobs(studies, device, data)
                 bar.begin("trials", len(trials))
-                chosen, failed = tuned(studies, trials, executor, bar.hear)
+                chosen, failed = tuned(studies, trials, executor, bar.on_progress)
             plans = [
                 plan
                 for name, values in chosen
                 for plan in plans_of(name, out, seeds, folds, data, [*more, *values], tune)
             ]
             begin = functools.partial(bar.begin, "runs")
-            groups = [*rows_of(plans, folders, executor, bar.hear, device, data, begin), *failed]
+            groups = [*rows_of(plans, folders, executor, bar.on_progress, device, data, begin), *failed]
     else:
         groups = groups_below(folders)
     result = compare(groups, metric or _METRICS, phase, baseline)
@@ -125,7 +125,7 @@ class AllRuns(Progress):
         self._what, self._count, self._shares = what, count, dict[int, float]()
         self._bar.reset(self._task, total=count, visible=False)
 
-    def hear(self, job: Job, said: float | str) -> None:
+    def on_progress(self, job: Job, said: float | str) -> None:
         """Draw the share of a run that is done, or write a warning."""
         if isinstance(said, str):
             self.step(said)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..errors import needs_extra
-from ..lazy import check_there
+from ..lazy import require_packages
 
-check_there(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
+require_packages(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
 with needs_extra("train", "a data set"):
     from . import omniglot, photographs
     from .digits import digits as digits

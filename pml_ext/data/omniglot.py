@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError, DataError
-from .published import About, Archive, Count, check_count, get_archives, place_of
+from .published import About, Archive, Count, check_count, find_root, get_archives
 from .splits import DataSplits, LabeledImages
 
 BACKGROUND, EVALUATION = "images_background.zip", "images_evaluation.zip"
@@ -60,7 +60,7 @@ def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alp
         image_size: height and width to resize the 105 x 105 drawings to, in pixels, from 8 to 105.
         split: ``"alphabets"``, or ``"characters"`` for every fifth character of every alphabet to be tested.
     """
-    return _splits(ABOUT, place_of(ABOUT, root, BACKGROUND, ["omniglot-py"]), image_size, split)
+    return _splits(ABOUT, find_root(ABOUT, root, BACKGROUND, ["omniglot-py"]), image_size, split)
 
 
 def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
@@ -71,13 +71,13 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
     """
     if root is None:
         get_archives(SMALL, SMALL.place)
-    return _splits(SMALL, place_of(SMALL, root, TRAIN), image_size, split)
+    return _splits(SMALL, find_root(SMALL, root, TRAIN), image_size, split)
 
 
 def _splits(about: About, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
         raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
-    first, second = (place_of(about, place, archive.name) / archive.name for archive in about.archives)
+    first, second = (find_root(about, place, archive.name) / archive.name for archive in about.archives)
     train = _read(first, image_size)
     test = _read(second, image_size, without={_alphabet(name) for name in train.class_names})
     mend = f"pml-ext data {about.name} --download gets it again"

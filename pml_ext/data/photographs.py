@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DataError, one_line
-from .published import About, Archive, Count, Counts, Entry, assemble, place_of, read_lines
+from .published import About, Archive, Count, Counts, Entry, assemble, find_root, read_lines
 from .reading import Box
 from .splits import DataSplits
 
@@ -87,7 +87,7 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
         image_size: height and width of the network's input, in pixels.
         boxes: whether to crop each photograph to the bounding box of its bird, from ``bounding_boxes.txt``.
     """
-    place = place_of(CUB, root, "images.txt", ["CUB_200_2011"])
+    place = find_root(CUB, root, "images.txt", ["CUB_200_2011"])
     names = dict(read_lines(place / "classes.txt", 2))
     classes = dict(read_lines(place / "image_class_labels.txt", 2))
     boxed = {image: numbers for image, *numbers in read_lines(place / "bounding_boxes.txt", 5)} if boxes else {}
@@ -115,7 +115,7 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
     """
     from scipy.io import loadmat
 
-    place = place_of(CARS196, root, "cars_annos.mat", ["cars196", "CARS196"])
+    place = find_root(CARS196, root, "cars_annos.mat", ["cars196", "CARS196"])
     path = place / "cars_annos.mat"
     parts: dict[str, list[Entry]] = {"train": [], "test": []}
     try:
@@ -138,7 +138,7 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
         root: the folder ``Stanford_Online_Products`` or its parent; ``pml-ext data sop`` shows the default.
         image_size: height and width of the network's input, in pixels.
     """
-    place = place_of(SOP, root, "Ebay_train.txt", ["Stanford_Online_Products"])
+    place = find_root(SOP, root, "Ebay_train.txt", ["Stanford_Online_Products"])
     names: dict[str, str] = {}  # by class id
     parts: dict[str, list[Entry]] = {"train": [], "test": []}
     for part, entries in parts.items():
@@ -154,7 +154,7 @@ def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
         root: the folder with ``list_eval_partition.txt``, or a folder above; ``pml-ext data inshop`` shows the default.
         image_size: height and width of the network's input, in pixels.
     """
-    listed = place_of(INSHOP, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
+    listed = find_root(INSHOP, root, LIST, ["Eval", "Anno", "In-shop Clothes Retrieval Benchmark/Eval"]) / LIST
     parts: dict[str, list[Entry]] = {"train": [], "query": [], "gallery": []}
     for path, item, part in read_lines(listed, 3, header=2):
         if part not in parts:
@@ -183,8 +183,8 @@ def imagenet(
         hierarchy: for zero-shot learning, a file of WordNet ids, a parent and a child per line (``wordnet.is_a.txt``).
     """
     about = IMAGENET if split == "cbml" else dataclasses.replace(IMAGENET, counts=PDDM)
-    place = place_of(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
-    place_of(about, place, "val")
+    place = find_root(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
+    find_root(about, place, "val")
     train, val = (sorted(path.name for path in (place / part).glob("n*")) for part in ("train", "val"))
     if train != val:
         first = min(set(train) ^ set(val))

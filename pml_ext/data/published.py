@@ -163,7 +163,7 @@ def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield member
 
 
-def place_of(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
+def find_root(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
     """Return the folder that has ``wanted``: ``root`` (by default ``about.place``), or one of its ``inner`` folders."""
     place = about.place if root is None else root.expanduser()
     for candidate in (place, *(place / name for name in inner)):

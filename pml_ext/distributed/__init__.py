@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .losses_and_miners import DistributedMiner as DistributedMiner
     from .processes import from_rank_0 as from_rank_0
     from .processes import from_ranks as from_ranks
-    from .processes import most_of_ranks as most_of_ranks
+    from .processes import max_over_ranks as max_over_ranks
     from .processes import num_processes as num_processes
     from .processes import process_group as process_group
     from .processes import rank as rank

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..components import capabilities
-from ..devices import drawing_from, generator_states
-from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_module, checked, inside, relation_of
+from ..devices import generator_states, using_generator_states
+from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_call, check_module, relation_of, unwrapped
 from ..pairwise import Relation
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from .gather import join, tiles_shared
@@ -39,7 +39,7 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
     """
 
     capabilities = WrapperCapabilities(
-        {"labels", "indices_tuple", "references"}, lambda self: capabilities(inside(self.loss))
+        {"labels", "indices_tuple", "references"}, lambda self: capabilities(unwrapped(self.loss))
     )
     joins_processes = True
 
@@ -66,7 +66,7 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
         """
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
-        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if not self._alike:
             _take_state_of_rank_0(self.loss)
             self._alike = True
@@ -109,7 +109,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         self.reset_stats()
         given: Any = embeddings, labels, ref_emb, ref_labels
         if num_processes() > 1:
-            labels, ref_labels = checked(self.relation, embeddings, labels, None, ref_emb, ref_labels)
+            labels, ref_labels = check_call(self.relation, embeddings, labels, None, ref_emb, ref_labels)
             batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
             given = tuple(join(batch).values())
         mined = self.miner(*given[: 2 if ref_emb is None else 4]) if rank() == 0 else ()
@@ -132,4 +132,4 @@ def _take_state_of_rank_0(module: nn.Module) -> None:
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
     """Return a block that draws what rank 0 draws; afterwards other processes go on with their own generators."""
     states = from_rank_0([state.cpu() for state in generator_states(device)])
-    return contextlib.nullcontext() if rank() == 0 else drawing_from(device, states)
+    return contextlib.nullcontext() if rank() == 0 else using_generator_states(device, states)

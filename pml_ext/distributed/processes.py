@@ -84,7 +84,7 @@ def gather_objects(value: Any) -> list[Any]:
     return everyone
 
 
-def most_of_ranks(number: int) -> int:
+def max_over_ranks(number: int) -> int:
     """Return the maximum of an integer over all processes, in every process."""
     if num_processes() == 1:
         return number

@@ -72,9 +72,11 @@ class BatchReader:
     ) -> None:
         self._device, self._memory_format = device, memory_format
         self._now: Batches = []  # the batches that the loader reads next
-        self.images = Watched(images, workers)
+        self.images = WorkerDataset(images, workers)
         self.naming_images = self.images.naming_images
-        self._loader = loader_of(self.images, workers, device, batch_sampler=self._now, persistent_workers=workers > 0)
+        self._loader = data_loader(
+            self.images, workers, device, batch_sampler=self._now, persistent_workers=workers > 0
+        )
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
@@ -99,9 +101,9 @@ class BatchReader:
         del self._loader
 
 
-def loader_of(images: Watched, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
+def data_loader(images: WorkerDataset, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
     """Return a loader whose workers leave signals to their run, and which draws nothing from torch's generator."""
-    settings |= {"worker_init_fn": begin, "generator": torch.Generator()}
+    settings |= {"worker_init_fn": init_worker, "generator": torch.Generator()}
     return DataLoader(images, num_workers=workers, pin_memory=device.type in ("cuda", "xpu"), **settings)
 
 
@@ -119,10 +121,10 @@ def embed_batches(
 
     Both modules are in evaluation mode for each batch, and as they were when the pass ends.
     """
-    watched = Watched(images, workers)
+    watched = WorkerDataset(images, workers)
     order = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
-    loader = loader_of(watched, workers, device, **order)
-    with modes_kept(trunk, embedder), watched.naming_images():
+    loader = data_loader(watched, workers, device, **order)
+    with preserved_modes(trunk, embedder), watched.naming_images():
         for batch, labels in loader:
             trunk.eval()
             embedder.eval()
@@ -132,7 +134,7 @@ def embed_batches(
 
 
 @contextlib.contextmanager
-def modes_kept(*networks: nn.Module) -> Iterator[None]:
+def preserved_modes(*networks: nn.Module) -> Iterator[None]:
     """Restore the mode of each module, training or evaluation, after the block."""
     modes = {module: module.training for network in networks for module in network.modules()}
     try:
@@ -142,10 +144,10 @@ def modes_kept(*networks: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-_read: weakref.WeakSet[Watched] = weakref.WeakSet()  # images that workers of this process may read
+_read: weakref.WeakSet[WorkerDataset] = weakref.WeakSet()  # images that workers of this process may read
 
 
-class Watched(Dataset[tuple[Tensor, int]]):
+class WorkerDataset(Dataset[tuple[Tensor, int]]):
     """Images ``(image, label)`` with a table of the image that each worker reads.
 
     An item is an index, or an index and the seed of its random transforms; torch's generator stays as it was. Workers
@@ -218,7 +220,7 @@ def _end_workers() -> None:
         child.kill()
 
 
-def begin(worker: int) -> None:
+def init_worker(worker: int) -> None:
     """Begin a worker that leaves a scheduler's signals to its run, which ends it; a second SIGTERM does too."""
     get_worker_info().dataset.reading[worker, 0] = os.getpid()  # type: ignore[union-attr]
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers

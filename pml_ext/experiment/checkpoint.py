@@ -96,7 +96,7 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
 
 
 @contextlib.contextmanager
-def taking(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
+def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
     """Add a checkpoint's path, and the versions that wrote it, to errors of loading its state into networks."""
     try:
         yield
@@ -120,7 +120,7 @@ def _refused(path: Path, reason: str) -> DataError:
     return DataError(f"{path}: {reason}; {remedies.get(path.name, anew)}")
 
 
-def state_of_sampler(sampler: Any) -> Any:
+def sampler_state(sampler: Any) -> Any:
     """Return a sampler's ``state_dict()``, or a copy of its attributes; one that cannot be saved is left out."""
     if hasattr(sampler, "state_dict"):
         return sampler.state_dict()
@@ -143,8 +143,8 @@ def _warn_of(text: str) -> None:
     warnings.warn(f"{text}; {more}", PluginWarning, stacklevel=3)
 
 
-def set_state_of_sampler(sampler: Any, state: Any) -> None:
-    """Restore a state of :func:`state_of_sampler`."""
+def set_sampler_state(sampler: Any, state: Any) -> None:
+    """Restore a state of :func:`sampler_state`."""
     getattr(sampler, "load_state_dict", vars(sampler).update)(state)
 
 

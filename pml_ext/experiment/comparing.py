@@ -87,7 +87,7 @@ class Group:
             texts.append(f"trials: {self.trials} ({baseline.trials} in {baseline.name})")
         return texts
 
-    def of_paper(self, phase: str, metric: str) -> list[dict[str, Any]]:
+    def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
         """Return the values that the recipe's paper prints for a metric, with the texts that say which."""
         if self.paper is None:
             return []
@@ -111,7 +111,7 @@ def groups_below(folders: Sequence[Path]) -> list[Group]:
             raise ConfigError(f"{folder}: no finished run in it; type: pml-ext train RECIPE --out {folder}")
         for place in places:
             add_run(groups, place)
-    name_apart(groups)
+    disambiguate_names(groups)
     return groups
 
 
@@ -121,14 +121,14 @@ def add_run(groups: list[Group], place: Path) -> None:
     paper = tables.pop("paper", None)
     fold, settings = settings_of(tables)
     trials, seed = int(about.get("trials", 0)), int(about["seed"])
-    if (group := group_of(groups, settings, trials)) is None:
+    if (group := find_group(groups, settings, trials)) is None:
         groups.append(group := Group(str(about["recipe"]), settings, paper=paper, trials=trials))
     if group.runs.setdefault(seed, {}).setdefault(fold, metrics)["after"] != metrics["after"]:
         text = f"{place}: another run has the same recipe, settings and seed, but other results"
         raise ConfigError(f"{text}; name one of both")
 
 
-def group_of(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
+def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
     """Return the group of runs with these settings, whose values were chosen by so many trials; None for none."""
     return next((each for each in groups if (each.settings, each.trials) == (settings, trials)), None)
 
@@ -139,7 +139,7 @@ def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     return settings.pop(FOLD, 0), settings
 
 
-def name_apart(groups: Sequence[Group]) -> None:
+def disambiguate_names(groups: Sequence[Group]) -> None:
     """Add to the names of groups of one recipe the settings in which they differ."""
     named = {name: [group for group in groups if group.name == name] for name in {group.name for group in groups}}
     for name, same in named.items():
@@ -193,7 +193,7 @@ def compare(
         row["folders"] = {str(seed): str(folder) for seed, folder in group.folders.items()}
         for name in metrics:
             values = [*group.values(phase, name).values()]
-            row[name] = {**asdict(estimate(values)), "values": values, "paper": group.of_paper(phase, name)}
+            row[name] = {**asdict(estimate(values)), "values": values, "paper": group.paper_values(phase, name)}
         recipes.append(row)
     tested = [group for group in others if group.runs]
     differences: list[dict[str, Any]] = [{"recipe": group.name} for group in others]

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ..devices import autocast, check_precision, read_numbers
-from ..distributed import most_of_ranks, num_processes
+from ..distributed import max_over_ranks, num_processes
 from ..errors import TrainingError
-from ..losses import MicroBatched, inside
+from ..losses import MicroBatched, unwrapped
 from ..pairwise import to_full_precision
 from .recipe.schema import EngineTable
 
@@ -81,7 +81,7 @@ class Engine:
         parts: Any = [torch.compile(part) if self.settings.compile else part for part in (trunk, embedder)]
         if self.settings.micro_batch is not None:
             parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
-        self._parts = [over_processes(module) for module in parts]
+        self._parts = [data_parallel(module) for module in parts]
         self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
         self._overflows = 0  # steps left out in a row
 
@@ -100,17 +100,17 @@ class Engine:
             module.eval()
         parameters = {
             f"{name}.{key}": parameter
-            for name, module in (*self.networks.items(), ("loss", inside(objective.loss)))
+            for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss)))
             for key, parameter in module.named_parameters()
         }
         reading = iter(batches)
         batch = next(reading, None)
         while batch is not None:
-            self._undo = self._remembered(objective, len(batch[1])) if self._skips else _nothing
+            self._undo = self._undo_of_step(objective, len(batch[1])) if self._skips else _nothing
             pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
-            yield self._take(*pending, objective, parameters)
+            yield self._update(*pending, objective, parameters)
             if not ahead:
                 batch = next(reading, None)
         for scheduler in objective.schedulers:
@@ -134,7 +134,7 @@ class Engine:
         (self._scaler.scale(loss) if self._scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), embeddings.detach()
 
-    def _take(
+    def _update(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
         optimizers = objective.optimizers.values()
@@ -142,7 +142,7 @@ class Engine:
             for optimizer in optimizers:
                 self._scaler.unscale_(optimizer)
         gradients = {
-            f"gradient of {name}": stored(parameter.grad)
+            f"gradient of {name}": stored_values(parameter.grad)
             for name, parameter in parameters.items()
             if parameter.grad is not None
         }
@@ -152,8 +152,8 @@ class Engine:
         if not math.isfinite(value):
             bad = "loss", value
         elif not math.isfinite(total):  # a norm overflows above 1e19, where every value may still be finite
-            bad = first_bad({"embeddings": embeddings} | gradients)
-        if self._skips and most_of_ranks(int(bad is not None)) and bad is None:
+            bad = first_nonfinite({"embeddings": embeddings} | gradients)
+        if self._skips and max_over_ranks(int(bad is not None)) and bad is None:
             bad = "loss of another process", math.nan
         if bad is None:
             self._overflows = 0
@@ -178,10 +178,10 @@ class Engine:
             raise NotFiniteError(times if self._skips else f"{times}; {wanted}")
         self._undo()
 
-    def _remembered(self, objective: Objective, batch_size: int) -> Callable[[], None]:
+    def _undo_of_step(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that undoes a step's changes but for parameters; a memory's queue has its rows copied."""
         buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
-        loss = inside(objective.loss)
+        loss = unwrapped(objective.loss)
         rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
         undo_queues = [module.snapshot(entering) for module in rings.values()]
@@ -213,7 +213,7 @@ class Engine:
         self._overflows = state["overflows"]
 
 
-def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
+def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
     """Return a module with gradients averaged over the processes; itself for one process, or without parameters."""
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
@@ -223,9 +223,9 @@ def over_processes(module: nn.Module, **settings: Any) -> nn.Module:
 def _nothing() -> None: ...
 
 
-def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
     """Return name and value of the first tensor, of any layout on one device, that is not finite; None if all are."""
-    filled = {name: stored(tensor) for name, tensor in tensors.items() if tensor.numel()}
+    filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
         return None
     # the greatest absolute value of each: NaN stays NaN, and nothing is squared, which would overflow
@@ -233,13 +233,13 @@ def first_bad(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
     return next(((name, value) for name, value in zip(filled, greatest, strict=True) if not math.isfinite(value)), None)
 
 
-def stored(tensor: Tensor) -> Tensor:
+def stored_values(tensor: Tensor) -> Tensor:
     """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
     tensor = tensor.detach()
     return tensor.coalesce().values() if tensor.is_sparse else tensor
 
 
-def bad_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str, float] | None:
+def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str, float] | None:
     """Return name and value of the first parameter that is not finite, or buffer that makes NaN of every image.
 
     A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
@@ -251,4 +251,4 @@ def bad_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str,
             if buffer.is_floating_point():
                 mean = name.endswith("running_mean")
                 buffers[f"{group}.{name}"] = buffer if mean else buffer.nan_to_num(math.nan, 0.0, 0.0)
-    return first_bad(parameters) or first_bad(buffers)
+    return first_nonfinite(parameters) or first_nonfinite(buffers)

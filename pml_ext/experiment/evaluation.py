@@ -19,7 +19,7 @@ from ..evaluation.classification import nearest_class_mean, related_means
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
 from ..models import fit_whitened_pca
-from .engine import first_bad
+from .engine import first_nonfinite
 from .recipe.schema import PROTOCOLS, TOP
 from .stages import Stages
 from .view import View
@@ -81,7 +81,7 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
     """
     metrics = dict(nearest(view, split).accuracies)
     if clustering:
-        points = {split: _directions(view, split)}
+        points = {split: _normalized_embeddings(view, split)}
         metrics |= view.once(("clusters", split), lambda: _searched(view, split, points, clusters=True)).accuracies
         metrics |= view.once(("classified", split), lambda: _classified(view, split))
     return metrics
@@ -89,7 +89,7 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
 def nearest(view: View, split: str) -> Evaluation:
     """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
-    points = {part: _directions(view, part) for part in dict.fromkeys((split, view.gallery_of(split)))}
+    points = {part: _normalized_embeddings(view, part) for part in dict.fromkeys((split, view.gallery_of(split)))}
     return view.once(("nearest", split), lambda: _searched(view, split, points))
 
 
@@ -120,9 +120,9 @@ def counts(view: View) -> dict[str, dict[str, int]]:
     }
 
 
-def _directions(view: View, split: str) -> Tensor:
+def _normalized_embeddings(view: View, split: str) -> Tensor:
     embeddings = view.embeddings(split)
-    if (bad := first_bad({"": embeddings})) is not None:
+    if (bad := first_nonfinite({"": embeddings})) is not None:
         raise TrainingError(f"the network gives {bad[1]} for images to test; try a lower optimizer.lr")
     return nn.functional.normalize(embeddings)
 
@@ -164,9 +164,9 @@ def _classified(view: View, split: str) -> Metrics:
     """Return the metrics of the recipe's protocols of classification."""
     found: dict[str, Metrics] = {}
     protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
-    points, labels = _directions(view, split), view.true_labels(split)
+    points, labels = _normalized_embeddings(view, split), view.true_labels(split)
     if "nearest-class-mean" in protocols:
-        tested, known = (points, labels), (_directions(view, where), view.true_labels(where))
+        tested, known = (points, labels), (_normalized_embeddings(view, where), view.true_labels(where))
         if where == split:
             first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
             if bool(first.all()):
@@ -176,7 +176,7 @@ def _classified(view: View, split: str) -> Metrics:
         found["nearest-class-mean"] = nearest_class_mean(*tested, *class_means(*known), TOP)
     if "zero-shot" in protocols:
         assert view.parents is not None
-        seen, means = class_means(_directions(view, "train"), view.true_labels("train"))
+        seen, means = class_means(_normalized_embeddings(view, "train"), view.true_labels("train"))
         names = view.images("train").class_names
         known_means = {names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
         new = torch.unique(labels)

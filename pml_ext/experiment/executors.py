@@ -25,8 +25,8 @@ class BusyError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The end of an attempt at a job."""
+class JobResult:
+    """The end of one execution of a job."""
 
     error: str = ""
     busy: bool = False  # another process does it
@@ -41,25 +41,25 @@ class Job(Protocol):
     def name(self) -> str:
         """The name that messages show."""
 
-    def do(self, hear: Callable[[float | str], None]) -> None:
-        """Do the job; ``hear`` takes the share that is done, and warnings. BusyError if another process does it."""
+    def do(self, on_progress: Callable[[float | str], None]) -> None:
+        """Do the job; ``on_progress`` takes the share that is done, and warnings. BusyError if it is done elsewhere."""
 
 
-Hear = Callable[[Job, float | str], None]
+OnProgress = Callable[[Job, float | str], None]
 
 
-def attempt(job: Job, hear: Callable[[float | str], None] = lambda _: None) -> Answer:
+def run_job(job: Job, on_progress: Callable[[float | str], None] = lambda _: None) -> JobResult:
     """Do a job, and return how it ended."""
     try:
         with signals.listening():
-            job.do(hear)
-            return Answer()
+            job.do(on_progress)
+            return JobResult()
     except BusyError:
-        return Answer(busy=True)
+        return JobResult(busy=True)
     except StoppedError as error:
-        return Answer(stopped=error.signal)
+        return JobResult(stopped=error.signal)
     except Exception as error:
-        return Answer(error=str(error) if isinstance(error, PmlExtError) else one_line(error))
+        return JobResult(error=str(error) if isinstance(error, PmlExtError) else one_line(error))
 
 
 class Executor:
@@ -73,11 +73,11 @@ class Executor:
         """Begin a job."""
         self.running[job] = job
 
-    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+    def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs that have ended, perhaps after a while, with their answers."""
         for job in [*self.running]:
             with signals.waiting(False):
-                yield self.running.pop(job), attempt(job, lambda said, job=job: hear(job, said))  # type: ignore[misc]
+                yield self.running.pop(job), run_job(job, lambda said, job=job: on_progress(job, said))  # type: ignore[misc]
 
     def stop(self) -> None:
         """Ask the running jobs to end with a checkpoint."""
@@ -111,7 +111,7 @@ class Processes(Executor):
         self.running[connection] = job
         connection.send(job)
 
-    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+    def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs whose processes have answered or died."""
         for connection in wait([*self.running], timeout=_POLL):
             assert isinstance(connection, Connection)
@@ -119,11 +119,11 @@ class Processes(Executor):
                 said = connection.recv()
             except (EOFError, OSError):
                 self._workers.pop(connection).join()
-                said = Answer(died=True)
-            if isinstance(said, Answer):
+                said = JobResult(died=True)
+            if isinstance(said, JobResult):
                 yield self.running.pop(connection), said
             else:
-                hear(self.running[connection], said)
+                on_progress(self.running[connection], said)
 
     def stop(self) -> None:
         """Send SIGTERM to the processes that work."""
@@ -159,7 +159,7 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
         os.setpgrp()  # Ctrl-C goes to the parent, which passes it on once
     with contextlib.suppress(EOFError, OSError):  # the parent is gone: a run ends where it tells its progress
         while True:
-            connection.send(attempt(connection.recv(), connection.send))
+            connection.send(run_job(connection.recv(), connection.send))
 
 
 class OnRay(Executor):
@@ -175,19 +175,19 @@ class OnRay(Executor):
         # Ray itself replaces a worker that dies and begins its task again.
         options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": _ATTEMPTS - 1}
         threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
-        self._task = ray.remote(**options, runtime_env=threads)(attempt)
+        self._task = ray.remote(**options, runtime_env=threads)(run_job)
 
     def start(self, job: Job) -> None:
         """Begin a task."""
         self.running[self._task.remote(job)] = job
 
-    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+    def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs whose tasks have ended."""
         for reference in self._ray.wait([*self.running], timeout=_POLL)[0]:
             try:
                 answer = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
-                answer = Answer(error=f"Ray: {one_line(error)}")
+                answer = JobResult(error=f"Ray: {one_line(error)}")
             yield self.running.pop(reference), answer
 
     def stop(self) -> None:
@@ -206,8 +206,8 @@ class _Submitted:
 
     job: Job
 
-    def __call__(self) -> Answer:
-        return attempt(self.job)
+    def __call__(self) -> JobResult:
+        return run_job(self.job)
 
     def checkpoint(self) -> Any:
         """Return the submission that resumes the job."""
@@ -233,14 +233,14 @@ class OnSlurm(Executor):
         """Submit a job."""
         self.running[self._executor.submit(_Submitted(job))] = job
 
-    def ended(self, hear: Hear) -> Iterator[tuple[Job, Answer]]:
+    def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs that SLURM has ended."""
         time.sleep(_POLL)
         for submitted in [each for each in self.running if each.done()]:
             try:
                 answer = submitted.result()
             except self._errors:
-                answer = Answer(died=True)
+                answer = JobResult(died=True)
             yield self.running.pop(submitted), answer
 
     def close(self) -> None:
@@ -249,7 +249,7 @@ class OnSlurm(Executor):
             submitted.cancel(check=False)
 
 
-def executor_of(jobs: int, on: Literal["here", "ray", "slurm"], out: Path, address: str | None = None) -> Executor:
+def make_executor(jobs: int, on: Literal["here", "ray", "slurm"], out: Path, address: str | None = None) -> Executor:
     """Return the executor for so many jobs at a time."""
     if on == "ray":
         return OnRay(jobs, address)
@@ -258,8 +258,8 @@ def executor_of(jobs: int, on: Literal["here", "ray", "slurm"], out: Path, addre
     return Executor() if jobs == 1 else Processes(jobs)
 
 
-def do(jobs: Iterable[Job], executor: Executor, hear: Hear) -> dict[Any, str]:
-    """Do jobs, tell ``hear`` the errors of failed ones, and return these errors.
+def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:
+    """Do jobs, tell ``on_progress`` the errors of failed ones, and return these errors.
 
     A job that is busy in another process is tried again later; a job whose worker died is tried once more. A signal
     ends all jobs with a checkpoint; then StoppedError is raised.
@@ -270,7 +270,7 @@ def do(jobs: Iterable[Job], executor: Executor, hear: Hear) -> dict[Any, str]:
         while waiting or executor.running:
             while waiting and len(executor.running) < executor.jobs:
                 executor.start(waiting.popleft())
-            for job, answer in executor.ended(hear):
+            for job, answer in executor.ended(on_progress):
                 attempts[job] += answer.died
                 if answer.stopped and not stopped:
                     raise signals.stopped(answer.stopped, "with a checkpoint; go on with the same command")
@@ -280,14 +280,14 @@ def do(jobs: Iterable[Job], executor: Executor, hear: Hear) -> dict[Any, str]:
                     waiting.append(job)
                     time.sleep(_POLL)
                 elif answer.died and attempts[job] < _ATTEMPTS:
-                    hear(job, f"{job.name}: its worker died; another one resumes it")
+                    on_progress(job, f"{job.name}: its worker died; another one resumes it")
                     waiting.append(job)
                 else:
                     died = f"its worker died {_ATTEMPTS} times, perhaps for lack of memory"
                     if error := died if answer.died else answer.error:
                         errors[job] = error
-                        hear(job, f"{job.name} failed: {error}")
-                    hear(job, 1.0)
+                        on_progress(job, f"{job.name} failed: {error}")
+                    on_progress(job, 1.0)
             if signals.received():
                 waiting.clear()
                 if not stopped:

@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..collection import MISSING, Collection, Facts, Vectors, facts_of, path_bytes
+from ..collection import MISSING, Collection, FileStat, Vectors, file_stat, path_bytes
 from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import DataError
-from .batches import Batches, embed_batches, modes_kept
+from .batches import Batches, embed_batches, preserved_modes
 
 _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
@@ -113,7 +113,7 @@ class FeatureCache:
             self.collection.append([_file_key(path) + _PLAIN for path in files], [*map(_facts, files)], rows[finite])
 
     def _computed(
-        self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, Facts]
+        self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, FileStat]
     ) -> dict[bytes, int]:
         """Compute features and write them batch by batch; return the numbers of their vectors."""
         numbers: dict[bytes, int] = {}
@@ -151,9 +151,9 @@ def _file_key(path: str | Path) -> bytes:
     return path_bytes(os.path.realpath(path))
 
 
-def _facts(path: Path | None) -> Facts:
+def _facts(path: Path | None) -> FileStat:
     """Return size and time of a file, which is embedded, or refused, if it is missing; of pixels always the same."""
-    return (0, 0) if path is None else facts_of(Path(path)) or MISSING
+    return (0, 0) if path is None else file_stat(Path(path)) or MISSING
 
 
 @torch.no_grad()
@@ -162,7 +162,7 @@ def with_features(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Yield the batches of :func:`~.batches.embed_batches` with cached features, and their embeddings."""
     start = 0
-    with modes_kept(embedder):
+    with preserved_modes(embedder):
         for images, _, _, labels in passing:
             embedder.eval()
             rows = features[start : start + len(labels)].to(labels.device)

@@ -20,7 +20,7 @@ from ..checksums import SUMS
 from ..devices import choose_device
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
-from ..files import DamagedError, alone_in, left_over, read_json, read_toml, write_json
+from ..files import DamagedError, final_path, locked_folder, read_json, read_toml, write_json
 from ..trackers import phases_of
 from . import signals
 from .recipe import Recipe, flat, load_recipe, load_recipes, plugins_in
@@ -88,7 +88,7 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
         tables = read_toml(folder / RECIPE, "run")
     except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
         own = {*FILES, LOCK, SUMS}
-        if any(path.name not in own and left_over(path) is None for path in folder.iterdir()):
+        if any(path.name not in own and final_path(path) is None for path in folder.iterdir()):
             raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out") from None
         return None
     if (before := tables.pop("run").get("seed")) != seed:
@@ -108,7 +108,7 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
 def locked(folder: Path) -> Iterator[None]:
     """Create and lock a run's folder, and finish or remove files of a killed process; ConfigError if it is locked."""
     text = f"{folder} is being written by another run; wait for it or stop it, or choose another --out"
-    with alone_in(folder, ConfigError(text)):
+    with locked_folder(folder, ConfigError(text)):
         checksums.recover(folder, ("checkpoints", "figures", "records"))
         yield
 

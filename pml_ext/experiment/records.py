@@ -56,7 +56,7 @@ class Records:
         self._trackers: list[tuple[str, Tracker]] = []
         own: Callable[[], Tracker] = functools.partial(RecordKeeper, self._folder, iteration, epoch, warn)
         for name, factory in [("records", own), *trackers]:
-            with self._forgiving(name):
+            with self._errors_as_warnings(name):
                 self._trackers.append((name, factory()))
 
     def add(self, number: int, rows: Rows) -> None:
@@ -70,7 +70,7 @@ class Records:
         rows, self._rows, self._saved = self._rows, [], time.monotonic()
         flattened = [(number, _flattened(tables)) for number, tables in rows]
         for name, tracker in [*self._trackers]:
-            with self._forgiving(name, tracker):
+            with self._errors_as_warnings(name, tracker):
                 for number, values in flattened:
                     tracker.log(values, number)
                 getattr(tracker, "flush", lambda: None)()
@@ -78,7 +78,7 @@ class Records:
     def close(self) -> None:
         """Write the remaining values, and the CSV files."""
         self.save()
-        with self._forgiving("records"):
+        with self._errors_as_warnings("records"):
             write_csv_files(self._folder)
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
@@ -86,11 +86,11 @@ class Records:
         if status != "finished":
             self.close()
         for name, tracker in [*self._trackers]:
-            with self._forgiving(name, tracker):
+            with self._errors_as_warnings(name, tracker):
                 tracker.finish(status, metrics, report)
 
     @contextlib.contextmanager
-    def _forgiving(self, name: str, tracker: Tracker | None = None) -> Iterator[None]:
+    def _errors_as_warnings(self, name: str, tracker: Tracker | None = None) -> Iterator[None]:
         try:
             yield
         except (ConfigError, MissingExtraError):
@@ -109,7 +109,7 @@ class RecordKeeper:
 
         self._folder, self._warn, self._database = folder, warn, folder / "logs.db"
         if self._database.exists():
-            self._cut_back(iteration, epoch)
+            self._delete_rows_after(iteration, epoch)
         self._writer = RecordWriter(str(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -127,7 +127,7 @@ class RecordKeeper:
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
         """Do nothing: all is written."""
 
-    def _cut_back(self, iteration: int, epoch: int) -> None:
+    def _delete_rows_after(self, iteration: int, epoch: int) -> None:
         """Delete the rows after a checkpoint; put a damaged database aside."""
         try:
             with closing(sqlite3.connect(self._database)) as connection, connection:

@@ -20,21 +20,21 @@ from numpy.typing import NDArray
 
 from ..checksums import SUMS, read_sums, replace_file, write_sums
 from ..devices import choose_device, device_name
-from ..distributed import from_rank_0, from_ranks, join, most_of_ranks
+from ..distributed import from_rank_0, from_ranks, join, max_over_ranks
 from ..errors import ConfigError, DataError, StoppedError, TrainingError, TrainingWarning, counted, first_of, shortened
-from ..files import left_over
+from ..files import final_path
 from ..models import fit_whitened_pca, freeze
 from ..trackers import import_tracker
 from . import checkpoint, signals
 from .batches import BatchReader, draw_for_all, indices_of
-from .engine import Engine, NotFiniteError, Objective, bad_weight
+from .engine import Engine, NotFiniteError, Objective, first_nonfinite_weight
 from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before, recall_by_class
 from .features import FeatureReader
 from .recipe import Recipe, build_tracker, flat, plugins_in
 from .recipe.schema import frozen_patterns
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
-from .stages import Stage, build_optimizers, build_stages, clusters_of, sample_clusters, stretch, with_clusters
+from .stages import Stage, build_optimizers, build_stages, clusters_of, extend_schedule, sample_clusters, with_clusters
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
@@ -283,7 +283,7 @@ class Run(View):
                         self._between_iterations(records, losses)
         except NotFiniteError as error:
             raise self._stopped(error, f"in iteration {before + len(losses) + 1} (epoch {self.epoch})") from error
-        if (bad := bad_weight({"trunk": self.trunk, "embedder": self.embedder}, stage.loss)) is not None:
+        if (bad := first_nonfinite_weight({"trunk": self.trunk, "embedder": self.embedder}, stage.loss)) is not None:
             raise self._stopped(f"the {bad[0]} became {bad[1]}", f"in epoch {self.epoch}")
         labels = self.training_images.labels if self.pseudo_labels is None else self.pseudo_labels
         similarity = collapse(step.embeddings, labels[indices_of(batches[-1])])
@@ -299,7 +299,7 @@ class Run(View):
         """Write a checkpoint when one is due; end the run if one of its processes had a signal."""
         minutes = self.recipe.engine.checkpoint_minutes
         due = records is not None and minutes is not None and time.monotonic() - self._saved >= 60 * minutes
-        number, due_somewhere = divmod(most_of_ranks(2 * (signals.received() or 0) + due), 2)
+        number, due_somewhere = divmod(max_over_ranks(2 * (signals.received() or 0) + due), 2)
         if number or due_somewhere:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
@@ -394,7 +394,7 @@ class Run(View):
         for path in self.folder.rglob("*"):
             name = path.relative_to(self.folder).as_posix()
             ours = name.partition("/")[0] in FILES and (path.suffix == ".png" or not name.startswith("figures/"))
-            if ours and name not in kept and path.is_file() and left_over(path) is None:
+            if ours and name not in kept and path.is_file() and final_path(path) is None:
                 own.append(name)
         write_sums(self.folder, own, kept.__contains__)
 
@@ -445,7 +445,7 @@ class Run(View):
         """Take the weights of a checkpoint, :meth:`model_state`, and return it."""
         path = self.checkpoint(name)
         state = checkpoint.load(path, self.device, self.identity)
-        with checkpoint.taking(path, state):
+        with checkpoint.errors_with_path(path, state):
             if "trunk" in state:
                 self.trunk.load_state_dict(state["trunk"])
             self.embedder.load_state_dict(state["embedder"])
@@ -471,7 +471,7 @@ class Run(View):
             "of": self.identity,
             **vars(self._history),
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
-            "samplers": [checkpoint.state_of_sampler(stage.sampler) for stage in self.stages],
+            "samplers": [checkpoint.sampler_state(stage.sampler) for stage in self.stages],
             "random": checkpoint.random_state(),
         }
 
@@ -479,15 +479,17 @@ class Run(View):
         if (before := state["processes"]) != self.processes:
             text = f"{self.folder} holds a run of {before} processes, not {self.processes}"
             raise ConfigError(f"{text}; resume it with torchrun --nproc-per-node {before} -m pml_ext train ...")
-        with checkpoint.taking(path, state):
+        with checkpoint.errors_with_path(path, state):
             for name, part in self._parts().items():
                 epochs = getattr(part, "T_max", None)
                 part.load_state_dict(state["parts"][name])
                 if epochs is not None and epochs != part.T_max:
                     networks = name in ("trunk_optimizer schedule", "embedder_optimizer schedule")
-                    stretch(part, epochs, self.stages.of(max(1, state["epoch"])).table.lr_factor if networks else 1.0)
+                    extend_schedule(
+                        part, epochs, self.stages.of(max(1, state["epoch"])).table.lr_factor if networks else 1.0
+                    )
             for stage, sampler in zip(self.stages, state["samplers"], strict=True):
-                checkpoint.set_state_of_sampler(stage.sampler, sampler)
+                checkpoint.set_sampler_state(stage.sampler, sampler)
             checkpoint.set_random_state(state["ranks"][self.rank] if "ranks" in state else state["random"])
             self._history = RunHistory(**{name: state[name] for name in vars(self._history) if name in state})
         self.epoch = state["epoch"]

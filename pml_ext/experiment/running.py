@@ -13,32 +13,32 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ConfigError
-from ..files import alone_in
-from .comparing import Group, add_run, group_of, groups_below, name_apart, settings_of
-from .executors import BusyError, Executor, Hear, Job, do
+from ..files import locked_folder
+from .comparing import Group, add_run, disambiguate_names, find_group, groups_below, settings_of
+from .executors import BusyError, Executor, Job, OnProgress, do
 from .launch import Plan, execute
 from .recipe import Recipe, load_recipes, plugins_in, tables_of_papers
 from .run import METRICS, Silence
 
 
-def claimed(folder: Path) -> contextlib.AbstractContextManager[None]:
+def run_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Lock a folder that may be deleted, in a folder beside it; BusyError if another process has the lock."""
-    return alone_in(folder.with_name(f".{folder.name}"), BusyError())
+    return locked_folder(folder.with_name(f".{folder.name}"), BusyError())
 
 
-class Shares(Silence):
+class ProgressShares(Silence):
     """A listener that passes on the share of a run that is done, and its warnings."""
 
-    def __init__(self, hear: Callable[[float | str], None], epochs: int, name: str) -> None:
-        self._hear, self._epochs, self._name = hear, epochs, name
+    def __init__(self, on_progress: Callable[[float | str], None], epochs: int, name: str) -> None:
+        self._on_progress, self._epochs, self._name = on_progress, epochs, name
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:  # type: ignore[override]
         """Pass on the share."""
-        self._hear(min(0.99, (epoch - 1 + done / iterations) / self._epochs))  # tests follow
+        self._on_progress(min(0.99, (epoch - 1 + done / iterations) / self._epochs))  # tests follow
 
     def warn(self, text: str) -> None:  # type: ignore[override]
         """Pass on a warning."""
-        self._hear(f"{self._name}: warning: {text}")
+        self._on_progress(f"{self._name}: warning: {text}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,10 +54,10 @@ class RunJob:
         """Recipe and seed."""
         return f"{self.plan.name}, seed {self.plan.seed}"
 
-    def do(self, hear: Callable[[float | str], None]) -> None:
+    def do(self, on_progress: Callable[[float | str], None]) -> None:
         """Do the run, once for all comparisons that want it."""
-        listener = Shares(hear, self.plan.recipe.schedule.epochs, self.name)
-        with claimed(self.plan.folder):
+        listener = ProgressShares(on_progress, self.plan.recipe.schedule.epochs, self.name)
+        with run_lock(self.plan.folder):
             execute(self.plan, self.device, self.data, listener, resume=True)
 
 
@@ -120,7 +120,7 @@ def rows_of(
     plans: Iterable[Plan],
     folders: Sequence[Path],
     executor: Executor,
-    hear: Hear,
+    on_progress: OnProgress,
     device: str = "auto",
     data: Path | None = None,
     begin: Callable[[int], None] = lambda runs: None,
@@ -137,7 +137,7 @@ def rows_of(
     planned: dict[tuple[int, int, int], Path] = {}  # folders of the runs, by row, seed and fold
     for plan in plans:
         fold, settings = settings_of(plan.recipe.as_dict())
-        own, there = (group_of(rows, settings, plan.trials) for rows in (groups, found))
+        own, there = (find_group(rows, settings, plan.trials) for rows in (groups, found))
         if own is None:
             paper = plan.recipe.paper.model_dump() if plan.recipe.paper is not None else None
             groups.append(own := Group(plan.name, settings, paper=paper, trials=plan.trials))
@@ -149,14 +149,14 @@ def rows_of(
             if not (plan.folder / METRICS).exists():
                 jobs[RunJob(plan, device, data)] = own
     begin(len(jobs))
-    for job, error in do(jobs, executor, hear).items():
+    for job, error in do(jobs, executor, on_progress).items():
         jobs[job].errors[job.name] = error
     for place in planned.values():
         if (place / METRICS).exists():
             add_run(groups, place)
     for other in found:
-        if group_of(groups, other.settings, other.trials) is None:
+        if find_group(groups, other.settings, other.trials) is None:
             other.name = other.name.partition(" ")[0]
             groups.append(other)
-    name_apart(groups)
+    disambiguate_names(groups)
     return groups

@@ -19,7 +19,7 @@ ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if h
 _TWICE = 1.0  # seconds in which torchrun may pass on what its processes have had from the terminal themselves
 
 
-class _Now:
+class _SignalState:
     process = 0  # that listens; 0 for none
     waits = False
     received: int | None = None
@@ -29,11 +29,11 @@ class _Now:
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
     """Let signals end a run, as this module says, inside the block; in other threads than the main one, do nothing."""
-    if threading.current_thread() is not threading.main_thread() or _Now.process == os.getpid():
+    if threading.current_thread() is not threading.main_thread() or _SignalState.process == os.getpid():
         yield
         return
     before = {number: signal.getsignal(number) for number in ENDING}
-    _Now.process, _Now.waits, _Now.received = os.getpid(), False, None
+    _SignalState.process, _SignalState.waits, _SignalState.received = os.getpid(), False, None
     try:
         for number in ENDING:
             if before[number] is not signal.SIG_IGN:  # as nohup wants it
@@ -43,20 +43,20 @@ def listening() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:  # None was not set by Python
                 signal.signal(number, handler)
-        _Now.process = 0
+        _SignalState.process = 0
 
 
 def _receive(number: int, _frame: FrameType | None) -> None:
-    if os.getpid() != _Now.process:  # a worker of a data loader, which its reader ends
+    if os.getpid() != _SignalState.process:  # a worker of a data loader, which its reader ends
         return
-    if _Now.received is not None:
-        if "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _Now.at < _TWICE:
+    if _SignalState.received is not None:
+        if "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _SignalState.at < _TWICE:
             return
         for each in ENDING:  # a third one ends the process whatever it does
             signal.signal(each, signal.SIG_DFL)
-        raise stopped(_Now.received, "at once; what the last checkpoint does not have is lost")
-    _Now.received, _Now.at = number, time.monotonic()
-    if not _Now.waits:
+        raise stopped(_SignalState.received, "at once; what the last checkpoint does not have is lost")
+    _SignalState.received, _SignalState.at = number, time.monotonic()
+    if not _SignalState.waits:
         raise stopped(number)
     if os.environ.get("RANK", "0") == "0":
         name = signal.Signals(number).name
@@ -69,16 +69,16 @@ def waiting(waits: bool = True) -> Iterator[None]:
     """Note a first signal inside the block, see :func:`received`; with ``False``, end the run at once."""
     if not waits:
         check()
-    before, _Now.waits = _Now.waits, waits
+    before, _SignalState.waits = _SignalState.waits, waits
     try:
         yield
     finally:
-        _Now.waits = before
+        _SignalState.waits = before
 
 
 def received() -> int | None:
     """Return the signal that was noted; None if there was none, or nobody listens."""
-    return _Now.received if _Now.process == os.getpid() else None
+    return _SignalState.received if _SignalState.process == os.getpid() else None
 
 
 def check(where: str = "") -> None:

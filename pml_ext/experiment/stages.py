@@ -17,7 +17,7 @@ from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, num_pr
 from ..errors import ConfigError, PmlExtError, shortened
 from ..evaluation import kmeans
 from ..registry import BuildContext
-from .engine import over_processes
+from .engine import data_parallel
 from .recipe import Recipe, build_loss, loss_context, own_optimizer
 from .recipe.building import build_optimizer
 from .recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable
@@ -85,7 +85,7 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
             scheduler = _scheduler(optimizer, recipe.schedule, first)
         # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
         trained = DistributedLoss(loss) if joined else loss
-        trained = over_processes(trained, find_unused_parameters=True, broadcast_buffers=False)
+        trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
         mining = DistributedMiner(miner) if miner is not None and joined else miner
         last, size = first + table.epochs - 1, table.sampler.batch_size
         drawn = sampler, size, iterations
@@ -119,7 +119,7 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
     return None
 
 
-def stretch(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
+def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
     """Let a cosine schedule end after more epochs, with their learning rate from now on; ``factor`` is the stage's."""
     schedule.T_max = epochs
     share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2

@@ -13,15 +13,15 @@ from typing import Any
 import tomli_w
 
 from ..errors import ConfigError, TrainingError, needs_extra, one_line
-from ..files import alone_in, write_text
+from ..files import locked_folder, write_text
 from .comparing import Group
-from .executors import BusyError, Executor, Hear, do
+from .executors import BusyError, Executor, OnProgress, do
 from .launch import QUICK, locked
 from .recipe import Recipe, flat, load_recipes, merged, nested, ranges_of
 from .recipe.schema import TuneTable
 from .records import Records
 from .run import Run
-from .running import Shares, claimed, digest_of, slug, validation_settings
+from .running import ProgressShares, digest_of, run_lock, slug, validation_settings
 
 VALIDATION = 0.2  # share of the training classes, where a recipe holds out none
 _SEED = 0  # of all trials' runs
@@ -178,11 +178,11 @@ class TrialJob:
         """Recipe and number."""
         return f"{self.study.name}, trial {self.number + 1} of {self.study.trials}"
 
-    def do(self, hear: Callable[[float | str], None]) -> None:
+    def do(self, on_progress: Callable[[float | str], None]) -> None:
         """Do a trial, unless all have begun; BusyError if other processes have not ended the last ones."""
         study = self.study.optuna_study()
         with contextlib.ExitStack() as stack:
-            with alone_in(self.study.place):
+            with locked_folder(self.study.place):
                 trials, trial = study.get_trials(deepcopy=False), None
                 unfinished = [each for each in trials if not each.state.is_finished()]
                 left = next((each for each in unfinished if self._claim(each.number, stack)), None)
@@ -190,7 +190,7 @@ class TrialJob:
                     left = trial = self.study.begin(study)
                     self._claim(trial.number, stack)
             if left is not None:
-                self._run(study, left, trial, hear)
+                self._run(study, left, trial, on_progress)
             elif unfinished:
                 raise BusyError
 
@@ -199,11 +199,11 @@ class TrialJob:
 
     def _claim(self, number: int, stack: contextlib.ExitStack) -> bool:
         with contextlib.suppress(BusyError):
-            stack.enter_context(claimed(self._folder(number)))
+            stack.enter_context(run_lock(self._folder(number)))
             return True
         return False
 
-    def _run(self, study: Any, left: Any, trial: Any, hear: Callable[[float | str], None]) -> None:
+    def _run(self, study: Any, left: Any, trial: Any, on_progress: Callable[[float | str], None]) -> None:
         """Train with a trial's values and tell the study the result; ``trial`` is None for a resumed one."""
         import optuna
 
@@ -220,7 +220,7 @@ class TrialJob:
             for fold in range(1, self.study.folds + 1) if self.study.folds else [0]:
                 settings = [*self.study.settings, *tuned, *([f"evaluation.fold={fold}"] if fold else [])]
                 recipe, folder = load_recipes(name, settings)[name], self._folder(left.number) / f"fold-{fold}"
-                listener = Shares(hear, recipe.schedule.epochs, self.name)
+                listener = ProgressShares(on_progress, recipe.schedule.epochs, self.name)
                 run = TrialRun(recipe, name, folder, _SEED, self.device, self.data, listener)
                 run.report = report
                 with locked(folder):
@@ -229,7 +229,7 @@ class TrialJob:
         except optuna.TrialPruned:
             study.tell(left.number, state=optuna.trial.TrialState.PRUNED)
         except (ConfigError, TrainingError) as error:  # values that do not work are a trial too
-            hear(f"{self.name} failed: {one_line(error)}")
+            on_progress(f"{self.name} failed: {one_line(error)}")
             study.tell(left.number, state=optuna.trial.TrialState.FAIL)
         shutil.rmtree(self._folder(left.number), ignore_errors=True)
 
@@ -251,10 +251,10 @@ def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list
 
 
 def tuned(
-    studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, hear: Hear
+    studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, on_progress: OnProgress
 ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
     """Do the trials, and return each recipe with its best values as overrides, and rows of those without any."""
-    errors = {job.study.name: error for job, error in do(jobs, executor, hear).items()}
+    errors = {job.study.name: error for job, error in do(jobs, executor, on_progress).items()}
     best = {study.name: study.best() for study in studies}
     chosen = [(name, [f"{key}={_toml(value)}" for key, value in values.items()]) for name, values in best.items()]
     texts = {name: errors.get(name, "no trial ended with a value") for name, values in best.items() if not values}

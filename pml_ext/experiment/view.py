@@ -124,7 +124,7 @@ class View:
         values = self._preprocessing.channels * self._preprocessing.image_size**2
         return min(most, max(_CPU_BATCH, _CPU_VALUES // values))
 
-    def _passing(self, split: str, pixels: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield a split's batches as :func:`embed_batches`; without images where the features are kept.
 
         With ``pixels`` there are always images.
@@ -159,7 +159,7 @@ class View:
         """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``, to spare memory."""
         if layer not in ("embedder", "trunk"):
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
-        for _, features, embeddings, labels in self._passing(split):
+        for _, features, embeddings, labels in self._forward_passes(split):
             yield (features if layer == "trunk" else embeddings).float(), labels
 
     def labels(self, split: str) -> Tensor:
@@ -181,7 +181,7 @@ class View:
     def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
         """Compute a split's embeddings, which :meth:`embeddings` keeps, and ``also`` of its images, in one pass."""
         images, held, start = self.images(split), dict[str, Tensor](), 0
-        for batch, _, embeddings, _ in self._passing(split, pixels=also is not None):
+        for batch, _, embeddings, _ in self._forward_passes(split, pixels=also is not None):
             parts = {"embeddings": embeddings} | ({"also": also(batch)} if also is not None else {})
             for name, part in parts.items():  # in place: joining batches at the end would hold everything twice
                 if name not in held:

@@ -5,10 +5,10 @@ from .cached import MicroBatched as MicroBatched
 from .calling import WrapperCapabilities as WrapperCapabilities
 from .calling import WrapsLoss as WrapsLoss
 from .calling import call_loss as call_loss
+from .calling import check_call as check_call
 from .calling import check_module as check_module
-from .calling import checked as checked
-from .calling import inside as inside
 from .calling import relation_of as relation_of
+from .calling import unwrapped as unwrapped
 from .memory import CrossBatchMemory as CrossBatchMemory
 from .pair_loss import PairLoss as PairLoss
 from .pair_loss import PairLossSettings as PairLossSettings

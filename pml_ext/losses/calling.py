@@ -46,22 +46,22 @@ def check_module(owner: object, name: str, module: Any, example: str) -> None:
         raise TypeError(f"{name} of {type(owner).__name__} must be an object such as {example}; got {module!r}")
 
 
-def inside(loss: torch.nn.Module) -> torch.nn.Module:
+def unwrapped(loss: torch.nn.Module) -> torch.nn.Module:
     """Return the loss inside DistributedDataParallel, or the loss itself: the one whose capabilities count."""
     return loss.module if isinstance(loss, torch.nn.parallel.DistributedDataParallel) else loss
 
 
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
     """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` as ``indices_tuple``, as ours do."""
-    return bool(getattr(inside(loss), "takes_all_pairs", False))
+    return bool(getattr(unwrapped(loss), "takes_all_pairs", False))
 
 
 def relation_of(module: torch.nn.Module | None) -> Relation | None:
     """Return the relation of a loss, a wrapper or a miner; None where labels are compared."""
-    return getattr(inside(module), "relation", None) if module is not None else None
+    return getattr(unwrapped(module), "relation", None) if module is not None else None
 
 
-def checked(
+def check_call(
     relation: Relation | None, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
 ) -> tuple[Any, Any]:
     """Check the arguments of a wrapper; return labels and ref_labels, as tensors where a relation takes lists too."""
@@ -85,7 +85,7 @@ def call_loss(
     enqueue_mask: Tensor | None = None,
 ) -> Any:
     """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given."""
-    arguments = [embeddings, labels] if "labels" in capabilities(inside(loss)) else [embeddings]
+    arguments = [embeddings, labels] if "labels" in capabilities(unwrapped(loss)) else [embeddings]
     more = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
     return loss(*arguments, **{name: value for name, value in more.items() if value is not None})
 

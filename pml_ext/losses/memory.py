@@ -19,7 +19,7 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..settings import check_count
-from .calling import WrapsLoss, call_loss, check_module, checked, moved, takes_all_pairs
+from .calling import WrapsLoss, call_loss, check_call, check_module, moved, takes_all_pairs
 from .pairs import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
@@ -146,7 +146,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         enter the queue without gradient and are no anchors (the keys of a momentum encoder, say); the others are
         anchors and do not enter.
         """
-        labels, _ = checked(self.relation, embeddings, labels, indices_tuple, None, None)
+        labels, _ = check_call(self.relation, embeddings, labels, indices_tuple, None, None)
         if labels is None:
             raise ValueError("labels must be given: a CrossBatchMemory keeps them with the embeddings")
         self._check(embeddings, indices_tuple, enqueue_mask)
@@ -201,7 +201,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
         """Write embeddings over the oldest rows of the queue, as a call in training does; ``batch_size`` is PML's."""
-        labels, _ = checked(self.relation, embeddings, labels, None, None, None)
+        labels, _ = check_call(self.relation, embeddings, labels, None, None, None)
         count = len(embeddings)
         if count > self.memory_size:
             raise ValueError(

@@ -28,7 +28,7 @@ from ..pairwise import (
     tiles_of_rows,
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
-from ..reducers import reduced_alike, weighs_alike
+from ..reducers import has_uniform_weights, reduce_uniformly
 from ..settings import check_tile_size, number_settings, settings_repr
 from .pairs import AllButItself, Pairs, Terms, reduced
 
@@ -151,7 +151,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         takes = self.takes_all_places(len(embeddings), alone)
         listed = indices_tuple.indices_tuple if isinstance(indices_tuple, Related) else indices_tuple
         triplets = listed is not None and len(listed) == 3
-        return False if takes and (triplets or self.collect_stats or not weighs_alike(self.reducer)) else takes
+        return False if takes and (triplets or self.collect_stats or not has_uniform_weights(self.reducer)) else takes
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
@@ -201,7 +201,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if not everywhere:
             return terms
         return {
-            name: reduced(reduced_alike(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
+            name: reduced(reduce_uniformly(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
             for name, info in terms.items()
         }
 
@@ -254,7 +254,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             tiles_of_rows(len(points), size, ends),
             list(self.parameters()),
             values=values,
-            at_once=weighs_alike(self.reducer, points.device),
+            at_once=has_uniform_weights(self.reducer, points.device),
         )
         tile_matrix.finish()
         if self.collect_stats:

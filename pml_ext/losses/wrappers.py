@@ -25,12 +25,12 @@ from .calling import (
     WrapperCapabilities,
     WrapsLoss,
     call_loss,
+    check_call,
     check_module,
-    checked,
-    inside,
     moved,
     relation_of,
     takes_all_pairs,
+    unwrapped,
 )
 from .pairs import AllButItself, Terms, reduced
 
@@ -100,7 +100,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         ref_labels: Any = None,
     ) -> Any:
         """Return the weighted sum; arguments as of the loss."""
-        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.relation is not None and labels is not None and labels.ndim > 1:  # which PML's base refuses
             indices_tuple, labels, ref_labels = _Given(labels, indices_tuple, ref_labels), None, None
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
@@ -183,7 +183,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """Return the weighted sum; arguments as of PML's losses."""
-        labels, ref_labels = checked(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.miners and indices_tuple is not None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)
@@ -234,7 +234,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
 
 def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
     """Return the reason why a loss does not fit into SelfSupervisedLoss, or nothing."""
-    name, has = type(inside(loss)).__name__, capabilities(inside(loss))
+    name, has = type(unwrapped(loss)).__name__, capabilities(unwrapped(loss))
     if "labels" not in has:
         return f"{name} takes no labels"
     for module in loss.modules():
@@ -278,7 +278,7 @@ class WithRelation(torch.nn.Module):
 
     capabilities = WrapperCapabilities(
         {"labels", "indices_tuple", "references", "relation"},
-        lambda self: capabilities(inside(self.inner)) | {"labels", "relation"},
+        lambda self: capabilities(unwrapped(self.inner)) | {"labels", "relation"},
     )
     takes_all_pairs = True
 
@@ -287,12 +287,12 @@ class WithRelation(torch.nn.Module):
         name = type(loss_or_miner).__name__
         if not isinstance(loss_or_miner, torch.nn.Module) or not isinstance(relation, Relation):
             raise TypeError(f"WithRelation wants a loss or a miner and a relation; got {loss_or_miner!r}, {relation!r}")
-        has = capabilities(inside(loss_or_miner))
+        has = capabilities(unwrapped(loss_or_miner))
         self.mines = isinstance(loss_or_miner, pml.BaseMiner)
         self.takes_relation = "relation" in has
-        if not self.mines and ("indices_tuple" not in has or hasattr(inside(loss_or_miner), "num_classes")):
+        if not self.mines and ("indices_tuple" not in has or hasattr(unwrapped(loss_or_miner), "num_classes")):
             raise TypeError(f"WithRelation tells a loss of pairs by its indices_tuple; {name} compares no pairs")
-        if relation.graded and not (self.takes_relation and getattr(inside(loss_or_miner), "graded", self.mines)):
+        if relation.graded and not (self.takes_relation and getattr(unwrapped(loss_or_miner), "graded", self.mines)):
             raise ValueError(f"{name} has no weights of pairs; take a relation with graded=False")
         self.inner, self.relation = loss_or_miner, relation
 

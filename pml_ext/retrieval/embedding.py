@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..collection import Collection, Embedded, Facts, StoreWarning, Vectors, check_writable, facts_of, path_bytes
+from ..collection import Collection, Embedded, FileStat, StoreWarning, Vectors, check_writable, file_stat, path_bytes
 from ..data import Steps
 from ..devices import Precision, autocast, check_precision
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
@@ -27,7 +27,7 @@ from ..errors import ConfigError, DataError, UnwritableError, shortened
 from ..experiment.features import FeatureCache
 from ..files import write_atomically
 from ..network import Network, Preprocessing
-from .reading import Images, Listing, as_tensor, default_workers, list_folder, read_batches, several
+from .reading import Images, Listing, as_tensor, default_workers, image_list, list_folder, read_batches
 
 READ = 64  # images per batch of a reading worker
 WRITTEN, SECONDS = 1000, 30.0  # a folder's embeddings are written after this many, or this long
@@ -106,7 +106,9 @@ class ImageEmbedder:
     def embed(self, images: Images, batch_size: int) -> Tensor:
         """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         # files are looked up in the collection first; other images are transformed one by one, to save memory
-        inputs = (Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in several(images))
+        inputs = (
+            Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in image_list(images)
+        )
         batches = []
         while batch := [*itertools.islice(inputs, batch_size)]:
             batches.append(self._embed_batch(batch))
@@ -139,7 +141,7 @@ class ImageEmbedder:
         self._keep({key: facts[key] for key in new if known[key].isfinite().all()}, known)
         return torch.stack([known[key].to(self.device) for key in keys])
 
-    def _keep(self, new: Mapping[bytes, Facts], rows: Mapping[bytes | int, Tensor]) -> None:
+    def _keep(self, new: Mapping[bytes, FileStat], rows: Mapping[bytes | int, Tensor]) -> None:
         """Store at least eight new single files; leave the collection of another network unchanged."""
         if len(new) < SEVERAL:
             return
@@ -326,9 +328,9 @@ class ImageEmbedder:
         )
 
 
-def _key_and_facts(file: Path) -> tuple[bytes, Facts]:
+def _key_and_facts(file: Path) -> tuple[bytes, FileStat]:
     """Return a file's path in its resolved folder, its size and time of change; raise DataError if it is missing."""
-    if (facts := facts_of(file)) is None:
+    if (facts := file_stat(file)) is None:
         raise DataError(f"{file}: no such file")
     return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), facts
 

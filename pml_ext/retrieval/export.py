@@ -19,7 +19,7 @@ from ..collection import StoreWarning
 from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..experiment.recipe import Recipe
 from ..files import DamagedError, read_json, write_atomically, write_json, write_text
-from ..lazy import check_there
+from ..lazy import require_packages
 from ..network import Network
 from ..pretrained import merged_lora
 
@@ -48,7 +48,7 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
     with needs_extra("train", "export"):
         from safetensors.torch import save_file
     if onnx:
-        check_there(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
+        require_packages(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
     folder.mkdir(parents=True, exist_ok=True)
     seen, model = network.preprocessing, recipe.model
     about: dict[str, Any] = {

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..collection import MISSING, Embedded, Facts, Vectors, check_writable, class_of, facts_of, path_bytes
+from ..collection import MISSING, Embedded, FileStat, Vectors, check_writable, class_of, file_stat, path_bytes
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import write_atomically
 from .embedding import READ, ImageEmbedder, warn_of_skipped
@@ -42,7 +42,7 @@ FILES = 1024  # segments of a listing, at most; of tables and of shards, each ro
 _META = b"pml_ext"
 
 
-class _Held(io.BytesIO):
+class _ImageBytes(io.BytesIO):
     """The bytes of an image, which errors name by its path."""
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -59,7 +59,7 @@ class Segment:
 
     place: str  # a folder, or an address of one; a table; a shard
     names: tuple[str, ...] = ()
-    facts: tuple[Facts, ...] = ()
+    facts: tuple[FileStat, ...] = ()
     group: int = 0  # of a table's rows
 
     @property
@@ -77,7 +77,7 @@ class Segment:
         """Digest of the images' names, sizes and times, which needs no image to be read."""
         return _digest([self.names, self.facts, self.group] + [self.place] * self.packed)
 
-    def images(self) -> Iterator[tuple[str, Facts, Path | _Held]]:
+    def images(self) -> Iterator[tuple[str, FileStat, Path | _ImageBytes]]:
         """Yield path, size and time, and the file or the bytes of each image."""
         if self.files is not None:
             yield from zip(self.names, self.facts, self.files, strict=True)
@@ -85,10 +85,14 @@ class Segment:
             system, root = _filesystem(self.place)
             for name, facts in zip(self.names, self.facts, strict=True):
                 with system.open_input_file(f"{root}/{name}") as file:
-                    yield name, facts, _Held(file.read(), name)
+                    yield name, facts, _ImageBytes(file.read(), name)
         else:
             for name, content in _samples(self.place) if self.place.endswith(".tar") else self._rows():
-                yield name, (len(content), zlib.crc32(content)), _Held(content, name)  # the checksum in place of a time
+                yield (
+                    name,
+                    (len(content), zlib.crc32(content)),
+                    _ImageBytes(content, name),
+                )  # the checksum in place of a time
 
     def _rows(self) -> Iterator[tuple[str, bytes]]:
         contents = _column(Path(self.place), self.group, "image")
@@ -162,7 +166,7 @@ def listed(items: Listed, folder: str | Path | None = None) -> Work:
         names = list(dict.fromkeys(os.path.relpath(item, root).replace(os.sep, "/") for item in real))
         if outside := [name for name in names if ".." in name.split("/")]:
             raise ConfigError(f"{shortened(outside[0], 200)} is not below {root}, the folder of the listed images")
-        return _cut(str(root), names, [facts_of(root / name) or MISSING for name in names])
+        return _cut(str(root), names, [file_stat(root / name) or MISSING for name in names])
     place = os.fspath(items)
     if place.endswith(".parquet"):
         file = Path(place).resolve()
@@ -183,7 +187,7 @@ def listed(items: Listed, folder: str | Path | None = None) -> Work:
     return _cut(str(Path(place).resolve()), listing.names, listing.facts, listing.others)
 
 
-def _cut(place: str, names: Sequence[str], facts: Sequence[Facts], others: Mapping[str, str] | None = None) -> Work:
+def _cut(place: str, names: Sequence[str], facts: Sequence[FileStat], others: Mapping[str, str] | None = None) -> Work:
     if not names:
         raise DataError(f"{place}: no image by its name")
     length = READ * -(-len(names) // (READ * FILES))
@@ -279,7 +283,7 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
         yield number, pyarrow.Table.from_pylist([dict(zip(kinds, row, strict=True)) for row in rows], schema)
 
 
-def points_of(table: pyarrow.Table) -> Vectors:
+def embeddings_of(table: pyarrow.Table) -> Vectors:
     """Return the embeddings of a table, ``[N, D]``."""
     size = table.schema.field("embedding").type.list_size
     points: Vectors = table["embedding"].combine_chunks().flatten().to_numpy().reshape(-1, size)
@@ -334,14 +338,14 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
     root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
     check_writable("--store", collection.place)
     with collection.locked(embedder.replace):
-        names, facts, numbers, new = list[str](), list[Facts](), list[int](), 0
+        names, facts, numbers, new = list[str](), list[FileStat](), list[int](), 0
         for file in every:
             try:
                 with _read(file) as opened:
                     table = opened.read()
             except (OSError, pyarrow.ArrowException) as error:
                 raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-            own, points = table["path"].to_pylist(), points_of(table)
+            own, points = table["path"].to_pylist(), embeddings_of(table)
             about = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
             keys = [root + path_bytes(name) for name in own]
             found = collection.find(dict(zip(keys, about, strict=True)))[0]

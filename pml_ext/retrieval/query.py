@@ -29,7 +29,7 @@ from ..collection import (
     Transaction,
     class_of,
     crc_of,
-    facts_of,
+    file_stat,
     in_shard,
     path_bytes,
 )
@@ -138,7 +138,7 @@ class Gallery:
             self._collection.read_faiss(self._index, thorough=True)
         if not self.folder.is_dir():
             raise DataError(f"{self.folder}: no such folder")
-        now = [(image, facts_of(self.folder / image.path)) for image in images]
+        now = [(image, file_stat(self.folder / image.path)) for image in images]
         gone = [image.path for image, facts in now if facts is None]
         return gone, [image.path for image, facts in now if facts not in (None, (image.size, image.time))]
 
@@ -371,14 +371,14 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tupl
     Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
     object per image. A file that is there is replaced when all is written.
     """
-    from .parts import points_of, tables
+    from .parts import embeddings_of, tables
 
     counts = np.zeros(2, dtype=np.int64)
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for _, table in tables(embedder, work, range(len(work.segments))):
             names: list[str] = table["path"].to_pylist()
-            points = torch.from_numpy(points_of(table).copy())
+            points = torch.from_numpy(embeddings_of(table).copy())
             found = find([os.path.join(work.folder, name) for name in names], points) if names else []
             counts[:] += len(found), sum(len(answer.paths) for answer in found)
             yield [*zip(names, found, strict=True)]

@@ -14,10 +14,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from ..collection import Facts
+from ..collection import FileStat
 from ..data import Steps, image_tensor, read_image
 from ..errors import ConfigError, DataError
-from ..experiment.batches import Watched, loader_of
+from ..experiment.batches import WorkerDataset, data_loader
 
 MOST_WORKERS, FEW = 8, 256
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these
@@ -31,7 +31,7 @@ class Listing(NamedTuple):
 
     folder: Path
     names: list[str]
-    facts: list[Facts]
+    facts: list[FileStat]
     others: dict[str, str]  # why each of the others is no image
 
 
@@ -102,8 +102,8 @@ def read_batches(
         raise ConfigError(f"--workers {workers}: wanted 0 or more")
     early, last = steps.divided()
     pinned = device.type in ("cuda", "xpu")
-    watched = Watched(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
-    loader = loader_of(watched, workers, device, batch_size=batch_size, collate_fn=_joined)
+    watched = WorkerDataset(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
+    loader = data_loader(watched, workers, device, batch_size=batch_size, collate_fn=_joined)
     with watched.naming_images():
         for images, numbers, unreadable in loader:
             yield images if images is None else last(images.to(device, non_blocking=pinned)), numbers, unreadable
@@ -125,7 +125,7 @@ _WANTED = (
 )
 
 
-def several(images: Images) -> Any:
+def image_list(images: Images) -> Any:
     """Return what a caller passes for images as something to iterate over once; a single image becomes a list."""
     if isinstance(images, (str, os.PathLike, Image.Image)):
         return [images]

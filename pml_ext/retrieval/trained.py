@@ -29,7 +29,7 @@ from ..search import EXACT, new_index
 from ..stores import Where, masked
 from .embedding import ImageEmbedder, Listener
 from .query import METRICS, RADIUS, SCHEME, Answer, Answers, Gallery, answers_from, bring_over, match, recall_of
-from .reading import Images, Listed, several
+from .reading import Images, Listed, image_list
 
 if TYPE_CHECKING:  # seconds to import, which a query need not take
     from matplotlib.figure import Figure
@@ -100,7 +100,7 @@ class TrainedRun:
             self._checked_recipe()  # an error of the recipe is told as one
             raise self._damaged("network.json", error) from None
         self.trunk, self.embedder = network.trunk, network.embedder
-        with checkpoint.taking(folder / _WEIGHTS, state):
+        with checkpoint.errors_with_path(folder / _WEIGHTS, state):
             self.trunk.load_state_dict(state["trunk"])
             self.embedder.load_state_dict(state["embedder"])
         self._state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
@@ -147,7 +147,7 @@ class TrainedRun:
 
         recipe = self._checked_recipe()
         loss, _ = build_loss(recipe.loss, loss_context(recipe, self._facts.classes, self._facts.class_names))
-        with checkpoint.taking(self.folder / _WEIGHTS, self._state):
+        with checkpoint.errors_with_path(self.folder / _WEIGHTS, self._state):
             loss.load_state_dict(self._state["loss"])
         metric = learned_metric(loss.modules())
         return metric.to(self.device).eval() if metric is not None else None
@@ -293,7 +293,7 @@ class TrainedRun:
             )
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
-        images = list(several(images))  # a generator can be had once
+        images = list(image_list(images))  # a generator can be had once
         names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
         learned = self.metric if metric == "learned" else None
         find = self._search(store, k=k, where=Where(within, radius), metric=learned, shortlist=shortlist)

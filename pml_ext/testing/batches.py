@@ -31,10 +31,10 @@ class Batch:
 
     def ordered(self, order: Tensor) -> Batch:
         """Return the same images in another order, as fresh leaves."""
-        return Batch(fresh(self.embeddings[order]), self.labels[order])
+        return Batch(new_leaf(self.embeddings[order]), self.labels[order])
 
 
-def fresh(x: Tensor) -> Tensor:
+def new_leaf(x: Tensor) -> Tensor:
     """Return a leaf with gradient."""
     return x.detach().clone().requires_grad_()
 
@@ -65,7 +65,7 @@ def batch_of(
     noise = torch.randn(len(labels), subject.size, generator=generator, dtype=torch.float64)
     shift = common / subject.size**0.5 * (-1) ** torch.arange(subject.size)
     points = scale * (centers[labels] + spread * noise + shift)
-    return Batch(fresh(points.to(dtype)), labels)
+    return Batch(new_leaf(points.to(dtype)), labels)
 
 
 def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:

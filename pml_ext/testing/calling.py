@@ -78,7 +78,7 @@ def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
     return [result.detach(), gradient(result, other.embeddings)[back]]
 
 
-def forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[str, Any]]:
+def call_forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[str, Any]]:
     """Return the optional arguments of each form of call that a component declares, by the form's name."""
     found: dict[str, dict[str, Any]] = {"": {}}
     if subject.kind == "loss" and {"labels", "indices_tuple"} <= subject.capabilities:
@@ -101,7 +101,7 @@ def is_random(subject: Subject) -> bool:
     return bool(subject.cache["random"])
 
 
-def place_of(error: BaseException) -> str:
+def error_location(error: BaseException) -> str:
     """Return the file and line of the author's code that raised an error; empty if a check itself did."""
     frames = traceback.extract_tb(error.__traceback__)
     if not frames or frames[-1].filename.startswith(KIT):
@@ -110,9 +110,9 @@ def place_of(error: BaseException) -> str:
     return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
 
 
-def described(error: BaseException) -> str:
+def error_summary(error: BaseException) -> str:
     """Return an error as one line: its type, its text, and the author's file and line, if known."""
-    text, place = " ".join(str(error).split()), place_of(error)
+    text, place = " ".join(str(error).split()), error_location(error)
     return f"{type(error).__name__}{f': {text}' if text else ''}{f' (at {place})' if place else ''}"
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def alike(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, atol: float | None = None) -> bool:
+def all_close(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, atol: float | None = None) -> bool:
     """Return whether two lists of tensors are equal within ``rtol`` and ``atol`` (default ``rtol``); NaN equals NaN."""
     atol = rtol if atol is None else atol
     return len(one) == len(other) and all(
@@ -21,14 +21,14 @@ def alike(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, at
 def equal(one: Any, other: Any) -> bool:
     """Return whether two values, or the index tuples of two miners, are exactly equal."""
     one, other = (each if isinstance(each, tuple) else (each,) for each in (one, other))
-    return alike(one, other, 0)
+    return all_close(one, other, 0)
 
 
 def close(actual: Any, expected: Any, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
     """Raise AssertionError if two tensors or lists of tensors differ; NaN equals NaN, as other checks report NaN."""
     outcomes = ([each] if isinstance(each, Tensor) else each for each in (actual, expected))
     for pair in zip(*outcomes, strict=True):
-        if not alike(pair[:1], pair[1:], rtol, atol):
+        if not all_close(pair[:1], pair[1:], rtol, atol):
             shown = " instead of ".join(str(tensor.detach().flatten()[:4].tolist()) for tensor in pair)
             raise AssertionError(f"{text}: {shown}")
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from .calling import described, place_of
+from .calling import error_location, error_summary
 from .checks import CHECKS, SLOW, Check, check_call_forms, settings_of_process
 from .subject import Settings, SkipCheck, Subject, subject_of
 
@@ -152,9 +152,9 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
 
 def _message(error: BaseException) -> str:
     """Return the message of a failed check, or another error's type, message and place."""
-    if isinstance(error, AssertionError) and not place_of(error):
+    if isinstance(error, AssertionError) and not error_location(error):
         return str(error) or "an assertion failed"
-    return described(error)
+    return error_summary(error)
 
 
 def _require_callable(subject: Subject) -> None:

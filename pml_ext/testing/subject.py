@@ -15,7 +15,7 @@ import torch
 
 from .. import pml, registry
 from ..errors import ConfigError
-from ..registry import BuildContext, check_settings, filled
+from ..registry import BuildContext, check_settings, fill_settings
 
 SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
 # Settings of PML's base classes, which are components of their own, or no part of the equation.
@@ -143,7 +143,7 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
     labels = torch.arange(CLASSES).repeat_interleave(4).numpy()
     kind, settings = registry.kind_of(cls), {**fixed, **first}
     context: BuildContext = {"labels": labels, "batch_size": 12, "length_before_new_iter": 24, **sizes}  # type: ignore[typeddict-item]
-    if missing := filled(cls, context, settings)[1]:
+    if missing := fill_settings(cls, context, settings)[1]:
         raise ConfigError(
             f"{cls.__name__} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
             f"settings: check_component({cls.__name__}(...))"
@@ -153,7 +153,7 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
         chosen = copy.deepcopy({**fixed, **(first if other is None else other)})
         with torch.random.fork_rng():
             torch.manual_seed(0)  # instances with random parameters are equal
-            return _in_float64(cls(**filled(cls, context, chosen)[0], **chosen))
+            return _in_float64(cls(**fill_settings(cls, context, chosen)[0], **chosen))
 
     size, classes = (settings.get(name, value) for name, value in sizes.items())
     return Subject(cls.__name__, kind, make, size, classes, cls, settings)

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.experiment.batches import BatchReader, Watched, draw, embed_batches, epoch_batches
+from pml_ext.experiment.batches import BatchReader, WorkerDataset, draw, embed_batches, epoch_batches
 from pml_ext.experiment.recipe import build_dataset, load_recipes
 from pml_ext.experiment.recipe.schema import DataTable
 from pml_ext.experiment.stages import build_stages
@@ -64,7 +64,7 @@ def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
     batches = epoch_batches([[5, 5, 7], [1, 2, 3]], 3, 1)
     torch.manual_seed(workers)
     before = torch.get_rng_state()
-    images = Watched(Noisy(), workers)
+    images = WorkerDataset(Noisy(), workers)
     assert len(images) == 20
     alone = [torch.stack([images[item][0] for item in batch]) for batch in batches]
     assert torch.equal(torch.get_rng_state(), before)
@@ -122,7 +122,7 @@ def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
     next(broken)
     broken.close()
     second = epoch_batches([[7, 8], [9, 7]], 0, 2)
-    alone = Watched(Noisy(), 0)
+    alone = WorkerDataset(Noisy(), 0)
     for batch, (values, indices) in zip(second, reader.read(second), strict=True):
         assert indices.tolist() == [index for index, _ in batch]
         assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))

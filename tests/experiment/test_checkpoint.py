@@ -73,7 +73,7 @@ def test_no_code_of_a_checkpoints_author_is_run(folder, name):
 
 def test_a_state_of_other_versions_says_what_does_not_fit_and_which_version(tmp_path):
     written = {"versions": checkpoint.versions() | {"torch": "1.13.0"}}
-    with pytest.raises(DataError) as caught, checkpoint.taking(tmp_path / "last.pt", written):
+    with pytest.raises(DataError) as caught, checkpoint.errors_with_path(tmp_path / "last.pt", written):
         torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
     text = str(caught.value)
     assert "last.pt: it does not fit the run's recipe (RuntimeError: " in text
@@ -96,11 +96,11 @@ def test_a_state_of_other_versions_says_what_does_not_fit_and_which_version(tmp_
 def test_pmls_and_torchs_samplers_go_on_where_they_were_saved(folder, make):
     one, other = make(), make()
     list(one)
-    state = {"sampler": checkpoint.state_of_sampler(one), "random": checkpoint.random_state()}
+    state = {"sampler": checkpoint.sampler_state(one), "random": checkpoint.random_state()}
     checkpoint.save(folder / "x.pt", state)
     wanted = [list(one), list(one)]
     state = checkpoint.load(folder / "x.pt")
-    checkpoint.set_state_of_sampler(other, state["sampler"])
+    checkpoint.set_sampler_state(other, state["sampler"])
     checkpoint.set_random_state(state["random"])
     assert [list(other), list(other)] == wanted
 
@@ -118,10 +118,10 @@ def test_attributes_are_kept_and_one_that_no_checkpoint_can_hold_is_named_once(f
     one, other = OfItsOwn(1), OfItsOwn(2)
     text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
     with pytest.warns(PluginWarning, match=text):
-        checkpoint.save(folder / "x.pt", {"sampler": checkpoint.state_of_sampler(one)})
+        checkpoint.save(folder / "x.pt", {"sampler": checkpoint.sampler_state(one)})
     recwarn.clear()
-    assert "generator" not in checkpoint.state_of_sampler(one)
+    assert "generator" not in checkpoint.sampler_state(one)
     assert not recwarn.list
-    checkpoint.set_state_of_sampler(other, checkpoint.load(folder / "x.pt")["sampler"])
+    checkpoint.set_sampler_state(other, checkpoint.load(folder / "x.pt")["sampler"])
     assert other.members[3].tolist() == one.members[3].tolist()
     assert (other.order, other.seen, other.pair, other.all) == (one.order, one.seen, one.pair, one.all)

@@ -122,7 +122,7 @@ def test_a_baseline_is_named_and_the_papers_values_stand_beside(folder):
     assert "no difference of recall_at_1 from cbml/a loss.mvc_weight=0.0 is shown" in value["sentences"][0]
     assert "2 rows have the name 'cbml/a'" in str(run(folder / "runs", "--baseline", "cbml/a").exception)
     paper = {"table": "cbml/7", "row": "CBML + MVC + Hard Mining"}
-    values = Group("x", {"data.name": "omniglot-small"}, paper=paper).of_paper("after", "recall_at_1")
+    values = Group("x", {"data.name": "omniglot-small"}, paper=paper).paper_values("after", "recall_at_1")
     assert values
     assert all(0.5 < each["value"] < 1 and not each["same_data"] for each in values)
-    assert Group("x", {"data.name": "omniglot-small"}, paper={"table": "cbml/99"}).of_paper("after", "nmi") == []
+    assert Group("x", {"data.name": "omniglot-small"}, paper={"table": "cbml/99"}).paper_values("after", "nmi") == []

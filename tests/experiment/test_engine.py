@@ -13,8 +13,8 @@ from torch import nn
 from pml_ext import CrossBatchMemory
 from pml_ext.data import LabeledImages
 from pml_ext.errors import TrainingError
-from pml_ext.experiment.batches import BatchReader, Watched, epoch_batches
-from pml_ext.experiment.engine import Engine, NotFiniteError, Objective, first_bad
+from pml_ext.experiment.batches import BatchReader, WorkerDataset, epoch_batches
+from pml_ext.experiment.engine import Engine, NotFiniteError, Objective, first_nonfinite
 from pml_ext.experiment.recipe.schema import EngineTable
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def train_by_pml(parts, images, batches, workers, freeze):
             parts.optimizers,
             BATCH,
             {"metric_loss": parts.loss},
-            Watched(images, workers),
+            WorkerDataset(images, workers),
             {"tuple_miner": parts.miner},
             ITERATIONS,
             CPU,
@@ -315,4 +315,4 @@ def test_a_step_that_is_left_out_leaves_the_memory_as_it_was_and_copies_the_rows
 
 def test_an_entry_of_a_sparse_tensor_is_found():
     sparse = torch.sparse_coo_tensor([[1, 1]], torch.tensor([[1.0], [math.inf]]), (5, 1))
-    assert first_bad({"empty": torch.zeros(0), "sparse": sparse}) == ("sparse", math.inf)
+    assert first_nonfinite({"empty": torch.zeros(0), "sparse": sparse}) == ("sparse", math.inf)

@@ -38,9 +38,9 @@ def jobs(tmp_path, seeds=1):
     return [RunJob(plan, "cpu", None) for plan in plans_of(str(file), tmp_path, seeds)]
 
 
-def metrics(mine, executor, hear=lambda job, said: None):
+def metrics(mine, executor, on_progress=lambda job, said: None):
     with closing(executor):
-        assert do(mine, executor, hear) == {}
+        assert do(mine, executor, on_progress) == {}
     return [read_json(job.plan.folder / "metrics.json")["after"] for job in mine]
 
 
@@ -62,14 +62,14 @@ def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
 class Killed(RunJob):
     """A run whose worker is killed once, as soon as there is a checkpoint."""
 
-    def do(self, hear):
+    def do(self, on_progress):
         killed = self.plan.folder.parent / "killed"
 
         def and_die(said):
             if any(self.plan.folder.rglob("last.pt")) and not killed.exists():
                 killed.touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-            hear(said)
+            on_progress(said)
 
         super().do(and_die)
 

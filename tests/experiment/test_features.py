@@ -15,7 +15,7 @@ from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.experiment import checkpoint, train
 from pml_ext.experiment.features import FeatureCache
-from pml_ext.experiment.stages import stretch
+from pml_ext.experiment.stages import extend_schedule
 from pml_ext.models import convnet, embedder, fit_whitened_pca, freeze
 from pml_ext.retrieval import load_run
 
@@ -97,7 +97,7 @@ def test_a_longer_cosine_keeps_the_factor_of_its_stage():
             optimizer.step()
             schedule.step()
         if epochs == 4:
-            stretch(schedule, 8, 0.1)
+            extend_schedule(schedule, 8, 0.1)
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates[0] == pytest.approx(rates[1])
 

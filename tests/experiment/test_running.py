@@ -11,7 +11,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.experiment import running
 from pml_ext.experiment.executors import Executor, do
 from pml_ext.experiment.launch import execute
-from pml_ext.experiment.running import RunJob, claimed, plans_of, recipes_of_table, rows_of
+from pml_ext.experiment.running import RunJob, plans_of, recipes_of_table, rows_of, run_lock
 
 from .test_executors import SMALL
 
@@ -89,7 +89,7 @@ def test_two_comparisons_of_one_folder_do_a_run_once(recipe, tmp_path, counted):
     held, ended = threading.Event(), threading.Event()
 
     def other():  # another comparison is at this run, and ends it
-        with claimed(plan.folder):
+        with run_lock(plan.folder):
             held.set()
             execute(plan, "cpu", resume=True)
         ended.set()

@@ -18,7 +18,7 @@ from pml_ext.retrieval import StoreWarning, embedding
 from .conftest import write_digits
 
 
-class Watched:
+class WorkerDataset:
     """A run with a collection of its own, which counts the images that its network embeds."""
 
     def __init__(self, folder, store):
@@ -42,7 +42,7 @@ def images(tmp_path):
 
 @pytest.fixture
 def make(runs, tmp_path):
-    return lambda: Watched(runs[0], tmp_path / "store")
+    return lambda: WorkerDataset(runs[0], tmp_path / "store")
 
 
 def files_of(images):
@@ -72,7 +72,7 @@ def test_a_folder_is_not_embedded_again_where_its_files_were(make, images, tmp_p
     gallery = watched.run.index(images)
     assert (watched.since(), gallery.embedded.paths) == (10, [path.relative_to(images).as_posix() for path in files])
     assert torch.equal(gallery.embedded.embeddings[:20], first[:20])
-    scratch = Watched(watched.run.folder, tmp_path / "other").run.embed_folder(images)
+    scratch = WorkerDataset(watched.run.folder, tmp_path / "other").run.embed_folder(images)
     torch.testing.assert_close(gallery.embedded.embeddings, scratch.embeddings, rtol=0, atol=1e-5)
 
 

@@ -368,7 +368,7 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
     if kind != "sampler" and by_class and "num_classes" not in context:
         text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
         raise ConfigError(f"{key}: {text}; take a loss of pairs or triplets")
-    lacking = registry.filled(component.cls, context, table.settings)[1]
+    lacking = registry.fill_settings(component.cls, context, table.settings)[1]
     _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
     if kind == "sampler":
         return None

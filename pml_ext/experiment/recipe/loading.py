@@ -42,7 +42,7 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
     except (ConfigError, UnknownNameError) as error:
         if lacking := registry.lacking(run.get("plugins", {})):
             raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
-        raise type(error)(shortened(_told_of_options(str(error), overrides))) from error.__cause__
+        raise type(error)(shortened(_naming_option(str(error), overrides))) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
 
@@ -55,7 +55,7 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     return first[1]
 
 
-def _told_of_options(text: str, overrides: Iterable[str]) -> str:
+def _naming_option(text: str, overrides: Iterable[str]) -> str:
     """Return an error's text with the option that caused it, ``--set KEY=VALUE``, in place of the recipe's file."""
     for override in overrides:
         key = override.partition("=")[0].strip()

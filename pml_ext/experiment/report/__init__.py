@@ -255,7 +255,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
 def class_tables(view: View) -> Iterator[ReportTable]:
     """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
     by_class = recall_by_class(view)
-    worst = [[name, percent(value), *_taken_for(view, name)] for name, value in [*by_class.items()][:WORST]]
+    worst = [[name, percent(value), *_confused_images(view, name)] for name, value in [*by_class.items()][:WORST]]
     more = f"The {len(worst)} worst of {len(by_class)} classes; metrics.json has all." if len(by_class) > WORST else ""
     yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], worst, more)
     if found := confusions(view):
@@ -263,7 +263,7 @@ def class_tables(view: View) -> Iterator[ReportTable]:
         yield ReportTable("The most frequent confusions", ["", "times"], rows)
 
 
-def _taken_for(view: View, name: str) -> list[str]:
+def _confused_images(view: View, name: str) -> list[str]:
     """Return pictures of a query of a class and of the image that it was taken for: the most frequent wrong class."""
     queries, others = view.images(view.queries), view.images(view.gallery_of(view.queries))
     result = nearest(view, view.queries)

@@ -13,9 +13,9 @@ from torch.func import functional_call
 
 from ... import pml
 from ...pairwise import SharedLabel, related_pairs
-from ..batches import CLOSE, Batch, batch_of, fresh, shuffle, some_of
-from ..calling import call, compute, forms, is_random, needs, outcome, seeded
-from ..comparing import alike, check_tuple, close, equal, gradient, gradients
+from ..batches import CLOSE, Batch, batch_of, new_leaf, shuffle, some_of
+from ..calling import call, call_forms, compute, is_random, needs, outcome, seeded
+from ..comparing import all_close, check_tuple, close, equal, gradient, gradients
 from ..subject import SIZE, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 _WANTED = (
@@ -181,7 +181,7 @@ def _check_narrowed(
         base = outcome(loss, batch, indices_tuple=whole)
         for _ in range(5):  # a loss may look at the hardest alone, which a draw may hold
             narrowed = (*whole[: part.start], *some_of(whole[part], 0.3, generator), *whole[part.stop :])
-            if not alike(outcome(loss, batch, indices_tuple=narrowed), base, 1e-12):
+            if not all_close(outcome(loss, batch, indices_tuple=narrowed), base, 1e-12):
                 return True
         return False
 
@@ -276,7 +276,7 @@ def check_dtypes(subject: Subject) -> None:
         if value.dtype not in _FULL:
             raise AssertionError(f"{given} give a {subject.kind} in {value.dtype}; compute it in float32 or float64")
         if not is_random(subject):
-            exact = call(module(torch.float64), Batch(fresh(batch.embeddings.double()), batch.labels))
+            exact = call(module(torch.float64), Batch(new_leaf(batch.embeddings.double()), batch.labels))
             tolerance = 1e-4 if dtype in _FULL else 2e-2
             close(value, exact, f"{given} give another {subject.kind} than float64", rtol=tolerance, atol=tolerance)
         value.backward()
@@ -306,7 +306,7 @@ def check_degenerate_batches(subject: Subject) -> None:
     for what, scale in (("at one point", 1.0), ("at zero", 0.0)):
         for shape in ((6, 4), (4, 1), (1, 4)) if subject.kind == "regularizer" else ((6, 4),):
             batch = batch_of(subject, shape)
-            point = Batch(fresh(scale * batch.embeddings[:1].expand_as(batch.embeddings)), batch.labels)
+            point = Batch(new_leaf(scale * batch.embeddings[:1].expand_as(batch.embeddings)), batch.labels)
             batches.append((f"a batch of embeddings that are all {what}", point))
     remedy = "; norms and roots want eps below them, as pml_ext.plugin.normalize has it"
     for what, batch in batches:
@@ -331,13 +331,13 @@ def check_gradients(subject: Subject) -> None:
     quick = subject.size > SIZE
     if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,), fast_mode=quick):
         raise AssertionError(f"the gradient differs from finite differences of the {subject.kind}")
-    for named in forms(subject, batch, other).values():
+    for named in call_forms(subject, batch, other).values():
         if "ref_emb" in named and not check(
             lambda x, n=named: call(component, batch, **{**n, "ref_emb": x}), (other.embeddings,), fast_mode=quick
         ):
             raise AssertionError("the gradient of ref_emb differs from finite differences; detach() leaves it out")
     noisy = with_noise(subject.make())  # a metric may begin as the identity
-    moved = {name: fresh(parameter) for name, parameter in noisy.named_parameters() if parameter.requires_grad}
+    moved = {name: new_leaf(parameter) for name, parameter in noisy.named_parameters() if parameter.requires_grad}
 
     def by_parameters(*values: Tensor) -> Any:
         return functional_call(component, dict(zip(moved, values, strict=True)), given)
@@ -352,7 +352,7 @@ def check_inputs_unchanged(subject: Subject) -> None:
     """Inputs are used again: by the network's backward pass, by a regularizer, by the next loss."""
     batch, other, component = batch_of(subject), batch_of(subject, seed=1), subject.make()
     batch, other = (Batch(each.embeddings.detach(), each.labels + (not subject.has_rows)) for each in (batch, other))
-    for form, named in forms(subject, batch, other).items():
+    for form, named in call_forms(subject, batch, other).items():
         named |= {"losses": batch.embeddings[:, 0].square()} if subject.kind == "reducer" else {}
         given = {"embeddings": batch.embeddings, "labels": batch.labels}
         for name, value in named.items():

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ...components import CAPABILITIES
 from ...registry import settings_of
-from ..batches import batch_of, fresh, shuffle
-from ..calling import call, is_random, needs, place_of, seeded
-from ..comparing import alike, check_tuple, close, gradient, sorted_rows, weighted
+from ..batches import batch_of, new_leaf, shuffle
+from ..calling import call, error_location, is_random, needs, seeded
+from ..comparing import all_close, check_tuple, close, gradient, sorted_rows, weighted
 from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
 from .reference import declared, variants
 
@@ -34,7 +34,7 @@ def check_mined_indices(subject: Subject) -> None:
     try:
         mined = call(subject.make(), batch)
     except (AssertionError, TypeError) as error:
-        if not place_of(error).startswith("base_miner.py"):
+        if not error_location(error).startswith("base_miner.py"):
             raise
         raise AssertionError("PML refuses what mine() returns; it wants three index tensors, or four") from error
     check_tuple(mined, batch.labels, batch.labels, twice=is_random(subject))
@@ -58,7 +58,7 @@ def check_mined_references(subject: Subject) -> None:
             check_tuple(found, batch.labels, references.labels, where, is_random(subject))
             partners = {1, 2} if len(found) == 3 else {1, 3}
             mined.append(sorted_rows(tuple(order[x] if n in partners else x for n, x in enumerate(found))))
-        if not alike(mined[:1], mined[1:]) and not is_random(subject):
+        if not all_close(mined[:1], mined[1:]) and not is_random(subject):
             text = f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images"
             raise AssertionError(f"{text}; mine among ref_emb, and say references=True to pair_masks")
 
@@ -80,7 +80,7 @@ def check_distance(subject: Subject) -> None:
         close(alone, matrix, "the distance of two embeddings depends on others of the batch", 1e-5, 1e-7)
     if not gradient(weighted(distance(x, y)), y).any():
         raise AssertionError("the references get no gradient; detach none of the two")
-    twice = fresh(torch.cat([x[:4], x[:4]]))
+    twice = new_leaf(torch.cat([x[:4], x[:4]]))
     matrix = distance(twice)
     if not matrix.requires_grad or not gradient(matrix.sum(), twice).isfinite().all():
         raise AssertionError("the gradient between equal points is missing or not finite; roots want eps below them")

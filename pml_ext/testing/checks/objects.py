@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..batches import Batch, batch_of
-from ..calling import call, described, needs, outcome, place_of, seeded
+from ..calling import call, error_location, error_summary, needs, outcome, seeded
 from ..comparing import close, gradients
 from ..subject import SkipCheck, Subject, applies_to, takes_labels
 from .reference import other_settings
@@ -141,7 +141,7 @@ def check_other_process(subject: Subject) -> None:
     except (ModuleNotFoundError, AttributeError) as error:
         raise SkipCheck(f"another process cannot import its class: {error}") from None
     except Exception as error:
-        raise AssertionError(f"in another process it stops: {described(error)}") from error
+        raise AssertionError(f"in another process it stops: {error_summary(error)}") from error
     text = "in another process it gives another result: it needs something of this one"
     close([torch.from_numpy(x) for x in actual], outcome(component, batch)[:1], text, 1e-9, 1e-9)
 
@@ -209,9 +209,9 @@ def check_torch_func(subject: Subject) -> str | None:
         by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(x, parameters)
     except Exception as error:
         if "setup_context" in str(error):
-            where = place_of(error)
+            where = error_location(error)
             raise SkipCheck(f"the autograd.Function that is called at {where} has no setup_context") from None
-        raise AssertionError(f"torch.func.grad stops: {described(error)}") from error
+        raise AssertionError(f"torch.func.grad stops: {error_summary(error)}") from error
     actual = [by_embeddings, *by_parameters.values()]
     close(actual, expected, f"torch.func.grad gives the embeddings{', '.join(['', *parameters])} other gradients")
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -220,7 +220,7 @@ def check_torch_func(subject: Subject) -> str | None:
         along = torch.func.jvp(lambda moved: call(last, Batch(moved, batch.labels)), (x,), (direction,))[1]
     except Exception as error:
         if re.search("implement the jvp function|forward (mode )?AD", str(error)):
-            return f"no forward mode at {place_of(error)}: {_first_line(error)}"
-        raise AssertionError(f"torch.func.jvp stops: {described(error)}") from error
+            return f"no forward mode at {error_location(error)}: {_first_line(error)}"
+        raise AssertionError(f"torch.func.jvp stops: {error_summary(error)}") from error
     close(along, (expected[0] * direction).sum(), "torch.func.jvp gives another derivative than backward()")
     return None

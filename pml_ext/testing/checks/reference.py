@@ -13,8 +13,8 @@ from torch import Tensor
 from ... import pml, registry
 from ...errors import ConfigError
 from ..batches import Batch, batch_of, shuffle, some_of
-from ..calling import forms, outcome, seeded
-from ..comparing import alike, gradients, weighted
+from ..calling import call_forms, outcome, seeded
+from ..comparing import all_close, gradients, weighted
 from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 Values = Mapping[str, Any]
@@ -101,7 +101,7 @@ def check_settings(subject: Subject) -> str:
     varied = {name: bool([*variants(subject, grid[0], name)]) for name in declared(subject)}
 
     def differ(one: Values, other: Values) -> bool:
-        return not alike(_outcome(subject, one), _outcome(subject, other))
+        return not all_close(_outcome(subject, one), _outcome(subject, other))
 
     for name in varied:
         listed = [table[name] for table in grid if name in table]
@@ -140,7 +140,7 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
         zero, half, own = (_outcome(subject, {**settings, name: x}) for x in (0.0, value / 2, value))
     except Exception:  # 0 may be refused
         return False
-    return alike(zero, own, 0) and not alike(half, own, 0)
+    return all_close(zero, own, 0) and not all_close(half, own, 0)
 
 
 def declared(subject: Subject) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def _wanted_by_reference(subject: Subject) -> list[str]:
     if subject.reference is None:
         raise SkipCheck("no reference= was given")
     batch = batch_of(subject)
-    known = {"component"}.union(*forms(subject, batch, batch).values())
+    known = {"component"}.union(*call_forms(subject, batch, batch).values())
     return [name for name in inspect.signature(subject.reference).parameters if name in known]
 
 
@@ -217,7 +217,7 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
     wanted, actual = torch.as_tensor(slow, dtype=torch.float64), seeded(component, case.batch, **case.named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
-    if not alike([actual], [wanted]):
+    if not all_close([actual], [wanted]):
         place = int((actual - wanted).abs().argmax())
         mine, theirs = (f"{value.flatten()[place].item():.10g}" for value in (actual, wanted))
         raise AssertionError(f"{where}: the value is {mine}, the reference's {theirs}")
@@ -225,7 +225,7 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
         return
     slopes = [gradients(weighted(value), list(leaves.values())) for value in (actual, wanted)]
     for name, one, other in zip(leaves, *slopes, strict=True):
-        if not alike([one], [other]):
+        if not all_close([one], [other]):
             difference = f"{(one - other).abs().max().item():.3g}"
             raise AssertionError(f"{where}: the gradient of {name} differs from the reference's by up to {difference}")
 

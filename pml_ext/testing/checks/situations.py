@@ -20,9 +20,9 @@ from torch import Tensor
 
 from ... import pml
 from ...registry import settings_of
-from ..batches import CLOSE, Batch, batch_of, fresh, shuffle
-from ..calling import CountedOperations, call, described, forms, is_random, needs, outcome, reordered, seeded
-from ..comparing import alike, close
+from ..batches import CLOSE, Batch, batch_of, new_leaf, shuffle
+from ..calling import CountedOperations, call, call_forms, error_summary, is_random, needs, outcome, reordered, seeded
+from ..comparing import all_close, close
 from ..subject import SkipCheck, Subject, applies_to, takes_labels
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
@@ -95,7 +95,7 @@ def check_calls_are_independent(subject: Subject) -> None:
     if "state" in subject.capabilities:
         raise SkipCheck("it declares state")
     batch, other, third = (batch_of(subject, seed=seed) for seed in (0, 1, 3))
-    small, used, given = batch_of(subject, (2, 2), seed=2), subject.make(), forms(subject, batch, other)
+    small, used, given = batch_of(subject, (2, 2), seed=2), subject.make(), call_forms(subject, batch, other)
     expected = {form: outcome(subject.make(), batch, **named) for form, named in given.items()}
 
     def compare(when: str, taken: Batch, named: dict[str, Any], wanted: list[Tensor]) -> None:
@@ -104,13 +104,13 @@ def check_calls_are_independent(subject: Subject) -> None:
 
     def earlier() -> Iterator[tuple[str, Batch]]:
         yield "in the first call", batch
-        for form, named in forms(subject, third, Batch(batch.embeddings, third.labels)).items():
+        for form, named in call_forms(subject, third, Batch(batch.embeddings, third.labels)).items():
             same_length = Batch(third.embeddings, third.labels[shuffle(len(third.labels), 1)])
             wanted = outcome(subject.make(), same_length, **named)
             compare(f"after one of the same length{form}", same_length, named, wanted)
             yield f"after another batch of the same length{form}", batch
         with contextlib.suppress(Exception):  # an empty batch may be refused
-            call(used, Batch(fresh(batch.embeddings[:0]), batch.labels[:0]))
+            call(used, Batch(new_leaf(batch.embeddings[:0]), batch.labels[:0]))
         yield "after an empty batch", batch
         for _ in range(100):
             call(used, small)
@@ -120,7 +120,7 @@ def check_calls_are_independent(subject: Subject) -> None:
             call(used, other)
         used.train()
         yield "after a call in eval()", batch
-        moved = Batch(fresh(other.embeddings), batch.labels)
+        moved = Batch(new_leaf(other.embeddings), batch.labels)
         call(used, moved)
         with torch.no_grad():
             moved.embeddings.copy_(batch.embeddings)
@@ -137,14 +137,14 @@ def check_modes(subject: Subject) -> None:
     exact = not ("state" in subject.capabilities or is_random(subject))
     batch, other = batch_of(subject), batch_of(subject, (4, 3), seed=1)
     plain = Batch(batch.embeddings.detach(), batch.labels)
-    for form, named in forms(subject, batch, other).items():
+    for form, named in call_forms(subject, batch, other).items():
         detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in named.items()}
         expected, found = outcome(subject.make(), batch, **named), dict[str, list[Tensor]]()
         try:
             with ThreadPoolExecutor(1) as pool:
                 found["another thread"] = pool.submit(outcome, subject.make(), batch, **named).result()
         except Exception as error:
-            raise AssertionError(f"another thread{form}: {described(error)}") from error
+            raise AssertionError(f"another thread{form}: {error_summary(error)}") from error
         for where, mode in _WITHOUT_GRADIENT.items() if exact else ():
             with mode():
                 found[where] = outcome(subject.make(), plain, **detached)[:1]
@@ -180,7 +180,7 @@ def check_names_of_classes(subject: Subject) -> None:
     if not takes_labels(component) or is_random(subject):
         raise SkipCheck("it takes no labels, or its values are random")
     batch, other = batch_of(subject), batch_of(subject, (subject.classes, 3), seed=1)
-    for form, named in forms(subject, batch, other).items():
+    for form, named in call_forms(subject, batch, other).items():
         expected = outcome(subject.make(), batch, **named)
         for what, names in _names(subject.classes).items():
             if rows and not what.startswith("in int32"):
@@ -278,7 +278,7 @@ def check_dimensions(subject: Subject) -> None:
     wide, unchanged = dataclasses.replace(subject, size=_DIMENSIONS), []
     for case in CLOSE:
         batch = batch_of(wide, **case)
-        turned = Batch(fresh(batch.embeddings), batch.labels)
+        turned = Batch(new_leaf(batch.embeddings), batch.labels)
         with torch.no_grad():
             turned.embeddings[::2, 64:] *= -1
         results = [outcome(subject.make(settings), each) for each in (batch, turned)]
@@ -289,7 +289,7 @@ def check_dimensions(subject: Subject) -> None:
             if not counts.all():
                 raise AssertionError(f"{(~counts).sum()} of {_DIMENSIONS} coordinates get no gradient, others do")
         one, other = ([value, *(slope[:, :64] for slope in slopes[:1])] for value, *slopes in results)
-        unchanged.append(alike(one, other))
+        unchanged.append(all_close(one, other))
     if unchanged and all(unchanged) and subject.kind != "regularizer":
         raise AssertionError("other coordinates from 65 on change nothing: they are left out")
 
@@ -309,7 +309,7 @@ def check_nan_shows(subject: Subject) -> str | None:
     for module in summed.modules():
         if hasattr(module, "set_reducer"):
             module.set_reducer(pml.reducers.SumReducer())
-    for bad, (form, named) in itertools.product((torch.nan, torch.inf), forms(subject, batch, other).items()):
+    for bad, (form, named) in itertools.product((torch.nan, torch.inf), call_forms(subject, batch, other).items()):
         x, y = (each.embeddings.detach().clone() for each in (batch, other))
         x[batch.labels == 0, 2] = y[other.labels == 0, 2] = bad
         given = {"an embedding": (Batch(x.requires_grad_(), batch.labels), named)}
@@ -355,14 +355,14 @@ def check_arguments(subject: Subject) -> None:
         component.set_reducer(pml.reducers.SumReducer())
         text = "reducer=SumReducer() is not what set_reducer(SumReducer()) gives"
         close(outcome(sums, batch), outcome(component, batch), text, atol=1e-6)
-    if sums and subject.kind == "regularizer" and alike(outcome(sums, batch), outcome(means, batch)):
+    if sums and subject.kind == "regularizer" and all_close(outcome(sums, batch), outcome(means, batch)):
         raise AssertionError("reducer= changes nothing: SumReducer() and MeanReducer() give the same")
     if subject.kind == "regularizer" or not {"references", "indices_tuple"} & subject.capabilities:
         return
 
     def changes(component: Any, given: Batch) -> bool:
         try:
-            return not alike(outcome(subject.make(), given), outcome(component, given))
+            return not all_close(outcome(subject.make(), given), outcome(component, given))
         except Exception:  # it looks at the distance
             return True
 

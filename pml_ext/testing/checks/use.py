@@ -15,8 +15,19 @@ from ... import pml
 from ...benchmark import peak_bytes
 from ...devices import accelerator
 from ...losses import CachedGradients, RegularizedLoss
-from ..batches import Batch, batch_of, fresh
-from ..calling import CountedOperations, SavedBytes, call, compute, described, forms, is_random, needs, outcome, seeded
+from ..batches import Batch, batch_of, new_leaf
+from ..calling import (
+    CountedOperations,
+    SavedBytes,
+    call,
+    call_forms,
+    compute,
+    error_summary,
+    is_random,
+    needs,
+    outcome,
+    seeded,
+)
 from ..comparing import close, gradient
 from ..second_device import SecondDevice, in_words
 from ..subject import SkipCheck, Subject, applies_to
@@ -90,7 +101,7 @@ def check_no_host_sync(subject: Subject) -> None:
     batch = batch_of(subject, dtype=torch.float32)
     with SecondDevice() as second:
         component = second.move(subject.make().float())
-        there = Batch(fresh(batch.embeddings.to(second.device)), batch.labels.to(second.device))
+        there = Batch(new_leaf(batch.embeddings.to(second.device)), batch.labels.to(second.device))
         try:
             compute(component, there)
             second.clear()
@@ -152,7 +163,7 @@ def check_devices(subject: Subject) -> str:
             second.clear()
             _outcomes(subject, component, second.device, plain=True)
     except Exception as error:
-        raise AssertionError(f"on another device than the CPU: {described(error)}") from error
+        raise AssertionError(f"on another device than the CPU: {error_summary(error)}") from error
     close(actual, expected, "another device gives a different value or gradient", 1e-3, 1e-4)
     if (name := accelerator()) and not is_random(subject):
         there = _outcomes(subject, subject.make().float().to(name), torch.device(name))
@@ -164,11 +175,11 @@ def check_devices(subject: Subject) -> str:
 def _outcomes(subject: Subject, component: Any, device: torch.device, plain: bool = False) -> list[Tensor]:
     """Return values and gradients of each call form that the component declares, or of the ``plain`` form only."""
     batch, other = (
-        Batch(fresh(each.embeddings.to(device)), each.labels.to(device))
+        Batch(new_leaf(each.embeddings.to(device)), each.labels.to(device))
         for each in (batch_of(subject, (4, 4), torch.float32, seed) for seed in (0, 1))
     )
     outcomes: list[Tensor] = []
-    for named in [{}] if plain else forms(subject, batch, Batch(other.embeddings.detach(), other.labels)).values():
+    for named in [{}] if plain else call_forms(subject, batch, Batch(other.embeddings.detach(), other.labels)).values():
         value = seeded(component, batch, **named)
         parts = value if isinstance(value, tuple) else (value,)
         if any(part.device != batch.embeddings.device for part in parts):
@@ -214,7 +225,7 @@ def check_pml_trainer(subject: Subject) -> None:
                 trainer.train(num_epochs=1)
             keeper.save_records()
         except Exception as error:
-            text = f"PML's trainer, with its HookContainer, stops: {described(error)}"
+            text = f"PML's trainer, with its HookContainer, stops: {error_summary(error)}"
             raise AssertionError(f"{text}; no parameter, buffer or recorded attribute may be empty") from error
     if subject.kind == "loss" and torch.equal(network.weight, before):
         raise AssertionError("two iterations of PML's MetricLossOnly left the network unchanged")
