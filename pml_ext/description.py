@@ -29,7 +29,8 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
         return described
     recipes = registry.recipes()
     described += _table(name)
-    described += [_recipe(name)] if name.partition("@")[0] in recipes else []
+    recipe, *_ = name.partition("@")
+    described += [_recipe(name)] if recipe in recipes or recipe.endswith(".toml") else []
     if described:
         return described
     from .data import PATH_FACTORIES

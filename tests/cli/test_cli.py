@@ -53,7 +53,7 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     )
 
 
-def test_list_and_show_and_plugins(pml_ext_command):
+def test_list_and_show_and_plugins(pml_ext_command, tmp_path):
     listed = json.loads(pml_ext_command("list", "--json").stdout)
     assert {"cbml", "regularized", "pml/contrastive"} <= {entry["name"] for entry in listed["losses"]}
     assert {"cbml/digits", "pml/multi-similarity/omniglot-small"} <= {entry["name"] for entry in listed["recipes"]}
@@ -67,6 +67,8 @@ def test_list_and_show_and_plugins(pml_ext_command):
         assert wanted.lower() in shown.lower(), wanted
     assert json.loads(pml_ext_command("show", "pml/angular", "--json").stdout)[1]["kind"] == "miner"
     assert "schedule.epochs" in pml_ext_command("show", "cbml/digits").stdout
+    (tmp_path / "mine.toml").write_text('extends = "cbml/digits"\ndescription = "my own"')
+    assert "my own" in pml_ext_command("show", str(tmp_path / "mine.toml")).stdout
     found = pml_ext_command("plugins")
     assert found.returncode == 0
     assert any(line.split()[:2] == ["cbml", "pml-ext"] and "ok" in line.split() for line in found.stdout.splitlines())

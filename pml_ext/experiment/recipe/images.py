@@ -46,7 +46,10 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
     if not chosen:
         parts = _parts(name, options | {"split": "image"}, root)
         counts = _counts(parts)
-        unseen = len(counts) >= MANY_CLASSES or np.median(counts) < FEW_IMAGES <= len(counts)
+        few = np.median(counts) < FEW_IMAGES
+        if few and len(counts) < FEW_IMAGES:
+            raise DataError(f"{place}: {len(counts)} classes of {counts.max()} images or less; wanted two of four")
+        unseen = few or len(counts) >= MANY_CLASSES
         options["split"] = settings["data.split"] = "class" if unseen else "image"
     train, *tested = parts = _parts(name, options, root)
     counts, own = _counts(parts), _counts([train])
