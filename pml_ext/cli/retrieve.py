@@ -89,6 +89,8 @@ def embed(
         about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
         print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
         return
+    if store is not None or (workers is not None and on == "ray"):
+        raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
     from ..retrieval.parts import listed, write_part
 
     number, _, parts = (part or "1/1").partition("/")
@@ -193,6 +195,8 @@ def index(
     from ..retrieval import load_run
     from ..stores import masked
 
+    if workers is not None and (check or parts is not None):
+        raise ConfigError("--workers read the images to embed; with --check and --from, leave it out")
     read = functools.partial(load_run, run, device, store=store)
     if check and (folder is not None or factory or parts is not None or to is not None):
         raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
@@ -274,8 +278,8 @@ def query(
         about = {"file": str(out), "queries": queries, "answers": found}
         print_result(as_json, about, f"{found} answers to {queries} images: {out}")
         return
-    if listing is not None:
-        raise ConfigError("--list goes with -o FILE")
+    if listing is not None or workers is not None:
+        raise ConfigError("--list and --workers go with -o FILE")
     if stored and (duplicates or metric != "euclidean"):
         raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
     if bool(images) == duplicates:

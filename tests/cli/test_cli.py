@@ -116,7 +116,7 @@ def test_a_terminal_has_a_bar():
         (["show", "cbmll"], "nearest: cbml"),
         (["data", "--download"], "want the name of a data set"),
         (["index", "{tmp}", "{tmp}", "--check"], "--check reads the index as it is"),
-        (["query", "{tmp}", "--list", "{tmp}/x", "{tmp}/y"], "--list goes with -o FILE"),
+        (["query", "{tmp}", "--list", "{tmp}/x", "{tmp}/y"], "--list and --workers go with -o FILE"),
         (["compare", "cbml/digits", "--ray-address", "x", "--out", "{tmp}/x"], "--ray-address goes with --on ray"),
         (["bench", "cbml", "--run", "cbml/digits"], "--run measures the steps of a recipe; leave out losses"),
     ],
