@@ -38,15 +38,15 @@ def photographs(place: Path, count: int, width: int, height: int) -> list[Path]:
 
 def seconds(images: LabeledImages, workers: int) -> float:
     """Return the seconds that one pass over the images takes."""
-    watched = WorkerDataset(images, workers)
-    loader = DataLoader(watched, 16, num_workers=workers, persistent_workers=workers > 0)
+    dataset = WorkerDataset(images, workers)
+    loader = DataLoader(dataset, 16, num_workers=workers, persistent_workers=workers > 0)
     if workers:
         for _ in loader:  # starts them
             pass
     clock = time.perf_counter if workers else time.process_time
     started = clock()
     for batch, _ in loader:
-        watched.finish(batch)
+        dataset.finish(batch)
     return clock() - started
 
 

@@ -28,7 +28,7 @@ def read_sums(folder: Path) -> dict[str, str]:
         text = (folder / SUMS).read_text("utf-8")
     except (FileNotFoundError, UnicodeDecodeError):
         return {}
-    matches = [_LINE.fullmatch(line) for line in text.splitlines()]
+    matches = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
     sums = {match[2]: match[1] for match in matches if match is not None}
     return sums if text.endswith("\n") and None not in matches else {}
 
@@ -45,7 +45,7 @@ def _write(folder: Path, sums: Mapping[str, str]) -> None:
 
 
 def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
-    """Replace a file, named by its path in a folder, and before it its checksum, each atomically.
+    """Write a file's new checksum, then replace the file, each atomically.
 
     A process that is killed between the two leaves the file under a temporary name; :func:`recover` moves it.
     """

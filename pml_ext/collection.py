@@ -1,4 +1,4 @@
-"""A collection of embeddings: rows in SQLite, and all vectors in one file that is mapped into memory.
+"""A collection of embeddings: metadata in SQLite, and vectors in one memory-mapped file.
 
 ``images.sqlite`` has three tables:
 
@@ -53,15 +53,15 @@ _SCHEMA = (
     "vector INTEGER UNIQUE, crc INTEGER)",
 )
 _OWN_FILES = re.compile(r"images\.sqlite(-journal)?|vectors(-\d+)?\.f32|search-\d+\.faiss|\..+\.tmp")
-_PATIENCE = 600.0  # seconds to wait for another process's transaction
-_HASHED = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
-_FAIR = 0.9  # recall@10 below which an index is warned of
+_LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
+_MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
+_MIN_RECALL = 0.9  # recall@10 below which a warning is given
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 FileStat = tuple[int, int]
 """Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
-MISSING: FileStat = -1, -1  # of a file that is not there
+MISSING: FileStat = -1, -1  # of a missing file
 
 
 class RetrievalWarning(UserWarning):
@@ -73,7 +73,7 @@ class StoreWarning(UserWarning):
 
 
 class DamagedCollectionError(DataError):
-    """A file of a collection is damaged; the text has its path, and what to type."""
+    """A file of a collection is damaged; the message has its path and the command to rebuild it."""
 
 
 def _unknown() -> Numbers:
@@ -104,7 +104,7 @@ class Index(BaseModel, frozen=True):
 
     folder: str  # without links
     images: int
-    first: int | None  # the number of the first vector, where all lie one after another
+    first: int | None  # row of the first vector if they are contiguous
     factory: str = ""  # of faiss; "" for exact search
     effort: int = 0
     recall: float | None = None
@@ -144,7 +144,7 @@ class Image(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """The images of a new index beside those of the index before: changed ones have another size or time."""
+    """Differences of a new index from the previous one; changed images have another size or time."""
 
     new: int
     changed: int
@@ -161,7 +161,7 @@ def crc_of(vector: Any, *values: object) -> int:
 
 
 def path_bytes(path: str) -> bytes:
-    """Return a path as the tables have it: the bytes on the disk, since names need not be text."""
+    """Return a path as stored in the tables: bytes, since file names need not be valid text."""
     return os.fsencode(path.replace(os.sep, "/"))
 
 
@@ -201,7 +201,7 @@ class Transaction:
         text = self.state.model_dump_json()
         self.connection.execute("UPDATE collection SET about = ?, crc = ?", (text, zlib.crc32(text.encode())))
 
-    def fits(self, vector: Any, crc: Any, *values: object) -> bool:
+    def is_intact(self, vector: Any, crc: Any, *values: object) -> bool:
         """Return whether a row's checksum is that of its values and its vector."""
         in_file = isinstance(vector, int) and 0 <= vector < len(self.vectors)
         return in_file and crc_of(self.vectors[vector].data, *values) == crc
@@ -211,11 +211,11 @@ class Transaction:
         query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
         for id, path, size, time, vector, crc in self.connection.execute(query, values):
             text = os.fsdecode(path) if isinstance(path, (bytes, str)) else repr(path)
-            yield Image(id, text, size, time, vector), self.fits(vector, crc, id, path, size, time)
+            yield Image(id, text, size, time, vector), self.is_intact(vector, crc, id, path, size, time)
 
 
 class Collection:
-    """The embeddings of a run's network, whose identity is that of weights, preprocessing and precision."""
+    """The embeddings of a network, identified by a hash of weights, preprocessing and precision."""
 
     def __init__(self, place: Path, run: Path, identity: str, size: int) -> None:
         self.place, self.run, self.identity, self.size = place.absolute(), run, identity, size
@@ -230,7 +230,7 @@ class Collection:
 
     @contextlib.contextmanager
     def locked(self, replace: bool) -> Iterator[None]:
-        """Exclude other passes over images, and :meth:`create`; a second process waits, with a warning."""
+        """Lock the folder and :meth:`create` the collection; another process waits, with a warning."""
         text = f"{self.place}: another process embeds images into it; waiting until it is done"
         with locked_folder(self.place, StoreWarning(text)):
             self.create(replace)
@@ -243,8 +243,8 @@ class Collection:
             raise self.damaged("missing or empty")
         address = f"{self.database.as_uri()}?mode={'rwc' if create else 'rw'}"
         try:
-            opened = sqlite3.connect(address, timeout=_PATIENCE, isolation_level=None, uri=True)
-            with contextlib.closing(opened) as connection:  # which undoes what is not committed
+            opened = sqlite3.connect(address, timeout=_LOCK_TIMEOUT, isolation_level=None, uri=True)
+            with contextlib.closing(opened) as connection:  # closing rolls back
                 connection.execute("PRAGMA temp_store = MEMORY")
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
@@ -268,7 +268,7 @@ class Collection:
             raise DataError(f"{self.database}: cannot be read ({error})") from error
 
     def mapped(self, state: State) -> Vectors:
-        """Map the vectors into memory: fewer than in the state where the file was cut."""
+        """Memory-map the vectors: fewer than the state says if the file is truncated."""
         path = self.place / state.file
         count = min(state.vectors, path.stat().st_size // (4 * state.size)) if path.exists() else 0
         if not count:
@@ -291,7 +291,7 @@ class Collection:
                 if current.state.identity == self.identity:
                     return
                 if not replace:
-                    self.check_owner(current.state)
+                    self.check_identity(current.state)
                 why = "of an earlier state of the run (other weights, preprocessing or precision)"
         except DamagedCollectionError as error:
             if there:
@@ -318,14 +318,14 @@ class Collection:
         found: dict[bytes, int] = {}
         gone, damaged = [], 0
         with self.transaction() as current:
-            self.check_owner(current.state)
+            self.check_identity(current.state)
             ranges = [(path, path + b"\0") for path in files] if folder is None else [(folder, folder[:-1] + b"0")]
             query = "SELECT * FROM embedded WHERE path >= ? AND path < ?"
             rows = itertools.chain.from_iterable(current.connection.execute(query, each) for each in ranges)
             for path, size, time, vector, crc in rows:
                 if path not in files:
                     gone.append(path)
-                elif not current.fits(vector, crc, path, size, time):
+                elif not current.is_intact(vector, crc, path, size, time):
                     damaged += 1
                 elif files[path] == (size, time):
                     found[path] = vector
@@ -335,7 +335,7 @@ class Collection:
         return found, gone, current.vectors
 
     def vectors_of(self, numbers: Numbers) -> Vectors:
-        """Return vectors, ``[N, D]``; mapped from the file where they lie there in this order."""
+        """Return vectors, ``[N, D]``; a view of the mapped file if they are contiguous."""
         with self.transaction() as current:
             first = int(numbers[0]) if len(numbers) else 0
             if np.array_equal(numbers, np.arange(first, first + len(numbers))):
@@ -346,7 +346,7 @@ class Collection:
         """Write the vectors of files, ``[N, D]``; return their numbers by path."""
         with self.transaction(write=True) as current:
             state = current.state
-            self.check_owner(state)
+            self.check_identity(state)
             file_path, end = self.place / state.file, 4 * state.size * state.vectors
             with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
                 file.truncate(end)  # vectors of a process that was killed before it committed their rows
@@ -363,7 +363,7 @@ class Collection:
         return dict(zip(paths, range(state.vectors, state.vectors + len(vectors)), strict=True))
 
     def compact(self, gone: Sequence[bytes] = ()) -> None:
-        """Forget files that are gone, and move the vectors to a new file where a fifth of the old one is holes.
+        """Delete rows of missing files; rewrite the vectors if a fifth of the file is unused.
 
         To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
         """
@@ -399,7 +399,7 @@ class Collection:
     # The index
 
     def write_index(self, embedded: Embedded, factory: str) -> Changes | None:
-        """Replace what a query searches, in one transaction; to be called inside :meth:`locked`.
+        """Replace the index, in one transaction; to be called inside :meth:`locked`.
 
         Returns:
             The changes; None where another folder, or none, was indexed before.
@@ -409,7 +409,7 @@ class Collection:
         index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
-            if faiss.recall is not None and faiss.recall < _FAIR:
+            if faiss.recall is not None and faiss.recall < _MIN_RECALL:
                 text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
                 warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
             with self.transaction() as current:
@@ -446,13 +446,13 @@ class Collection:
         return Changes(new, changed, len(known) - kept, kept - changed) if before is not None else None
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
-        """Open the file that faiss searches; None for exact search."""
+        """Open the faiss index; None for exact search."""
         if not index.file:
             return None
         path = self.place / index.file
         try:
             same = path.stat().st_size == index.bytes
-            if same and (thorough or index.bytes <= _HASHED):
+            if same and (thorough or index.bytes <= _MAX_HASHED_BYTES):
                 same = sha256_of(path) == index.sha256
             if not same:
                 raise self.damaged(f"not the file that {DATABASE} was written for", path)
@@ -469,7 +469,7 @@ class Collection:
         factory = ["--index", index.factory] if index.factory else []
         return shlex.join(["pml-ext", "index", str(self.run), index.folder, *store, *factory])
 
-    def check_owner(self, state: State) -> None:
+    def check_identity(self, state: State) -> None:
         """Refuse a collection of another network."""
         if state.identity != self.identity:
             raise DataError(
@@ -479,7 +479,7 @@ class Collection:
 
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:
-    """Refuse a folder, or a file, that cannot be written with a ConfigError; nothing is created."""
+    """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
     wanted = f"type {option} {'FILE' if file else 'FOLDER'}"
     if place.is_dir() if file else place.is_file():
         raise ConfigError(f"{place} is a {'folder' if file else 'file'}; {wanted}")

@@ -1,4 +1,4 @@
-"""PML distances, computed as the losses of this package need them."""
+"""PML distances with a cheaper backward and safe gradients, and tiles of their matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SimilaritySettings(ModuleSettings, total=False):
 
 
 class NormalizedRows(BaseDistance):  # type: ignore[misc]
-    """Mixin that goes before PML's distance: L2 normalization that is finite, with gradient 0, at a row of zeros."""
+    """Mixin for PML's distances: L2 normalization that keeps a zero row zero, with gradient zero."""
 
     def normalize(self, embeddings: Tensor, dim: int = 1, **kwargs: Any) -> Tensor:
         """Return L2-normalized rows; see :func:`pml_ext.pairwise.normalize`."""
@@ -94,13 +94,13 @@ def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tu
 
 
 def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
-    """Return the matrix of a distance for rows as its ``maybe_normalize`` gives them."""
+    """Return the distance matrix of rows that ``maybe_normalize`` has processed."""
     matrix: Tensor = distance.compute_mat(points, columns)
     return matrix if distance.power == 1 else matrix**distance.power
 
 
-class TileMatrix:
-    """The matrix of a distance, a tile of anchors at a time, each with the random numbers of the whole matrix."""
+class TiledDistance:
+    """A distance matrix in tiles of anchors, each with the dropout mask of the whole matrix."""
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
         draws = distance.training and any(True for _ in distance.parameters())  # the only ones with dropout
@@ -115,6 +115,6 @@ class TileMatrix:
             return compare(self._distance, points, columns)
 
     def finish(self) -> None:
-        """Leave the generators as the whole matrix does."""
+        """Advance the random generators as the whole matrix would."""
         if self._states is not None:
             compare(self._distance, *self._ends)

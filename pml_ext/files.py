@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 
 from .errors import ConfigError, UnwritableError
 
-_LEFT_OVER = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
+_TEMPORARY = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
 
 
 class DamagedError(ValueError):
@@ -26,7 +26,7 @@ class DamagedError(ValueError):
 
 def final_path(path: Path) -> Path | None:
     """Return the final path of a temporary file; None for other files."""
-    match = _LEFT_OVER.fullmatch(path.name)
+    match = _TEMPORARY.fullmatch(path.name)
     return path.with_name(match[1]) if match is not None else None
 
 

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from .distances import EuclideanDistance, TileMatrix, matrix_of
+from .distances import EuclideanDistance, TiledDistance, matrix_of
 from .pairwise import (
     FullPrecisionMining,
     PairsOfRows,
@@ -122,7 +122,7 @@ class TiledMiner(PairMiner):
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
         by_rows = self.pairs_of(embeddings, labels, ref_emb, ref_labels, len(points))
-        tile_matrix, mined = TileMatrix(self.distance, points, columns), []
+        tile_matrix, mined = TiledDistance(self.distance, points, columns), []
         for rows in tiles_of_rows(len(points), size):
             matrix = tile_matrix.of(points[rows], columns)
             chosen = self.choose(matrix, *by_rows.masks(matrix, rows))

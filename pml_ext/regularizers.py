@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .distances import TileMatrix
+from .distances import TiledDistance
 from .pairwise import (
     PairsOfRows,
     autocast_off,
@@ -57,7 +57,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             return equation(matrix, *pair_masks(matrix, labels))
         points = self.distance.maybe_normalize(embeddings)
         rule = PairsOfRows(points.device, labels, None, None, references=False, rows=len(points))
-        tile_matrix = TileMatrix(self.distance, points, points)
+        tile_matrix = TiledDistance(self.distance, points, points)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> Sequence[Tensor]:
             matrix = tile_matrix.of(anchors[0], columns[0])

@@ -14,7 +14,7 @@ from pml_ext.experiment.launch import plan
 from pml_ext.experiment.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
 from pml_ext.registry import BuildContext, fill_settings
 from pml_ext.retrieval import load_run
-from pml_ext.testing.subject import components_of
+from pml_ext.testing.subject import find_components
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 
@@ -154,7 +154,7 @@ def everything():
         "plugins": {name: plugins_in(table) for name, table in tables.items()},
         "uses": {name: names_in(name) for name in recipes},
         "shown": shown,
-        "targets": [components_of(name) for name in ("cbml", "pml_ext_pddm", "local-positive", "metric-variance")],
+        "targets": [find_components(name) for name in ("cbml", "pml_ext_pddm", "local-positive", "metric-variance")],
         "data": [registry.factory("data set", "digits"), registry.factory("trunk", "convnet")],
     }
 

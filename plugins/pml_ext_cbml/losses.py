@@ -28,13 +28,17 @@ from pml_ext.plugin import (
 )
 
 from .functional import AVERAGINGS, REDUCTIONS, log_ratio, metric_variance
-from .statistics import PairStatistics, ratio_figures
+from .statistics import PairStatistics, likelihood_ratio_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CENTERS_AND_WIDTHS = (0.5, 0.5, 1.0, 0.01)  # by default: alpha and beta of positives, of negatives
-ESTIMATED = ("auto", "auto-quadratic")  # statistics of the first batch, and for which exponent
+CENTERS_AND_WIDTHS = (0.5, 0.5, 1.0, 0.01)  # defaults of alpha_pos, beta_pos, alpha_neg, beta_neg
+ESTIMATED = ("auto", "auto-quadratic")  # statistics of the first batch, for linear or quadratic exponents
+
+
+def _fit_again(loss: CBMLLoss, _: Any) -> None:
+    loss._fitted = False  # the next call takes the loaded estimates
 
 
 class CBMLLoss(PairLoss):
@@ -48,14 +52,14 @@ class CBMLLoss(PairLoss):
 
     with the hard pairs :math:`P_i^*, N_i^*` of Eq. (25) and the target
     :math:`\xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}` of Eq. (28).
-    Pairs that pull are few and graded gently; pairs that push weigh in only near similarity :math:`\alpha^N`; the last
-    term, the metric variance, keeps the negatives' similarities together, which helps on classes not seen in training.
+    The wide exponential weighs positives evenly, the narrow one counts only negatives near similarity :math:`\alpha^N`;
+    the metric variance reduces the spread of an anchor's negatives, which helps on unseen classes.
 
     The reducer gets one value per anchor (``"element"``). An anchor without positives or without negatives gives 0 and
-    is counted. An ``indices_tuple`` narrows all pair sets, target and variance included, and mining acts inside it.
+    counts in the mean. An ``indices_tuple`` restricts all pair sets, target and variance included, before mining.
     With ``collect_stats``, ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight) are
     recorded, each the mean over anchors. A graded relation multiplies the exponential of a positive pair by its weight,
-    :math:`\sum_{j \in P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance take all pairs alike.
+    :math:`\sum_{j \in P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance ignore the weights.
     All is computed in float32 or float64, whatever the dtype and autocast.
 
     *Deviations* from the authors' code: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
@@ -82,7 +86,7 @@ class CBMLLoss(PairLoss):
         epsilon: the margin of Eq. (25); the paper gives none, the authors' code has 0.1.
         mining: False sums over all pairs, Eq. (22).
         statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
-            negative pairs, for the quadratic exponent of Eq. (20) in the place of centers and widths; see
+            negative pairs, for the quadratic exponent of Eq. (20) instead of centers and widths; see
             :meth:`from_statistics`. ``"auto"`` estimates them on the first batch, of the untrained network, for the
             centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. What was
             estimated is in the state dict (``estimates``).
@@ -149,7 +153,10 @@ class CBMLLoss(PairLoss):
         self.estimated = statistics if isinstance(statistics, str) else None
         self.statistics = None if statistics is None or self.estimated else tuple(map(float, statistics))
         if self.estimated:
+            if not self.distance.normalize_embeddings:
+                raise ValueError(f"statistics={statistics!r} are of cosine similarities; give four numbers")
             self.register_buffer("estimates", torch.full((6,), torch.nan, dtype=torch.float64))
+            self.register_load_state_dict_post_hook(_fit_again)
         self._fitted = self.estimated is None
         self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
         self.alpha_neg, self.beta_neg = alpha_neg, beta_neg
@@ -186,7 +193,7 @@ class CBMLLoss(PairLoss):
         ref_labels: Tensor | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss; arguments as of a pair loss. Statistics that are to be estimated are of labels."""
+        """Return the reduced loss; arguments as of a pair loss. Statistics are estimated in the first call."""
         if not self._fitted:
             if relation is not None or self.relation is not None:
                 raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
@@ -194,7 +201,7 @@ class CBMLLoss(PairLoss):
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, relation)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Take the statistics of the state, or else of a batch; the gathered one over several processes."""
+        """Use the loaded estimates, or estimate from the first batch (gathered over processes)."""
         if not self.estimates.isfinite().all():
             if labels is None:
                 raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants labels in the first call")
@@ -210,7 +217,7 @@ class CBMLLoss(PairLoss):
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
-        return ratio_figures(run)
+        return likelihood_ratio_figures(run)
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per anchor, Eq. (30)."""
@@ -220,7 +227,7 @@ class CBMLLoss(PairLoss):
             hard_pair_masks(similarity, positives, negatives, self.epsilon) if self.mining else (positives, negatives)
         )
 
-        positive, negative = self._pull_and_push(similarity, hard, self._log_delta(num_pos, num_neg), pairs.weights)
+        positive, negative = self._pair_terms(similarity, hard, self._log_delta(num_pos, num_neg), pairs.weights)
         variance = metric_variance(
             similarity,
             positives,
@@ -234,19 +241,19 @@ class CBMLLoss(PairLoss):
         counted = (num_pos > 0) & (num_neg > 0)
         if self.skip_unmined:
             counted = counted & (hard[0] | hard[1]).any(1)
-        factor = counted.to(similarity.dtype)  # a factor, which NaN survives
+        factor = counted.to(similarity.dtype)  # a product keeps NaN, a mask would hide it
         positive, negative, variance = (term * factor for term in (positive, negative, variance))
         self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
         return per_anchor(positive + negative + self.mvc_weight * variance)
 
-    def _pull_and_push(
+    def _pair_terms(
         self,
         similarity: Tensor,
         pairs: tuple[Tensor, Tensor],
         log_delta: tuple[Tensor | float, Tensor | float],
         weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return each anchor's two terms of Eq. (27), of the pairs in two masks, as logarithms until g is taken."""
+        """Return the positive and negative terms of Eq. (27) per anchor, computed in the log domain."""
         centers, slopes = (self.alpha_pos, self.alpha_neg), (-1 / self.beta_pos, 1 / self.beta_neg)
         if self.statistics is not None:
             similarity, centers, slopes = log_ratio(similarity, *self.statistics), (0.0, 0.0), (-1.0, 1.0)

@@ -1,4 +1,4 @@
-"""The metric variance constraint on its own, for any loss."""
+"""The metric variance constraint as a regularizer of any loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pml_ext.plugin import (
 )
 
 from .functional import REDUCTIONS, metric_variance
-from .statistics import ratio_figures
+from .statistics import likelihood_ratio_figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
         reduction: ``"mean"`` over an anchor's negatives, or their ``"sum"``, as in the authors' code.
         detach_target: whether no gradient flows through the target.
-        tile_size: how many anchors are computed at a time; None chooses.
+        tile_size: anchors per tile; None chooses it automatically.
         kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
 
     Raises:
@@ -83,7 +83,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
-        return ratio_figures(run)
+        return likelihood_ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:
         """Return cosine similarity."""

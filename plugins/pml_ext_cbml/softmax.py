@@ -31,7 +31,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     loss's own and is not part of the tested network: with ``[model] embedder = "none"`` the trunk's features are what
     is trained and tested.
 
-    The reducer gets one value per image (``"element"``). There are no references and no ``indices_tuple``.
+    The reducer gets one value per image (``"element"``). References and an ``indices_tuple`` are refused.
 
     *Cost:* one product of ``B x D x num_classes`` forward and two backward.
 

@@ -31,7 +31,7 @@ class PairStatistics:
     std_pos: float  # sigma_P, above 0
     mean_neg: float  # mu_N, of negative pairs, below that of positive ones
     std_neg: float  # sigma_N, above 0
-    num_pos: float = 1.0  # |P_i|, positives of an anchor in a batch; the mean, where anchors differ
+    num_pos: float = 1.0  # |P_i|, mean number of positives per anchor
     num_neg: float = 1.0  # |N_i|, its negatives
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class PairStatistics:
         """Return the statistics of a batch, ``[B, D]`` and ``[B]``: of the cosine similarities of all its pairs.
 
         Raises:
-            ValueError: no positive or no negative pair, or similarities that are all alike.
+            ValueError: no positive or no negative pair, or equal similarities.
         """
         x = normalize(embeddings.detach().double())
         similarity = gram(x)
@@ -87,7 +87,7 @@ class PairStatistics:
         return {"alpha_pos": alpha, "alpha_neg": alpha} | {name: alpha / ratio for name, ratio in ratios.items()}
 
 
-def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
+def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
     r"""Return similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones, as Fig. 3.
 
     The ratio is that of the histograms, where both have pairs, beside Eq. (20) with the mean and the deviation of each
@@ -95,13 +95,13 @@ def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> F
     """
     from pml_ext.plugin import figures
 
-    figure, panels = figures.panels_of(6.8 * len(parts), 2 * len(parts))
+    figure, panels = figures.subplots(6.8 * len(parts), 2 * len(parts))
     for (title, (embeddings, labels)), above, below in zip(parts.items(), panels[::2], panels[1::2], strict=True):
-        chosen = figures.some_of(len(labels), _SHOWN, seed)
+        chosen = figures.sample_indices(len(labels), _SHOWN, seed)
         x, y = embeddings.detach().cpu()[chosen], labels.cpu()[chosen]
         similarity = gram(normalize(x.double()))
         masks = pair_masks(similarity, y)
-        low = min(float(similarity.min()), 1 - 1e-6)  # of collapsed embeddings too
+        low = min(float(similarity.min()), 1 - 1e-6)  # not empty for collapsed embeddings
         edges = torch.linspace(low, 1.0, _BINS + 1, dtype=torch.float64)
         middle = (edges[1:] + edges[:-1]) / 2
         positive, negative = (torch.histogram(similarity[mask], edges, density=True).hist for mask in masks)
@@ -120,15 +120,15 @@ def ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> F
             below.semilogy(middle.numpy(), quadratic.numpy(), color=figures.BLUE, label="Eq. 20")
         if bool(both.any()):
             below.set_ylim(float(ratio.min()) / 3, float(ratio.max()) * 3)
-        figures.finish(above, legend=True, title=title, xlabel="cosine similarity", ylabel="density")
-        figures.finish(below, legend=True, title=note, xlabel="cosine similarity", ylabel="positive / negative")
+        figures.label_axes(above, legend=True, title=title, xlabel="cosine similarity", ylabel="density")
+        figures.label_axes(below, legend=True, title=note, xlabel="cosine similarity", ylabel="positive / negative")
     return figure
 
 
-def ratio_figures(run: RunView) -> dict[str, Figure]:
-    """Return :func:`ratio_figure` of a run's training and test images by its title."""
+def likelihood_ratio_figures(run: RunView) -> dict[str, Figure]:
+    """Return :func:`likelihood_ratio_figure` of a run's training and test images by its title."""
     tested = "test" if "test" in run.splits else "query"
     trained = "train_sample" if "train_sample" in run.splits else "train"
     parts = {"training images": trained, "test images" if tested == "test" else "queries": tested}
     shown = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
-    return {"Ratio of the distributions of positive and negative pairs": ratio_figure(shown, run.seed)}
+    return {"Ratio of the distributions of positive and negative pairs": likelihood_ratio_figure(shown, run.seed)}

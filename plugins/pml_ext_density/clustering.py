@@ -23,7 +23,7 @@ from pml_ext.plugin import (
 
 
 class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    r"""Structured clustering loss by facility location (Song et al. 2017): classes are to be the best clustering.
+    r"""Structured clustering loss by facility location (Song et al. 2017): the true classes should score highest.
 
     .. math::
         \Big[ \max_{|S| = |Y|} \big( F(X, S) + \gamma \, (1 - \mathrm{NMI}(g(S), y)) \big) - \tilde F(X, y) \Big]_+,
@@ -63,7 +63,7 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
     capabilities = frozenset({"labels"})
     expected_failed_checks: ClassVar[dict[str, str]] = {
         "check_reducers": "the loss is one number for the batch",
-        "check_no_loop_over_anchors": "medoids are found one after another, each by those before it",
+        "check_no_loop_over_anchors": "medoids are chosen greedily, one after another",
         "check_no_host_sync": "the members of clusters are listed, and classes are counted",
         "check_settings": "refinements changes the medoids only where an exchange improves them",
     }
@@ -79,7 +79,9 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
         """Return one value for the batch."""
-        return reduced(apart(self._value, embeddings, labels))  # which medoids there are follows from the distances
+        return reduced(
+            apart(self._value, embeddings, labels)
+        )  # data-dependent shapes: run outside of the compiled graph
 
     def _value(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         if len(embeddings) == 0:

@@ -195,7 +195,7 @@ def plot(rows: list[dict[str, str]]) -> Figure:
     """Plot targets and measured densities of the classes over the epochs."""
     from pml_ext.plugin import figures
 
-    figure, panels = figures.panels_of(9.2, 2, sharex=True)
+    figure, panels = figures.subplots(9.2, 2, sharex=True)
     epochs = sorted({int(row["epoch"]) for row in rows})
     for axes, name in zip(panels, ("target", "density"), strict=True):
         by_label: dict[str, list[float]] = {}
@@ -206,7 +206,7 @@ def plot(rows: list[dict[str, str]]) -> Figure:
         means = np.ma.masked_invalid(values).mean(axis=0)
         axes.plot(epochs, means, color=figures.ORANGE, lw=2, label="mean of the classes")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        figures.finish(axes, legend=True, title=f"{name} of the classes", xlabel="epoch")
+        figures.label_axes(axes, legend=True, title=f"{name} of the classes", xlabel="epoch")
     return figure
 
 
@@ -214,11 +214,11 @@ def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
     """Plot densities of the classes, one histogram over the other on one scale, by the names of the sets of classes."""
     from pml_ext.plugin import figures
 
-    figure, (axes,) = figures.panels_of(5.4, 1)
+    figure, (axes,) = figures.subplots(5.4, 1)
     edges = np.histogram_bin_edges(np.concatenate([*map(np.asarray, parts.values())]), 30)
     for (name, values), color in zip(parts.items(), (figures.BLUE, figures.ORANGE), strict=False):
         shares, label = [1 / len(values)] * len(values), f"{name}: {np.mean(values):.3f}"
         axes.hist(values, edges, weights=shares, color=color, alpha=0.55, label=label)
     labels = {"xlabel": "density (mean squared distance to the class's mean)", "ylabel": "share of the classes"}
-    figures.finish(axes, legend=True, **labels)
+    figures.label_axes(axes, legend=True, **labels)
     return figure

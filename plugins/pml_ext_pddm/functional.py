@@ -37,13 +37,9 @@ class Side(NamedTuple):
     positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two is W_v v. None without the position
 
     def at(self, index: Tensor) -> Side:
-        """Return the rows of an index."""
-        return Side(rows_of(self.points, index), None if self.positions is None else rows_of(self.positions, index))
-
-
-def rows_of(x: Tensor, index: Tensor) -> Tensor:
-    """Return ``x[index]``, whose backward adds up in a fixed order on the CPU, so that runs can be repeated exactly."""
-    return x.index_select(0, index)
+        """Return the rows of an index. Unlike that of ``x[index]``, the backward is deterministic on the CPU."""
+        positions = None if self.positions is None else self.positions.index_select(0, index)
+        return Side(self.points.index_select(0, index), positions)
 
 
 def side(head: Head, points: Tensor) -> Side:
@@ -198,7 +194,7 @@ def hard_quadruplets(
     return (anchors, others, hardest[anchors]), len(order)
 
 
-def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
+def min_max_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows ``[2]`` and columns ``[2]`` of the least and the greatest score; of equal ones, the first."""
     itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     places = torch.stack(
@@ -207,7 +203,7 @@ def extreme_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
     return places // len(scores), places % len(scores)
 
 
-def scaled(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
+def min_max_scale(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
     """Return ``(values - least) / (greatest - least)``, 0 with gradient 0 where the two are equal."""
     span = greatest - least
     equal = span <= 0

@@ -1,4 +1,4 @@
-"""The joint objective: a hinge on the learned scores, a hinge on the features."""
+"""The PDDM loss: hinges on the learned scores and on the embeddings."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ from .distances import PDDMDistance
 from .functional import (
     POINTWISE,
     embedding_hinge,
-    extreme_pairs,
     hard_quadruplets,
-    rows_of,
-    scaled,
+    min_max_pairs,
+    min_max_scale,
     score_matrix,
     scores,
     scores_of_pairs,
@@ -47,14 +46,14 @@ class _Settings(ModuleSettings, total=False):
 
 
 class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    r"""Trains a learned metric and the embedding by hard quadruplets (PDDM), Eq. (3) and (4).
+    r"""PDDM loss: trains a learned similarity and the embedding on hard quadruplets, Eq. (3), (4).
 
     .. math::
         E_m + \lambda E_e, \quad
         E_m = \max(0, \alpha + S_{ik} - S_{ij}) + \max(0, \alpha + S_{jl} - S_{ij}), \\
         E_e = \max(0, \beta + D_{ij} - D_{ik}) + \max(0, \beta + D_{ij} - D_{jl})
 
-    S is the learned similarity, scaled into [0, 1] by the least and the greatest of the batch; D the Euclidean distance
+    S is the learned similarity, min-max scaled to [0, 1] over the batch; D the Euclidean distance
     of normalized embeddings. (i, j) is the most dissimilar positive pair of the batch under S, k and l are the hardest
     negatives of its ends; with several quadruplets their values are added and divided by their number. Without a
     positive pair, or without negatives, the loss is 0.
@@ -82,13 +81,13 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         per_class: whether the number is per class of the batch, rather than per batch.
         squared: D is the squared distance; the paper prints a norm and uses its square.
         normalize_scores: scale the scores; False takes them as they are.
-        detach_scaling: no gradient through the least and the greatest score.
+        detach_scaling: no gradient through the minimum and maximum score.
         detach_embeddings: no gradient of :math:`E_m` to the embeddings, which then train by :math:`E_e` alone.
         pointwise: replaces :math:`E_m` by a loss over all pairs of the batch (Sec. 3.1): ``"logistic"``, Eq. (1) with
             logistic regression, or ``"fisher"``, minus the Fisher criterion. Scores are not scaled, and
             ``score_margin`` has no effect. All scores have gradients: ``2 H (D + 2 H)`` operations per pair, forward
             and twice backward.
-        embedding_loss: a PML loss in the place of :math:`E_e`, called with the triplets of the quadruplets; with PML's
+        embedding_loss: a PML loss instead of :math:`E_e`, called with the triplets of the quadruplets; with PML's
             ``TripletMarginLoss`` this is "PDDM + Triplet" of Table 1. ``embedding_margin`` and ``squared`` have no
             effect then.
         kwargs: as in PML's losses: ``reducer`` (of the values of single hinges; another than the default does not
@@ -111,7 +110,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     @property
     def expected_failed_checks(self) -> dict[str, str]:
         """The conformance checks that the score's bias and dropout fail."""
-        bias = "the hinge is of differences of scores, in which the score's bias cancels"
+        bias = "the hinge takes differences of scores, in which the bias cancels"
         return {"check_parameters_get_gradients": bias, **self.distance.expected_failed_checks}
 
     def __init__(
@@ -172,8 +171,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     ) -> Any:
         """Return the reduced loss; see the class. There are no references."""
         if ref_emb is not None or ref_labels is not None:
-            raise ValueError("PDDMLoss makes positives anchors, so that it takes no references")
-        # which quadruplets there are, and how many, follows from the scores
+            raise ValueError("PDDMLoss uses positives as anchors too, so it takes no references")
+        # data-dependent shapes: run outside of the compiled graph
         return apart(super().forward, embeddings, labels, indices_tuple)
 
     def compute_loss(
@@ -197,14 +196,14 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             value = POINTWISE[self.pointwise](*scores_of_pairs(head, points, *masks, self.distance.tile(x)))
             score = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
             return {"score": score, "embedding": self._embedding_term(embeddings, labels, x, hard, value)}
-        rows, columns = extreme_pairs(matrix) if len(matrix) > 1 else (a[:0], a[:0])
+        rows, columns = min_max_pairs(matrix) if len(matrix) > 1 else (a[:0], a[:0])
 
         ends = side(head, points)
         s = scores(head, ends.at(torch.cat([a, a, rows])), ends.at(torch.cat([p, n, columns])))
         s_ap, s_an, extremes = torch.split(s, [len(a), len(a), len(rows)])
         if self.normalize_scores and len(rows):
             least, greatest = (extremes.detach() if self.detach_scaling else extremes).unbind()
-            s_ap, s_an = scaled(s_ap, least, greatest), scaled(s_an, least, greatest)
+            s_ap, s_an = min_max_scale(s_ap, least, greatest), min_max_scale(s_an, least, greatest)
         metric = (self.score_margin + s_an - s_ap).clamp(min=0)
 
         second = self._embedding_term(embeddings, labels, x, hard, metric.sum() / (quadruplets or 1))
@@ -216,7 +215,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """Return E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
-            ends = rows_of(x, a), rows_of(x, p), rows_of(x, n)
+            ends = x.index_select(0, a), x.index_select(0, p), x.index_select(0, n)
             hinges = embedding_hinge(*ends, self.embedding_margin, self.squared)
             second = {**hard, "losses": self.embedding_weight * hinges}
             value = hinges.sum() / (hard["divisor"] or 1)
@@ -231,7 +230,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _triplets(
         self, matrix: Tensor, labels: Tensor | None, indices_tuple: tuple[Tensor, ...] | None
     ) -> tuple[Triplets, float]:
-        """Return anchors, positives and negatives, and how many quadruplets they stand for."""
+        """Return anchors, positives and negatives, and the number of quadruplets."""
         if indices_tuple is not None and len(indices_tuple) == 3:
             a, p, n = (index.to(matrix.device) for index in indices_tuple)
             return (a, p, n), len(a) / 2

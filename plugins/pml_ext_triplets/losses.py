@@ -41,11 +41,11 @@ class BatchAllTripletLoss(PairLoss):
         \max(0, d_{ap} - d_{an} + m), \quad \max(0, d_{ap}^2 - d_{an}^2 + m), \quad
         \tanh\frac{d_{ap} - d_{an}}{2}, \quad d_{ap} + \log(e^{m - d_{an}} + e^{m - d_{pn}})
 
-    The paper calls this loss batch-hard; in the literature it is batch-all over non-zero terms. The loss is exact.
+    The paper calls it batch-hard; elsewhere it is "batch all" averaged over the non-zero terms.
 
     The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S. The default reducer
     divides the total by ``divisor``, the size of S; any other reducer reduces the pair sums. With an ``indices_tuple``
-    of triplets, there is one value per triplet, 0 outside S. One of pairs restricts the positives and negatives.
+    of triplets, there is one value per triplet with a valid positive, 0 outside S. One of pairs restricts the pairs.
     ``collect_stats`` records ``violating``, the share of triplets in S.
 
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of
@@ -98,7 +98,7 @@ class BatchAllTripletLoss(PairLoss):
         self.positives, self.percentile = positives, percentile
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return True for hinges, which sort each row once, and False for kinds that take a row per positive pair."""
+        """Return True for hinges, which compile with static shapes, and False for the other kinds."""
         return issubclass(KINDS[self.kind], Hinge)
 
     def figures(self, run: RunView) -> dict[str, Figure]:
@@ -108,7 +108,7 @@ class BatchAllTripletLoss(PairLoss):
         tested = "test" if "test" in run.splits else "query"
         labels, names = run.labels(tested), run.splits[tested].class_names
         classes = torch.unique(labels)
-        chosen = torch.isin(labels, classes[figures.some_of(len(classes), 4, run.seed).to(classes.device)])
+        chosen = torch.isin(labels, classes[figures.sample_indices(len(classes), 4, run.seed).to(classes.device)])
         part = {"test images": (run.embeddings(tested)[chosen], labels[chosen])}
         drawn = figures.projections(part, names, "pca", seed=run.seed)
         return {"Four classes by the two greatest principal components": drawn}

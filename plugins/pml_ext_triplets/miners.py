@@ -90,7 +90,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
 
     @property
     def expected_failed_checks(self) -> dict[str, str]:
-        """The conformance checks whose batches do not come as triplets, or that want each triplet once."""
+        """The conformance checks whose batches are not lists of triplets, or that need distinct triplets."""
         if not isinstance(self.miner, EmbeddingsAlreadyPackagedAsTriplets):
             twice = "a triplet and the one with its anchor and positive swapped may become the same"
             return {"check_mined_indices": twice, "check_degenerate_batches": twice}

@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..evaluation.neighbors import nearest_of, without
 from ..evaluation.projection import flattened
-from ..evaluation.sampling import some_of
+from ..evaluation.sampling import sample_indices
 from ..files import read_json
 from ..retrieval import Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 from ..stores import Store, Where
@@ -118,7 +118,7 @@ class Collection:
     def _projection(self, method: str, unseen: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, places from 0 to 1 ``[N, 2]``, which these are."""
         shown = self.shown(unseen)
-        chosen = shown[some_of(len(shown), MAP_LIMITS[method], seed=0)]
+        chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
         some = len(chosen) < len(shown)
         note = f"{len(chosen):,} of {len(shown):,} images" if some else "All images"
         note += " of unseen classes" * unseen + ", drawn at random" * some
@@ -134,7 +134,7 @@ class Collection:
         if not self.class_names or len(self) < 2:
             raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
-        chosen = known[some_of(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
+        chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
         apart, others = without(chosen, *nearest_of(self.embeddings[chosen], 2, self.embeddings))
         note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
         note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))

@@ -13,7 +13,7 @@ from .options import AsJson
 from .output import print_json, print_result, print_table, stdout
 
 if TYPE_CHECKING:
-    from ..data import About
+    from ..data import DatasetInfo
 
 WIDTH = 100  # characters of a line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
@@ -110,7 +110,7 @@ def _recipe_summary(name: str) -> str:
 
 def show(
     name: Annotated[
-        str, Argument(help="A loss, miner, ..., recipe, table of a paper (cbml/7), data set or trunk (backbone).")
+        str, Argument(help="A loss, miner, ..., recipe or .toml file, table of a paper (cbml/7), data set or trunk.")
     ],
     kind: Annotated[str | None, Option(help="loss, miner, ...; needed if two kinds share the name.")] = None,
     as_json: AsJson = False,
@@ -185,14 +185,14 @@ def data(
         raise Exit(1)
 
 
-def _describe(about: About, place: Path) -> dict[str, Any]:
+def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
     archives = [{k: v for k, v in each._asdict().items() if k != "unpack"} for each in about.archives]
     splits = {part: count._asdict() for part, count in about.counts.items()}
     described = {key: getattr(about, key) for key in ("name", "title", "page", "license", "note", "layout")}
     return described | {"place": str(place), "archives": archives, "splits": splits}
 
 
-def _problem(about: About, place: Path) -> str | None:
+def _problem(about: DatasetInfo, place: Path) -> str | None:
     """Return the first problem of the files in their place; None for a complete set."""
     from ..data import builtin_datasets, check_archives
 
@@ -204,7 +204,7 @@ def _problem(about: About, place: Path) -> str | None:
     return None
 
 
-def _print(about: About, described: dict[str, Any]) -> None:
+def _print(about: DatasetInfo, described: dict[str, Any]) -> None:
     labels = {"described at": "page", "license": "license", "goes into": "place", "as": "layout"}
     lines = [f"{about.name}: {about.title}", *(f"{label:12}  {described[key]}" for label, key in labels.items())]
     stdout().print("\n".join([*lines, *([about.note] if about.note else []), ""]))

@@ -58,10 +58,10 @@ def check(
 ) -> None:
     """Run the conformance checks; exit code 1 if one fails."""
     from ..testing.runner import CheckResult, check_component
-    from ..testing.subject import components_of
+    from ..testing.subject import find_components
 
     results: list[CheckResult] = []
-    for name, component in components_of(what):
+    for name, component in find_components(what):
         stderr().print(f"checking {name}")
         try:
             checked = check_component(component, fast=fast, on_fail=None)

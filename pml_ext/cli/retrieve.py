@@ -19,8 +19,8 @@ from .output import Progress, print_json, print_result, print_table, process_num
 if TYPE_CHECKING:
     from ..retrieval import TrainedRun
 
-IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Of images (default: the indexed one).")]
-_SHOWN = 10  # images that are gone or changed, named one by one
+IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Image folder (default: the indexed one).")]
+_LISTED = 10  # missing or changed images that are listed by name
 _SOURCES = (
     "A folder of images, sub-folders included; with --part and --on also an address such as s3://bucket/photos, a "
     "Parquet table of path and image, or shards-{000..015}.tar."
@@ -29,12 +29,12 @@ _STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 
 
 @contextmanager
-def embedding(
+def embedding_run(
     run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None
 ) -> Iterator[TrainedRun]:
     """Load a run that embeds a folder's images, with progress on stderr.
 
-    Processes that torchrun started embed a part each. The first one continues with all; the others end here.
+    Under torchrun each rank embeds a part; rank 0 continues with all embeddings, the others exit.
     """
     from ..devices import choose_device
     from ..distributed import process_group
@@ -81,7 +81,7 @@ def embed(
         if out.suffix != ".npz":
             raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
         check_writable("-o", out, file=True)
-        with embedding(run, Path(folder), device, workers, store) as trained:
+        with embedding_run(run, Path(folder), device, workers, store) as trained:
             embedded = trained.embed_folder(folder)
         out.parent.mkdir(parents=True, exist_ok=True)
         save_embeddings(embedded, out)
@@ -102,7 +102,7 @@ def embed(
         if on == "ray":
             from ..retrieval.on_ray import write_on_ray
 
-            with redirect_stdout(sys.stderr):  # where Ray's progress belongs
+            with redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
                 images = write_on_ray(run, device, work, *which, out, ray_address, jobs or 2, num_gpus or 0.0)
         else:
             reader = load_run(run, device, workers, listener=bar.embedding).images
@@ -115,7 +115,7 @@ def embed(
 def read_list(listing: Path) -> list[str]:
     """Return the lines of a file of paths."""
     try:
-        return [line for line in listing.read_text("utf-8", errors="surrogateescape").splitlines() if line]
+        return [line for line in listing.read_text("utf-8", errors="surrogateescape").split("\n") if line]
     except OSError as error:
         raise ConfigError(f"--list {listing}: cannot be read ({error.strerror or error})") from None
 
@@ -131,11 +131,12 @@ def cluster(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Cluster a folder: a CSV table and contact sheets. HDBSCAN puts outliers into cluster -1."""
+    """Cluster a folder's images into a CSV table and contact sheets. HDBSCAN's outliers are cluster -1."""
     number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
-    with embedding(run, folder, device, workers, store) as trained:
+    with embedding_run(run, folder, device, workers, store) as trained:
         result = trained.cluster(folder, number, out, smallest=smallest)
-    shown = [dataclasses.asdict(each) | {"sheet": str(result.sheets.get(each.number))} for each in result.clusters]
+    sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
+    shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
     about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table), "clusters": shown}
     paths, classes = result.grouping.embedded.paths, any(each.share is not None for each in result.clusters)
     rows = [
@@ -179,7 +180,7 @@ def index(
     folder: IndexedFolder = None,
     factory: Annotated[
         str,
-        Option("--index", metavar="exact|FACTORY", help="A faiss factory, IVF64,Flat (default: exact to 200,000)."),
+        Option("--index", metavar="exact|FACTORY", help="A faiss factory, as IVF64,Flat (default: exact to 200,000)."),
     ] = "",
     parts: Annotated[
         Path | None, Option("--from", metavar="PARTS", help="Use the embeddings of embed --part; embed nothing.")
@@ -196,7 +197,7 @@ def index(
     from ..stores import masked
 
     if workers is not None and (check or parts is not None):
-        raise ConfigError("--workers read the images to embed; with --check and --from, leave it out")
+        raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
     read = functools.partial(load_run, run, device, store=store)
     if check and (folder is not None or factory or parts is not None or to is not None):
         raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
@@ -206,14 +207,14 @@ def index(
         lines = [f"{len(held)} images, all files as they were written: {held.place}"]
         for what, paths in (("gone", gone), ("changed", changed)):
             if paths:
-                lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _SHOWN))}")
+                lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
         about = {"index": str(held.place), "images": len(held), "gone": gone, "changed": changed}
         print_result(as_json, about, *lines)
         if gone or changed:
             say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
             raise Exit(1)
         return
-    with embedding(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
+    with embedding_run(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
         if to is not None:
             trained.open_store(to)  # refused before anything is embedded
         gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
@@ -238,8 +239,10 @@ def index(
 def query(
     run: RunFolder,
     images: Annotated[list[Path] | None, Argument(metavar="IMAGE...", help="Images to find; with -o a folder.")] = None,
-    k: Annotated[int, Option("-k", help="Number of answers.")] = 8,
-    metric: Annotated[Literal["euclidean", "learned"], Option(help="Of embeddings, or the run's own.")] = "euclidean",
+    k: Annotated[int | None, Option("-k", help="Number of answers (default 8).")] = None,
+    metric: Annotated[
+        Literal["euclidean", "learned"], Option(help="Of the embeddings, or the run's learned metric.")
+    ] = "euclidean",
     shortlist: Annotated[
         int | None, Option(help="With the learned metric: number of nearest images to re-rank (default: all).")
     ] = None,
@@ -251,7 +254,9 @@ def query(
     picture: Annotated[
         Path | None, Option(help="The PNG file (default RUN/query.png; none with --json or a store).")
     ] = None,
-    listing: Annotated[Path | None, Option("--list", metavar="FILE", help="With -o: a file of paths.")] = None,
+    listing: Annotated[
+        Path | None, Option("--list", metavar="FILE", help="With -o: a file with one path per line.")
+    ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="Query a folder into this .parquet or .jsonl.")] = None,
     store: Annotated[str | None, Option(metavar="FOLDER|STORE", help=f"Another collection, or {_STORES}.")] = None,
     workers: Workers = None,
@@ -267,14 +272,14 @@ def query(
     own = Path(store) if store is not None and stored is None else None
     if out is not None:
         if duplicates or picture or shortlist is not None or metric != "euclidean":
-            raise ConfigError("-o writes the nearest by distance; leave out --duplicates, --picture and --metric")
+            raise ConfigError("-o uses Euclidean distance; leave out --duplicates, --picture, --shortlist and --metric")
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
             trained = load_run(run, device, workers, own, bar.embedding)
             folder = str(images[0]) if images else None
             items = (folder or "") if listing is None else read_list(listing)
-            queries, found = trained.match(items, out, k, within, radius, stored, folder)
+            queries, found = trained.match(items, out, 8 if k is None else k, within, radius, stored, folder)
         about = {"file": str(out), "queries": queries, "answers": found}
         print_result(as_json, about, f"{found} answers to {queries} images: {out}")
         return
@@ -284,7 +289,7 @@ def query(
         raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
     if bool(images) == duplicates:
         raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
-    if duplicates and (picture or within or shortlist is not None or metric != "euclidean"):
+    if duplicates and (picture or within or (k, shortlist) != (None, None) or metric != "euclidean"):
         raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
     place = picture or (None if as_json or duplicates or stored else run / "query.png")
     if place is not None:
@@ -298,7 +303,7 @@ def query(
         about = {"radius": radius, "groups": groups}
         print_result(as_json, about, text, columns=["group", "path"], rows=rows, right=[0])
         return
-    answers = trained.query(images, k, metric, shortlist, within, radius, stored)
+    answers = trained.query(images, 8 if k is None else k, metric, shortlist, within, radius, stored)
     if not as_json:
         rows = [
             [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
@@ -313,7 +318,7 @@ def query(
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, functools.partial(trained.picture(answers).savefig, format="png"))
-        except Exception as error:  # the answers are there: whatever is wrong with the picture costs it alone
+        except Exception as error:  # a picture that fails must not lose the answers
             say(f"warning: no picture: {one_line(error)}")
             place = None
     if as_json:

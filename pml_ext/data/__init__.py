@@ -14,7 +14,7 @@ with needs_extra("train", "a data set"):
     from .digits import digits_unseen as digits_unseen
     from .folder import folder as folder
     from .omniglot import omniglot_small as omniglot_small
-    from .published import About as About
+    from .published import DatasetInfo as DatasetInfo
     from .published import cache_folder as cache_folder
     from .published import check_archives as check_archives
     from .published import get_archives as get_archives
@@ -42,7 +42,7 @@ def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
     }
 
 
-def published_sets() -> dict[str, About]:
+def published_sets() -> dict[str, DatasetInfo]:
     """Return the descriptions of the published data sets by name."""
     sets = [photographs.CARS196, photographs.CUB, photographs.IMAGENET, photographs.INSHOP]
     return {about.name: about for about in (*sets, omniglot.ABOUT, omniglot.SMALL, photographs.SOP)}

@@ -34,9 +34,9 @@ def folder(
         split: ``"class"`` or ``"image"``.
         train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1.
         seed: of the split.
-        classes: of folders inside of folders, ``"outer"`` takes the outermost as classes, ``"leaf"`` those that images
-            lie in, named by their paths.
-        levels: in the place of ``classes``: how many folders deep classes are, named by their paths, for a tree.
+        classes: in nested folders, the class is the outermost folder (``"outer"``), or the innermost, named by its path
+            (``"leaf"``).
+        levels: instead of ``classes``: depth of the class folders, named by their paths, for a hierarchy.
 
     Raises:
         ConfigError: a setting outside its range.
@@ -80,11 +80,11 @@ def folder(
 
 
 def _refuse(error: OSError) -> None:
-    raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); give it back its read permission")
+    raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); check its permissions")
 
 
 def _files_by_class(place: Path, depth: int | None) -> dict[str, list[Path]]:
-    """Return the images by class, folders so deep, or any; hidden files and folders, and other files, are left out."""
+    """Return image files by class, the first ``depth`` folders of a path (None: all); skip hidden and other files."""
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     found: dict[str, list[Path]] = {}

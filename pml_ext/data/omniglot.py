@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError, DataError
-from .published import About, Archive, Count, check_count, find_root, get_archives
+from .published import Archive, Count, DatasetInfo, check_count, find_root, get_archives
 from .splits import DataSplits, LabeledImages
 
 BACKGROUND, EVALUATION = "images_background.zip", "images_evaluation.zip"
 WHOLE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
-ABOUT = About(
+ABOUT = DatasetInfo(
     name="omniglot",
     title="Omniglot",
     page="https://github.com/brendenlake/omniglot",
@@ -31,7 +31,7 @@ ABOUT = About(
 )
 TRAIN, TEST = "images_background_small1.zip", "images_background_small2.zip"
 URL = "https://raw.githubusercontent.com/brendenlake/omniglot/057f034b/python/"
-SMALL = About(
+SMALL = DatasetInfo(
     name="omniglot-small",
     title="Omniglot's two small background sets",
     page=ABOUT.page,
@@ -74,7 +74,7 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
     return _splits(SMALL, find_root(SMALL, root, TRAIN), image_size, split)
 
 
-def _splits(about: About, place: Path, image_size: int, split: Split) -> DataSplits:
+def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
         raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
     first, second = (find_root(about, place, archive.name) / archive.name for archive in about.archives)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import DataError, one_line
-from .published import About, Archive, Count, Counts, Entry, assemble, find_root, read_lines
+from .published import Archive, Count, Counts, DatasetInfo, Entry, assemble, find_root, read_lines
 from .reading import Box
 from .splits import DataSplits
 
-CUB = About(
+CUB = DatasetInfo(
     name="cub",
     title="Caltech-UCSD Birds-200-2011",
     page="https://www.vision.caltech.edu/datasets/cub_200_2011/",
@@ -29,7 +29,7 @@ CUB = About(
     counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
     note="Classes 1 to 100 are for training, 101 to 200 for tests; train_test_split.txt belongs to another protocol.",
 )
-CARS196 = About(
+CARS196 = DatasetInfo(
     name="cars196",
     title="Stanford Cars",
     page="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (offline; search for copies by the file names)",
@@ -42,7 +42,7 @@ CARS196 = About(
     counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
     note="Classes 1 to 98 are for training, 99 to 196 for tests; cars_annos.mat has the split of another protocol.",
 )
-SOP = About(
+SOP = DatasetInfo(
     name="sop",
     title="Stanford Online Products",
     page="https://cvgl.stanford.edu/projects/lifted_struct/",
@@ -52,7 +52,7 @@ SOP = About(
     counts={"train": Count(59_551, 11_318), "test": Count(60_502, 11_316)},
 )
 LIST = "list_eval_partition.txt"
-INSHOP = About(
+INSHOP = DatasetInfo(
     name="inshop",
     title="DeepFashion: In-shop Clothes Retrieval Benchmark",
     page="https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html",
@@ -61,7 +61,7 @@ INSHOP = About(
     layout=f"img/ (or Img/img/) with MEN/ and WOMEN/, and {LIST} (or Eval/{LIST})",
     counts={"train": Count(25_882, 3_997), "query": Count(14_218, 3_985), "gallery": Count(12_612, 3_985)},
 )
-IMAGENET = About(
+IMAGENET = DatasetInfo(
     name="imagenet",
     title="ImageNet, ILSVRC 2012",
     page="https://www.image-net.org/challenges/LSVRC/2012/",
@@ -198,10 +198,10 @@ def imagenet(
             photographs = [f"{folder}/{name}/{file}" for file in files if file.upper().endswith((".JPEG", ".JPG"))]
             parts[part if name in tested else "train"] += [Entry(path, name) for path in photographs]
     splits = assemble(about, place / "train", place, parts, image_size, train)
-    return dataclasses.replace(splits, parents=parents_in(hierarchy) if hierarchy is not None else None)
+    return dataclasses.replace(splits, parents=read_wordnet_parents(hierarchy) if hierarchy is not None else None)
 
 
-def parents_in(path: Path) -> dict[str, list[str]]:
+def read_wordnet_parents(path: Path) -> dict[str, list[str]]:
     """Return the parents of each WordNet id, from a file with one parent and one child per line."""
     parents: dict[str, list[str]] = {}
     for parent, child in read_lines(path, 2):

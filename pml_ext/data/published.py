@@ -71,7 +71,7 @@ class Archive(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
+class DatasetInfo:
     """A published data set."""
 
     name: str
@@ -96,7 +96,7 @@ class About:
         return cache_folder(self.name)
 
 
-def get_archives(about: About, place: Path) -> None:
+def get_archives(about: DatasetInfo, place: Path) -> None:
     """Download missing archives of a data set to a folder, check and unpack all; a DataError names a bad archive."""
     check_archives(about, place)
     for archive in about.archives:
@@ -112,7 +112,7 @@ def get_archives(about: About, place: Path) -> None:
             _unpack(path, place)
 
 
-def check_archives(about: About, root: Path | None = None) -> None:
+def check_archives(about: DatasetInfo, root: Path | None = None) -> None:
     """Check the archives in a data set's folder; a :class:`DataError` names a truncated or wrong file."""
     place = about.place if root is None else root.expanduser()
     for archive in about.archives:
@@ -163,7 +163,7 @@ def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         yield member
 
 
-def find_root(about: About, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
+def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
     """Return the folder that has ``wanted``: ``root`` (by default ``about.place``), or one of its ``inner`` folders."""
     place = about.place if root is None else root.expanduser()
     for candidate in (place, *(place / name for name in inner)):
@@ -189,7 +189,7 @@ def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
 
 
 def assemble(
-    about: About, listed_in: Path, images: Path, parts: Parts, image_size: int, names: Sequence[str] = ()
+    about: DatasetInfo, listed_in: Path, images: Path, parts: Parts, image_size: int, names: Sequence[str] = ()
 ) -> DataSplits:
     """Return the splits of a published set; a DataError says where lists, files and published counts differ.
 
@@ -214,7 +214,7 @@ def assemble(
     return labeled(images, parts, image_size, names)
 
 
-def check_count(about: About, part: str, images: int, classes: int, place: Path, mend: str) -> None:
+def check_count(about: DatasetInfo, part: str, images: int, classes: int, place: Path, mend: str) -> None:
     """Check the number of images and classes of a split against the published ones."""
     wanted = about.counts[part]
     if classes == wanted.classes and wanted.images in (None, images):

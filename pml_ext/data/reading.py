@@ -1,4 +1,4 @@
-"""Image files become tensors: upright, of the wanted channels, cut to a box, and read small where that is enough."""
+"""Read image files as tensors: EXIF rotation, channels, crop box, and reduced-size JPEG decoding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..errors import DataError, PmlExtError, one_line
 
-# What Pillow may take a file for, whatever its name; others start programs (an EPS starts Ghostscript).
+# Formats that Pillow may detect; others run programs (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
 ORIENTATION = 0x0112  # tag of EXIF
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
@@ -28,7 +28,7 @@ class Box(NamedTuple):
 
 
 def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: int | None = None) -> Tensor:
-    """Return an image file as uint8 ``[C, H, W]``, turned upright as its EXIF data say, transparency on white.
+    """Return an image file as uint8 ``[C, H, W]``, rotated by its EXIF orientation, transparency blended with white.
 
     16-bit images are scaled to 8 bits, CMYK and palettes are converted. The channels are last in memory. ``box`` is the
     wanted part of the upright image; JPEGs are decoded at a half, a quarter or an eighth of their size where the
@@ -46,7 +46,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
             if right <= left or bottom <= top:
                 corners = ", ".join(f"{number:g}" for number in part)
                 raise DataError(
-                    f"{path}: its box ({corners}) has no pixel of the {width} x {height} image; mend the box"
+                    f"{path}: its box ({corners}) lies outside of the {width} x {height} image; mend the box"
                 )
             shorter = min(right - left, bottom - top)
             if smallest is not None and smallest < shorter:
@@ -71,7 +71,7 @@ def image_tensor(image: Any, channels: int = 3) -> Tensor:
 
 
 def _upright(image: Any) -> Any:
-    """Return the image in 8 bits, turned as its orientation tag says, the only part of EXIF that is looked at."""
+    """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
     from PIL import Image
 
     image.load()  # a TIFF file is turned by that

@@ -41,7 +41,7 @@ def table(
     shared_classes: bool = False,
     label_sets: bool = False,
 ) -> DataSplits:
-    """The images that a CSV file lists: columns ``label``, ``path`` and ``split``, others if they are there.
+    """Load the images listed in a CSV file: columns ``label``, ``path`` and ``split``, others if they are there.
 
     ``split`` is ``train`` or ``validation``. If ``is_query`` and ``is_gallery`` are true in all rows of ``validation``,
     or missing, each of its images is searched among all others; else queries are searched in the gallery, and no image
@@ -89,8 +89,8 @@ def table(
         queries, gallery = ([row for row in tested if getattr(row, role)] for role in ("is_query", "is_gallery"))
         parts = {"train": parts["train"], "query": _entries(queries), "gallery": _entries(gallery)}
     for part, entries in parts.items():
-        if len(entries) < (2 if part in ("train", "test") else 1):
-            raise DataError(f"{file}: {len(entries)} images for {part}; wanted two or more per class")
+        if len(entries) < (least := 2 if part in ("train", "test") else 1):
+            raise DataError(f"{file}: {len(entries)} images for {part}; wanted {least} or more")
     return labeled(place, parts, image_size, sorted({row.label for row in rows}), channels)
 
 
@@ -125,6 +125,6 @@ def _read(file: Path) -> list[Row]:
         raise DataError(f"{file}, line {lines.line_num}: {found}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         where = f", line {lines.reader.line_num}" if isinstance(error, csv.Error) else ""
-        wanted = "table:FILE.csv wants commas, UTF-8, and quotes in pairs"
+        wanted = "table:FILE.csv must be UTF-8 with balanced quotes"
         raise DataError(f"{file}: cannot be read as a table ({error}{where}); {wanted}") from None
     return rows

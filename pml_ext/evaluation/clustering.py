@@ -1,7 +1,7 @@
 """K-means, and metrics of the agreement of clusters with classes.
 
-The metrics are pure functions of the classes and the clusters of N points, ``[N]`` each. They count the pairs (class,
-cluster) that occur, so that memory grows with the points, never with classes x clusters.
+The metrics are pure functions of the classes and the clusters of N points, ``[N]`` each. They use a sparse contingency
+matrix, so memory grows with the points, not with classes x clusters.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .neighbors import faiss_sees_a_gpu, has_faiss
 
-CHEAP = 70_000_000_000  # multiplications of one iteration of all starts together
+MAX_MULTIPLICATIONS = 70_000_000_000  # per iteration of all starts together
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
@@ -30,7 +30,7 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
-    starts = max(1, CHEAP // (points.shape[0] * clusters * points.shape[1]))
+    starts = max(1, MAX_MULTIPLICATIONS // (points.shape[0] * clusters * points.shape[1]))
     if has_faiss():
         from ..pml import FaissKMeans
 
@@ -71,8 +71,8 @@ def nmi_majority(labels: Any, clusters: Any) -> float:
 
     .. math:: \frac{2 I(m; c)}{H(m) + H(c)}, \quad m_i = \arg\max_c |\omega_{k(i)} \cap c|
 
-    Clusters of one class count as one, so that more clusters than classes are not punished; of classes as frequent, the
-    first is taken. *Source:* the program of Shah, Clustering and Querying, 2017, whose text has :func:`nmi`.
+    Clusters with the same majority class are merged, so extra clusters are not penalized; ties go to the first class.
+    *Source:* the program of Shah, Clustering and Querying, 2017, whose text has :func:`nmi`.
     """
     from sklearn.metrics.cluster import contingency_matrix
 
@@ -86,7 +86,7 @@ def ami(labels: Any, clusters: Any) -> float:
 
     .. math:: \frac{I(\omega; c) - E[I]}{(H(\omega) + H(c)) / 2 - E[I]}
 
-    where :math:`E[I]` is the mean over all ways of giving the labels to the points: 1 for equal partitions, about 0 for
+    where :math:`E[I]` is the expectation over random permutations of the labels: 1 for equal partitions, about 0 for
     random ones. *Cost:* time grows with classes x clusters.
     """
     from sklearn.metrics import adjusted_mutual_info_score

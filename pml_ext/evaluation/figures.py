@@ -14,7 +14,7 @@ from ..errors import needs_extra
 from .fonts import drawable, families
 from .neighbors import matrix_under
 from .projection import ONE_POINT, directions, flattened, mark
-from .sampling import some_of as some_of
+from .sampling import sample_indices as sample_indices
 
 with needs_extra("train", "a figure"):
     from matplotlib.figure import Figure
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
-_STYLES = ((BLUE, "o-"), (ORANGE, "s--"), (GRAY, "^:"), (RIGHT, "d-."))
-_MARKERS = "os^D"  # by the number of a class's shape
+_COLORS, _LINES = (BLUE, ORANGE, GRAY, RIGHT), ("o-", "s--", "^:", "d-.")
+_MARKERS = "os^D"  # by the index of a class's marker
 _LEGEND = 10  # classes in a legend at most
-_SHOWN = 220  # pixels of the longer side of a small picture at most, twice what it is drawn with
+_THUMBNAIL = 220  # longest side of a thumbnail in pixels, twice its drawn size
 Parts = Mapping[str, tuple[Tensor, Tensor]]
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 Cell = tuple[Tensor, str, str]  # a picture, uint8 [C, H, W], its caption, the color of its frame and caption
@@ -40,7 +40,7 @@ class PlainFigure(Figure):  # type: ignore[misc]
     """A figure whose texts may come from data: no mathtext, no control characters; boxes for letters without a font."""
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure, its texts as they are."""
+        """Draw the figure with literal texts."""
         for text in self.findobj(Text):
             text.set_parse_math(False)
             text.set_text(drawable(text.get_text()))
@@ -51,13 +51,13 @@ class PlainFigure(Figure):  # type: ignore[misc]
             super().draw(renderer)
 
 
-def panels_of(width: float, count: int, height: float = 3.2, **shared: Any) -> tuple[Figure, Any]:
-    """Return a figure, of a size in inches, and its axes, side by side."""
+def subplots(width: float, count: int, height: float = 3.2, **shared: Any) -> tuple[Figure, Any]:
+    """Return a figure, its size in inches, and a row of axes."""
     figure = PlainFigure(figsize=(width, height), dpi=110, layout="constrained")
     return figure, np.atleast_1d(figure.subplots(1, max(1, count), **shared))
 
 
-def finish(axes: Any, legend: bool = False, **labels: Any) -> None:
+def label_axes(axes: Any, legend: bool = False, **labels: Any) -> None:
     """Give axes their labels, a grid and a legend."""
     axes.set(**labels)
     axes.spines[["top", "right"]].set_visible(False)
@@ -71,44 +71,45 @@ def _note(axes: Any, text: str) -> None:
 
 
 def _plot_percent(axes: Any, curves: Series) -> None:
-    for (label, (xs, values)), (color, style) in zip(curves.items(), _STYLES, strict=False):
+    for number, (label, (xs, values)) in enumerate(curves.items()):  # the 5th has the 1st color and the 2nd line
+        color, style = _COLORS[number % 4], _LINES[(number + number // 4) % 4]
         axes.plot(xs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
 
 
 def loss_curves(series: Series) -> Figure:
-    """Draw the loss and its terms over the iterations, a panel each, and a running mean over a twentieth of the curve.
+    """Draw the loss and its terms over the iterations, one panel each, with a running mean over 5 % of the curve.
 
     ``series`` is ``{name: (iterations, values)}``.
     """
-    figure, panels = panels_of(min(3.4 * max(1, len(series)), 13), len(series))
+    figure, panels = subplots(min(3.4 * max(1, len(series)), 13), len(series))
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
         window = np.ones(max(1, len(values) // 20))  # fewer values at the ends
         smoothed = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
         axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
         axes.plot(iterations, smoothed, color=BLUE, linewidth=1.6)
-        finish(axes, title=name, xlabel="iteration")
+        label_axes(axes, title=name, xlabel="iteration")
     return figure
 
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
     """Draw metrics over the epochs, ``{metric: {images: (epochs, fractions)}}``: panels of lines."""
-    figure, row = panels_of(3.6 * len(panels), len(panels))
+    figure, row = subplots(3.6 * len(panels), len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         _plot_percent(axes, curves)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        finish(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
+        label_axes(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
     return figure
 
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw Recall@K over K: ``{label: {K: fraction}}``."""
-    figure, (axes,) = panels_of(3.6, 1)
+    figure, (axes,) = subplots(3.6, 1)
     _plot_percent(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
     ks = sorted({k for curve in curves.values() for k in curve})
     axes.set_xscale("log" if len(ks) > 1 else "linear")
     axes.set_xticks(ks, map(str, ks))
     axes.minorticks_off()
-    finish(axes, legend=True, xlabel="K", ylabel="Recall@K, %")
+    label_axes(axes, legend=True, xlabel="K", ylabel="Recall@K, %")
     return figure
 
 
@@ -117,7 +118,7 @@ def similarity_distributions(
 ) -> Figure:
     """Draw the distributions of the cosine similarities of positive and negative pairs, a panel for each part.
 
-    Where all values of a part are alike (embeddings that have collapsed to one point), the panel has a note.
+    If all values of a part are equal (collapsed embeddings), the panel has a note.
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
@@ -125,9 +126,9 @@ def similarity_distributions(
         learned: learned metrics by title, whose values are drawn instead, on a scale of their own.
     """
     learned = learned or {}
-    figure, panels = panels_of(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
+    figure, panels = subplots(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
-        chosen = some_of(len(labels), max_items, seed=0)
+        chosen = sample_indices(len(labels), max_items, seed=0)
         points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
         if title in learned:
             similarity = matrix_under(learned[title], points).cpu()
@@ -150,7 +151,7 @@ def similarity_distributions(
             else:
                 bins: dict[str, Any] = {"bins": 80, "range": (low, high), "density": True, "histtype": "stepfilled"}
                 axes.hist(values, color=color, alpha=0.55, label=label, **bins)
-        finish(axes, legend=True, title=title, xlabel="learned score" if title in learned else "cosine similarity")
+        label_axes(axes, legend=True, title=title, xlabel="learned score" if title in learned else "cosine similarity")
     panels[0].set_ylabel("density")
     return figure
 
@@ -175,9 +176,9 @@ def projections(
     """
     named = 1.1 if len(class_names) else 0.0  # inches for names
     shapes = [style.get_path().transformed(style.get_transform()) for style in map(MarkerStyle, _MARKERS)]
-    figure, panels = panels_of(3.6 * len(parts) + named, len(parts), 3.7)
+    figure, panels = subplots(3.6 * len(parts) + named, len(parts), 3.7)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
-        chosen = some_of(len(labels), max_items, seed)
+        chosen = sample_indices(len(labels), max_items, seed)
         classes, ranks = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
         flat = flattened(directions(embeddings[chosen]).numpy(), method, seed)
         how = {"pca": "principal components", "tsne": "t-SNE"}[method]
@@ -213,12 +214,12 @@ def _at_most(image: Tensor, side: int) -> Tensor:
 
 def answer(image: Tensor, caption: str, right: bool | None) -> Cell:
     """Return the cell of an answer: green with a tick if it is right, red with a cross if wrong, gray if unknown."""
-    mark, color = {None: ("", GRAY), True: ("✓ ", RIGHT), False: ("✗ ", WRONG)}[right]
-    return image, mark + caption, color
+    tick, color = {None: ("", GRAY), True: ("✓ ", RIGHT), False: ("✗ ", WRONG)}[right]
+    return image, tick + caption, color
 
 
 def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
-    """Draw rows of small pictures with captions and frames, on one pair of axes: one for each would take longest."""
+    """Draw rows of thumbnails with captions and frames on one Axes, which is faster than one for each."""
     captions = [cell[1] for row in rows for cell in row if cell is not None]
     above = 0.12 * (2 + max(text.count("\n") for text in captions))  # the room over a picture, in inches
     width, height = 1.08 * max(map(len, rows)) + 0.1, (1 + above) * len(rows) + 0.1
@@ -233,7 +234,7 @@ def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
             left, top = 0.06 + 1.08 * column, above + (1 + above) * row
             scale = 1 / max(image.shape[-2:])
             right, bottom = left + scale * image.shape[-1], top + scale * image.shape[-2]
-            shown = _at_most(image, _SHOWN).expand(3, -1, -1).permute(1, 2, 0).numpy()
+            shown = _at_most(image, _THUMBNAIL).expand(3, -1, -1).permute(1, 2, 0).numpy()
             axes.imshow(shown, interpolation="nearest", extent=(left, right, bottom, top))
             axes.text(left + 0.5, top - 0.03, caption, fontsize=7.5, color=color, ha="center", va="bottom")
             frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)

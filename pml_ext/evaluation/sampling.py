@@ -37,7 +37,7 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int6
     return np.sort(by_class[chosen])
 
 
-def some_of(count: int, most: int, seed: int) -> Tensor:
+def sample_indices(count: int, most: int, seed: int) -> Tensor:
     """Return at most ``most`` of the numbers below ``count``, drawn at random, in rising order."""
     if count <= most:
         return torch.arange(count)

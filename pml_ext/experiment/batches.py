@@ -121,14 +121,14 @@ def embed_batches(
 
     Both modules are in evaluation mode for each batch, and as they were when the pass ends.
     """
-    watched = WorkerDataset(images, workers)
+    dataset = WorkerDataset(images, workers)
     order = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
-    loader = data_loader(watched, workers, device, **order)
-    with preserved_modes(trunk, embedder), watched.naming_images():
+    loader = data_loader(dataset, workers, device, **order)
+    with preserved_modes(trunk, embedder), dataset.naming_images():
         for batch, labels in loader:
             trunk.eval()
             embedder.eval()
-            batch = watched.finish(batch.to(device, non_blocking=loader.pin_memory))
+            batch = dataset.finish(batch.to(device, non_blocking=loader.pin_memory))
             features = trunk(batch)
             yield batch, features, embedder(features), labels.to(device, non_blocking=loader.pin_memory)
 

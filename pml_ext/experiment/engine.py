@@ -106,7 +106,7 @@ class Engine:
         reading = iter(batches)
         batch = next(reading, None)
         while batch is not None:
-            self._undo = self._undo_of_step(objective, len(batch[1])) if self._skips else _nothing
+            self._undo = self._make_undo(objective, len(batch[1])) if self._skips else _nothing
             pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
@@ -178,7 +178,7 @@ class Engine:
             raise NotFiniteError(times if self._skips else f"{times}; {wanted}")
         self._undo()
 
-    def _undo_of_step(self, objective: Objective, batch_size: int) -> Callable[[], None]:
+    def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that undoes a step's changes but for parameters; a memory's queue has its rows copied."""
         buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
         loss = unwrapped(objective.loss)

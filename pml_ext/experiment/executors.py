@@ -31,7 +31,7 @@ class JobResult:
     error: str = ""
     busy: bool = False  # another process does it
     stopped: int = 0  # the signal that ended it
-    died: bool = False  # its worker, without an answer
+    died: bool = False  # its worker, without a result
 
 
 class Job(Protocol):
@@ -74,7 +74,7 @@ class Executor:
         self.running[job] = job
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
-        """Yield the jobs that have ended, perhaps after a while, with their answers."""
+        """Yield the jobs that have ended, perhaps after a while, with their results."""
         for job in [*self.running]:
             with signals.waiting(False):
                 yield self.running.pop(job), run_job(job, lambda said, job=job: on_progress(job, said))  # type: ignore[misc]
@@ -185,10 +185,10 @@ class OnRay(Executor):
         """Yield the jobs whose tasks have ended."""
         for reference in self._ray.wait([*self.running], timeout=_POLL)[0]:
             try:
-                answer = self._ray.get(reference)
+                result = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
-                answer = JobResult(error=f"Ray: {one_line(error)}")
-            yield self.running.pop(reference), answer
+                result = JobResult(error=f"Ray: {one_line(error)}")
+            yield self.running.pop(reference), result
 
     def stop(self) -> None:
         """Interrupt the tasks."""
@@ -238,10 +238,10 @@ class OnSlurm(Executor):
         time.sleep(_POLL)
         for submitted in [each for each in self.running if each.done()]:
             try:
-                answer = submitted.result()
+                result = submitted.result()
             except self._errors:
-                answer = JobResult(died=True)
-            yield self.running.pop(submitted), answer
+                result = JobResult(died=True)
+            yield self.running.pop(submitted), result
 
     def close(self) -> None:
         """Cancel the jobs that have not ended."""
@@ -270,21 +270,21 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
         while waiting or executor.running:
             while waiting and len(executor.running) < executor.jobs:
                 executor.start(waiting.popleft())
-            for job, answer in executor.ended(on_progress):
-                attempts[job] += answer.died
-                if answer.stopped and not stopped:
-                    raise signals.stopped(answer.stopped, "with a checkpoint; go on with the same command")
-                if answer.stopped:
+            for job, result in executor.ended(on_progress):
+                attempts[job] += result.died
+                if result.stopped and not stopped:
+                    raise signals.stopped(result.stopped, "with a checkpoint; go on with the same command")
+                if result.stopped:
                     continue
-                if answer.busy:
+                if result.busy:
                     waiting.append(job)
                     time.sleep(_POLL)
-                elif answer.died and attempts[job] < _ATTEMPTS:
+                elif result.died and attempts[job] < _ATTEMPTS:
                     on_progress(job, f"{job.name}: its worker died; another one resumes it")
                     waiting.append(job)
                 else:
                     died = f"its worker died {_ATTEMPTS} times, perhaps for lack of memory"
-                    if error := died if answer.died else answer.error:
+                    if error := died if result.died else result.error:
                         errors[job] = error
                         on_progress(job, f"{job.name} failed: {error}")
                     on_progress(job, 1.0)

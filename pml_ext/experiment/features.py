@@ -77,7 +77,7 @@ class FeatureCache:
         a feature that is NaN or infinite.
         """
         keys = [key + b"\0%d" % view for key in _keys(images)]
-        files = dict(zip(keys, map(_facts, images.paths or itertools.repeat(None)), strict=False))
+        files = dict(zip(keys, map(_stat_of, images.paths or itertools.repeat(None)), strict=False))
         collection = self.collection
         with collection.locked(replace=True) if rank() == 0 else contextlib.nullcontext():
             if rank() == 0:
@@ -99,7 +99,7 @@ class FeatureCache:
         if not self.collection.exists:
             return {}
         keys = [_file_key(path) + _PLAIN for path in paths]
-        found, _, vectors = self.collection.find({key: _facts(path) for key, path in zip(keys, paths, strict=True)})
+        found, _, vectors = self.collection.find({key: _stat_of(path) for key, path in zip(keys, paths, strict=True)})
         return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
 
     def keep(self, paths: Sequence[Path], features: Tensor) -> None:
@@ -110,7 +110,7 @@ class FeatureCache:
             if not self.collection.exists:
                 self.collection.create(replace=False)
             files = [paths[place] for place in finite]
-            self.collection.append([_file_key(path) + _PLAIN for path in files], [*map(_facts, files)], rows[finite])
+            self.collection.append([_file_key(path) + _PLAIN for path in files], [*map(_stat_of, files)], rows[finite])
 
     def _computed(
         self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, FileStat]
@@ -151,7 +151,7 @@ def _file_key(path: str | Path) -> bytes:
     return path_bytes(os.path.realpath(path))
 
 
-def _facts(path: Path | None) -> FileStat:
+def _stat_of(path: Path | None) -> FileStat:
     """Return size and time of a file, which is embedded, or refused, if it is missing; of pixels always the same."""
     return (0, 0) if path is None else file_stat(Path(path)) or MISSING
 

@@ -140,14 +140,14 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 def table_rows(probe: Probe) -> list[list[str]]:
     """Return the rows of a trunk in the table: as it is, its components, its head, and what the head adds."""
     first = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
-    rows = [[ROWS[row], *(_with_std(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
+    rows = [[ROWS[row], *(_mean_std(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
     if probe.gain:
         tests = ["" if each["p"] is None else f" (p = {each['p']:.3f})" for each in probe.gain.values()]
-        gains = [_with_std(each, "+") for each in probe.gain.values()]
+        gains = [_mean_std(each, "+") for each in probe.gain.values()]
         rows.append(["head less frozen", *(gain + test for gain, test in zip(gains, tests, strict=True))])
     return [[*([""] * len(first) if number else first), *row] for number, row in enumerate(rows)]
 
 
-def _with_std(about: Mapping[str, float | None], sign: str = "") -> str:
+def _mean_std(about: Mapping[str, float | None], sign: str = "") -> str:
     mean, std = percent(about["mean"], sign), percent(about["std"])
     return f"{mean} ± {std}" if std else mean

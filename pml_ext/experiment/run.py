@@ -34,7 +34,7 @@ from .recipe import Recipe, build_tracker, flat, plugins_in
 from .recipe.schema import frozen_patterns
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .report import write_run_report
-from .stages import Stage, build_optimizers, build_stages, clusters_of, extend_schedule, sample_clusters, with_clusters
+from .stages import Stage, build_optimizers, build_stages, clusters_of, extend_schedule, set_sampler, with_clusters
 from .view import View
 
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
@@ -408,7 +408,7 @@ class Run(View):
             self.listener.step(f"clustering the training images before epoch {epoch}")
             labels = clusters_of(self, table)
         self.pseudo_labels = self._history.pseudo_labels = labels
-        sample_clusters(stage, table, with_clusters(self.training_images, table, labels), self.seed, epoch)
+        set_sampler(stage, table, with_clusters(self.training_images, table, labels), self.seed, epoch)
 
     def call_parts(self, method: str) -> None:
         """Call a method of every component that has it, with the run as the argument."""

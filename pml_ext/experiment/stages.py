@@ -191,7 +191,7 @@ def sampler_before_clusters(
     return [build_sampler(each, alike, seed) for each in tables][-1]
 
 
-def sample_clusters(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
+def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
     """Give a stage the sampler of an epoch for images with clusters as labels, and its batch size, drawn too."""
     generator, table = np.random.default_rng((seed, epoch)), stage.table.sampler
     assert table is not None

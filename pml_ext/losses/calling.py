@@ -90,7 +90,7 @@ def call_loss(
     return loss(*arguments, **{name: value for name, value in more.items() if value is not None})
 
 
-def moved(indices_tuple: tuple[Tensor, ...], places: Tensor, first: int = 0) -> tuple[Tensor, ...]:
+def shift_indices(indices_tuple: tuple[Tensor, ...], places: Tensor, first: int = 0) -> tuple[Tensor, ...]:
     """Return pairs or triplets whose anchors are counted from ``first``, and whose partners are at ``places``."""
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
     indices = [index.to(places.device) for index in indices_tuple]

@@ -19,7 +19,7 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..settings import check_count
-from .calling import WrapsLoss, call_loss, check_call, check_module, moved, takes_all_pairs
+from .calling import WrapsLoss, call_loss, check_call, check_module, shift_indices, takes_all_pairs
 from .pairs import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
@@ -177,7 +177,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             if indices_tuple is not None or self.miner is not None or not takes_all_pairs(self.loss):
                 mined = self._mined(embeddings, labels, queue, queue_labels, own if in_queue else None)
                 if indices_tuple is not None:
-                    mined = _joined(mined, moved(indices_tuple, own))
+                    mined = _joined(mined, shift_indices(indices_tuple, own))
             if indices_tuple is not None and not in_queue:
                 queue, queue_labels = torch.cat([queue, embeddings]), torch.cat([queue_labels, labels])
             return call_loss(self.loss, embeddings, labels, mined, queue, queue_labels)  # type: ignore[no-any-return]

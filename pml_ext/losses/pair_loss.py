@@ -10,7 +10,7 @@ from torch import Tensor
 from ..distances import (
     EuclideanDistance,
     GramCosineSimilarity,
-    TileMatrix,
+    TiledDistance,
     compare,
     matrix_of,
     require_distance,
@@ -223,7 +223,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         columns = self.distance.maybe_normalize(ref_emb) if references else points
         arguments = points.device, labels, indices_tuple, ref_labels, own, related
         rule = PairsOfRows(*arguments, references=references, rows=len(points))
-        tile_matrix, joined = TileMatrix(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
+        tile_matrix, joined = TiledDistance(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
             self._sums = {}

@@ -27,8 +27,8 @@ from .calling import (
     call_loss,
     check_call,
     check_module,
-    moved,
     relation_of,
+    shift_indices,
     takes_all_pairs,
     unwrapped,
 )
@@ -348,7 +348,7 @@ class WithRelation(torch.nn.Module):
                 if len(places):
                     one = torch.ones_like(places[:1])
                     mined = self.inner(embeddings[anchor : anchor + 1], one, columns[places], alike)
-                    found.append(moved(mined, places, anchor))
+                    found.append(shift_indices(mined, places, anchor))
         if not found:
             return a1, p, a2, n
         return tuple(torch.cat(each) for each in zip(*found, strict=True))

@@ -20,7 +20,7 @@ from ..collection import Embedded, Numbers, Vectors, class_of
 from ..errors import ConfigError, counted
 from ..evaluation import kmeans, nearest_of
 from ..evaluation.fonts import drawable, font_file, short_name
-from ..evaluation.sampling import some_of
+from ..evaluation.sampling import sample_indices
 from ..files import write_atomically
 from .pictures import PictureReader
 
@@ -121,7 +121,7 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
 def _by_density(points: Tensor, smallest: int) -> Numbers:
     from sklearn.cluster import HDBSCAN  # 90 MB, and a second, that other uses of clusters do without
 
-    drawn = some_of(len(points), DENSE, seed=0)
+    drawn = sample_indices(len(points), DENSE, seed=0)
     algorithm = "ball_tree" if len(drawn) <= SPARSE else "brute"
     search = HDBSCAN(min_cluster_size=smallest, algorithm=algorithm, copy=True)
     labels = np.asarray(search.fit_predict(points[drawn].numpy()), dtype=np.int64)

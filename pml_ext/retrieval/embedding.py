@@ -27,7 +27,7 @@ from ..errors import ConfigError, DataError, UnwritableError, shortened
 from ..experiment.features import FeatureCache
 from ..files import write_atomically
 from ..network import Network, Preprocessing
-from .reading import Images, Listing, as_tensor, default_workers, image_list, list_folder, read_batches
+from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
 
 READ = 64  # images per batch of a reading worker
 WRITTEN, SECONDS = 1000, 30.0  # a folder's embeddings are written after this many, or this long
@@ -107,7 +107,7 @@ class ImageEmbedder:
         """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
         # files are looked up in the collection first; other images are transformed one by one, to save memory
         inputs = (
-            Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in image_list(images)
+            Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in as_images(images)
         )
         batches = []
         while batch := [*itertools.islice(inputs, batch_size)]:
@@ -122,7 +122,7 @@ class ImageEmbedder:
 
     def _embed_batch(self, images: Sequence[Path | Tensor]) -> Tensor:
         """Return the embeddings of a batch; look files up in the collection, and compute the others."""
-        files = {place: _key_and_facts(image) for place, image in enumerate(images) if isinstance(image, Path)}
+        files = {place: _key_and_stat(image) for place, image in enumerate(images) if isinstance(image, Path)}
         keys = [files[place][0] if place in files else place for place in range(len(images))]
         facts, known = dict(files.values()), dict[bytes | int, Tensor]()
         if files and self.collection.exists:
@@ -328,7 +328,7 @@ class ImageEmbedder:
         )
 
 
-def _key_and_facts(file: Path) -> tuple[bytes, FileStat]:
+def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:
     """Return a file's path in its resolved folder, its size and time of change; raise DataError if it is missing."""
     if (facts := file_stat(file)) is None:
         raise DataError(f"{file}: no such file")

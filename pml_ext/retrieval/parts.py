@@ -88,11 +88,8 @@ class Segment:
                     yield name, facts, _ImageBytes(file.read(), name)
         else:
             for name, content in _samples(self.place) if self.place.endswith(".tar") else self._rows():
-                yield (
-                    name,
-                    (len(content), zlib.crc32(content)),
-                    _ImageBytes(content, name),
-                )  # the checksum in place of a time
+                stat = len(content), zlib.crc32(content)  # the checksum in place of a time
+                yield name, stat, _ImageBytes(content, name)
 
     def _rows(self) -> Iterator[tuple[str, bytes]]:
         contents = _column(Path(self.place), self.group, "image")
@@ -350,8 +347,8 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
             keys = [root + path_bytes(name) for name in own]
             found = collection.find(dict(zip(keys, about, strict=True)))[0]
             if missing := [row for row, key in enumerate(keys) if key not in found]:
-                paths, facts_of_missing = [keys[row] for row in missing], [about[row] for row in missing]
-                found |= collection.append(paths, facts_of_missing, points[missing])
+                paths, stats_of_missing = [keys[row] for row in missing], [about[row] for row in missing]
+                found |= collection.append(paths, stats_of_missing, points[missing])
             names += own
             facts += about
             numbers += [found[key] for key in keys]

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 PICTURED = 50  # answers of a query in a picture
 _PANELS = 600  # images of a picture: it is as high as queries need, and 65,536 pixels is the end
-_SHOWN = 220  # pixels of a small picture's longer side, twice what it is drawn with
+_THUMBNAIL = 220  # pixels of a small picture's longer side, twice what it is drawn with
 
 
-def thumbnail(path: Path, channels: int = 3, longest: int = _SHOWN) -> Image.Image:
+def thumbnail(path: Path, channels: int = 3, longest: int = _THUMBNAIL) -> Image.Image:
     """Read a small picture of an image file, upright; a JPEG is decoded small where that is enough.
 
     *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``benchmarks/contact_sheets.py``).
@@ -52,7 +52,7 @@ class PictureReader:
         self.channels = channels
         self.missing: dict[Path, str] = {}
 
-    def image(self, path: Path, longest: int = _SHOWN) -> Image.Image:
+    def image(self, path: Path, longest: int = _THUMBNAIL) -> Image.Image:
         """Read a picture, with a longer side of at most this many pixels."""
         try:
             return thumbnail(path, self.channels, longest)

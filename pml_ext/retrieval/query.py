@@ -94,7 +94,7 @@ class Gallery:
 
     def _open(self, current: Transaction) -> None:
         state, index = current.state, current.state.index
-        self._collection.check_owner(state)
+        self._collection.check_identity(state)
         if index is None:
             raise DataError(f"{self.place}: no index; type: {self._collection.command()}")
         if len(current.vectors) < state.vectors:

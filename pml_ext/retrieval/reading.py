@@ -101,12 +101,12 @@ def read_batches(
     if workers < 0:
         raise ConfigError(f"--workers {workers}: wanted 0 or more")
     early, last = steps.divided()
-    pinned = device.type in ("cuda", "xpu")
-    watched = WorkerDataset(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
-    loader = data_loader(watched, workers, device, batch_size=batch_size, collate_fn=_joined)
-    with watched.naming_images():
+    dataset = WorkerDataset(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
+    loader = data_loader(dataset, workers, device, batch_size=batch_size, collate_fn=_joined)
+    with dataset.naming_images():
         for images, numbers, unreadable in loader:
-            yield images if images is None else last(images.to(device, non_blocking=pinned)), numbers, unreadable
+            on_device = None if images is None else images.to(device, non_blocking=loader.pin_memory)
+            yield on_device if on_device is None else last(on_device), numbers, unreadable
 
 
 def _joined(items: Sequence[Item]) -> Batch:
@@ -125,7 +125,7 @@ _WANTED = (
 )
 
 
-def image_list(images: Images) -> Any:
+def as_images(images: Images) -> Any:
     """Return what a caller passes for images as something to iterate over once; a single image becomes a list."""
     if isinstance(images, (str, os.PathLike, Image.Image)):
         return [images]

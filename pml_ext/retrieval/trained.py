@@ -29,7 +29,7 @@ from ..search import EXACT, new_index
 from ..stores import Where, masked
 from .embedding import ImageEmbedder, Listener
 from .query import METRICS, RADIUS, SCHEME, Answer, Answers, Gallery, answers_from, bring_over, match, recall_of
-from .reading import Images, Listed, image_list
+from .reading import Images, Listed, as_images
 
 if TYPE_CHECKING:  # seconds to import, which a query need not take
     from matplotlib.figure import Figure
@@ -293,7 +293,7 @@ class TrainedRun:
             )
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
-        images = list(image_list(images))  # a generator can be had once
+        images = list(as_images(images))  # a generator can be had once
         names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
         learned = self.metric if metric == "learned" else None
         find = self._search(store, k=k, where=Where(within, radius), metric=learned, shortlist=shortlist)

@@ -68,7 +68,7 @@ def batch_of(
     return Batch(new_leaf(points.to(dtype)), labels)
 
 
-def some_of(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
+def sample_pairs(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
     """Return a random part of index tensors that belong together, at least one entry."""
     chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
     return tuple(index[chosen] for index in indices)

@@ -128,15 +128,15 @@ def _expected(subject: Subject, given: Expected) -> Expected:
 def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     name = check.__name__
     result = functools.partial(CheckResult, subject.name, name)
-    subject.cache.setdefault("settings of the process", settings_of_process())  # before anything of it is called
-    state, silenced = torch.get_rng_state(), logging.root.manager.disable
+    subject.cache.setdefault("settings of the process", settings_of_process())  # before the component's first call
+    silenced = logging.root.manager.disable
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     try:
         if subject.kind == "loss" and check is not check_call_forms and check_call_forms.__name__ not in expected:
             _require_callable(subject)
-        torch.manual_seed(0)
         logging.disable(logging.WARNING)  # messages of PML's trainers and torch.compile
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with torch.random.fork_rng(devices), warnings.catch_warnings(action="ignore"):
+            torch.manual_seed(0)
             note = check(subject)
     except SkipCheck as reason:
         return result("skipped", str(reason))
@@ -144,9 +144,8 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
         return result("xfail", expected[name], error) if name in expected else result("failed", _message(error), error)
     finally:
         logging.disable(silenced)
-        torch.set_rng_state(state)
     if name in expected:
-        return result("xpass", f"it passes, but was expected to fail ({expected[name]}); take it off the list")
+        return result("xpass", f"passed, but expected to fail ({expected[name]}); remove it from the expected failures")
     return result("passed", note or "")
 
 

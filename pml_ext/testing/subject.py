@@ -1,4 +1,4 @@
-"""The components that are checked, fresh instances of them, and the batches that they are checked with."""
+"""The registry of checks, the component under check, and lookup of components by name."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .. import pml, registry
 from ..errors import ConfigError
 from ..registry import BuildContext, check_settings, fill_settings
 
-SIZE, CLASSES = 8, 6  # of embeddings and of labels, where the component does not say
-# Settings of PML's base classes, which are components of their own, or no part of the equation.
-OF_PML = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size", "relation"} | {
+SIZE, CLASSES = 8, 6  # default embedding size and number of classes
+# Arguments of PML's base classes, which the checks of settings do not vary.
+OF_BASES = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size", "relation"} | {
     *("embedding_regularizer", "embedding_reg_weight", "weight_regularizer", "weight_reg_weight", "weight_init_func")
 }
 
@@ -52,8 +52,8 @@ class Subject:
         return registry.capabilities(self.make())
 
     @property
-    def has_rows(self) -> bool:
-        """Whether a component has a tensor with a row per class, of which labels are numbers."""
+    def has_class_rows(self) -> bool:
+        """Whether a tensor has a dimension that is a multiple of num_classes, so that labels index it."""
         component = self.make()
         tensors = [*component.parameters(), *component.buffers()] if isinstance(component, torch.nn.Module) else []
         return any(length and length % self.classes == 0 for tensor in tensors for length in tensor.shape)
@@ -119,7 +119,7 @@ def _grid(settings: Settings) -> list[dict[str, Any]]:
     for name, values in (item for table in tables for item in table.items()):
         if not isinstance(values, (list, tuple)) or not values:
             raise ConfigError(
-                f"settings name a list of values each, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
+                f"each setting needs a list of values, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
             )
     return [dict(zip(table, values, strict=True)) for table in tables for values in itertools.product(*table.values())]
 
@@ -172,8 +172,8 @@ def _in_float64(component: Any) -> Any:
     return component.double() if isinstance(component, torch.nn.Module) else component
 
 
-def components_of(what: str) -> list[tuple[str, Any]]:
-    """Return components by name; ConfigError where nothing has the name, or nothing in it can be checked.
+def find_components(what: str) -> list[tuple[str, Any]]:
+    """Return components by name; raise ConfigError if there are none.
 
     ``what`` is an importable package, whose registered components are meant (all of its classes of a component's kind
     if it registers none); ``package.Class``; an entry point's name; a component's name; ``pml`` for PML's losses.
@@ -194,8 +194,9 @@ def components_of(what: str) -> list[tuple[str, Any]]:
     if isinstance(imported, type):
         return [(imported.__name__, imported)]
     bases = tuple(base for each in pml.BASES.values() for base in each)
-    classes = [(name, c) for name, c in vars(imported).items() if isinstance(c, type) and issubclass(c, bases)]
-    own = [(name, c) for name, c in classes if c.__module__.startswith(imported.__name__)]
+    members = getattr(imported, "__dict__", {})
+    classes = [(name, c) for name, c in members.items() if isinstance(c, type) and issubclass(c, bases)]
+    own = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
     if not own:
         wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
         raise ConfigError(f"{what}: no component in it; wanted {wanted}")

@@ -179,7 +179,7 @@ def test_a_class_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refused)
-    with pytest.raises(DataError, match="class2: cannot be listed .*read permission"):
+    with pytest.raises(DataError, match="class2: cannot be listed .*permissions"):
         folder(path=str(place))
 
 

@@ -201,8 +201,8 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
         ("7,photos/3.jpg,validation,often,True,,,,", "line 5: found is_query 'often': .*boolean"),
         ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),
         ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),
-        ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted two or more"),
-        ('"7"x,photos/3.jpg,validation,True,True,,,,', "cannot be read as a table .*line 5.*in pairs"),
+        ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted 2 or more"),
+        ('"7"x,photos/3.jpg,validation,True,True,,,,', "cannot be read as a table .*line 5.*balanced"),
         (
             "7|8,photos/3.jpg,validation,True,True,,,,",
             r"photos/3.jpg has several labels in one cell, '7\\|8'; .*keep one",

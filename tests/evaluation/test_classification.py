@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pml_ext.data import omniglot
-from pml_ext.data.photographs import parents_in
+from pml_ext.data.photographs import read_wordnet_parents
 from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means
@@ -18,7 +18,7 @@ from pml_ext.experiment.evaluation import first_halves
 from ..data.made_up import omniglot_zip
 
 
-def embeddings_of(count, size, seed=0):
+def random_points(count, size, seed=0):
     return torch.randn(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -44,12 +44,12 @@ def slow_accuracy(points, labels, means, k):
 def test_nearest_class_mean_against_a_loop(monkeypatch, tile):
     monkeypatch.setattr("pml_ext.evaluation.classification._TILE", tile)
     labels = torch.tensor([7, 3, 3, 9, 7, 11, 9, 3, 20, 11] * 3)
-    points = embeddings_of(30, 4)
+    points = random_points(30, 4)
     classes, means = class_means(points, labels)
     slow = slow_means(points, labels)
     assert classes.tolist() == sorted(slow)
     torch.testing.assert_close(means, torch.tensor([slow[label] for label in sorted(slow)], dtype=torch.float64))
-    tested, truth = embeddings_of(25, 4, seed=1), labels[:25]
+    tested, truth = random_points(25, 4, seed=1), labels[:25]
     order = torch.tensor([3, 0, 4, 2, 1])
     given = nearest_class_mean(tested, truth, classes[order], means[order], top=(1, 2, 5, 9))
     assert given == pytest.approx({f"top_{k}": slow_accuracy(tested, truth, slow, k) for k in (1, 2, 5, 9)})
@@ -57,8 +57,8 @@ def test_nearest_class_mean_against_a_loop(monkeypatch, tile):
 
 
 def test_equal_means_are_in_a_random_order():
-    points, labels = embeddings_of(12, 3), torch.arange(12) % 6
-    means = embeddings_of(3, 3, seed=2)[[0, 1, 0, 2, 0, 1]]
+    points, labels = random_points(12, 3), torch.arange(12) % 6
+    means = random_points(3, 3, seed=2)[[0, 1, 0, 2, 0, 1]]
     slow = dict(enumerate(means.tolist()))
     for k in range(1, 7):
         wanted = slow_accuracy(points, labels, slow, k)
@@ -104,7 +104,7 @@ def slow_related(name, known, parents):
 @pytest.mark.parametrize("tested", [["tit"], ["hawk", "gull"], ["oak", "moss"], ["wren", "cat", "owl"]])
 def test_related_means_against_a_loop(tested):
     names = ["tit", "wren", "hawk", "owl", "cat", "gull", "oak", "moss"]
-    known = {name: point for name, point in zip(names, embeddings_of(8, 3), strict=True) if name not in tested}
+    known = {name: point for name, point in zip(names, random_points(8, 3), strict=True) if name not in tested}
     means = related_means(tested, known, TREE)
     for name, mean in zip(tested, means, strict=True):
         rows = [known[relative].tolist() for relative in slow_related(name, known, TREE)]
@@ -198,7 +198,7 @@ def test_zero_shot_without_a_hierarchy_is_refused(tmp_path):
 def test_a_hierarchy_of_wordnet_ids(tmp_path):
     path = tmp_path / "is_a.txt"
     path.write_text("n1 n2\nn3 n2\nn0 n1\n")
-    assert parents_in(path) == {"n2": ["n1", "n3"], "n1": ["n0"]}
+    assert read_wordnet_parents(path) == {"n2": ["n1", "n3"], "n1": ["n0"]}
     path.write_text("n1 n2\nn3\n")
     with pytest.raises(DataError, match="line 2: found 'n3', wanted 2 columns"):
-        parents_in(path)
+        read_wordnet_parents(path)

@@ -26,7 +26,7 @@ def test_k_means_has_the_starts_of_the_rule(installed, monkeypatch):
         monkeypatch.setattr(clustering, "has_faiss", lambda: False)
     points = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
     kmeans(points, 7)
-    monkeypatch.setattr(clustering, "CHEAP", 2 * 60 * 7 * 5)
+    monkeypatch.setattr(clustering, "MAX_MULTIPLICATIONS", 2 * 60 * 7 * 5)
     kmeans(points, 7)
     assert made == [10 if installed else 3, 2]
 

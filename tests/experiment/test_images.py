@@ -176,5 +176,5 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
     if images == 3:
         for label in range(2, classes):
             shutil.rmtree(tmp_path / f"class{label:02d}")
-        with pytest.raises(DataError, match="2 classes of 3 images or less; wanted two of four"):
+        with pytest.raises(DataError, match="2 classes, most with fewer than 4 images; wanted two"):
             settings_for(tmp_path)

@@ -24,7 +24,7 @@ from pml_ext.retrieval import TrainedRun, embedding
         ("embed RUN FOLDER -o TMP/parts --list nothing", "--list goes with --part or --on ray"),
         ("embed RUN FOLDER -o TMP/parts --part 1/2 -j 4", "--ray-address, --jobs and --num-gpus go with --on ray"),
         ("embed RUN FOLDER -o TMP/parts --part 1/2 --store TMP", "--store goes without --part and --on ray"),
-        ("index RUN --check --workers 2", "with --check and --from, leave it out"),
+        ("index RUN --check --workers 2", "leave it out with --check or --from"),
         ("query RUN IMAGE --workers 2", "--list and --workers go with -o FILE"),
         ("query RUN --duplicates --within 0", "--duplicates compares all indexed images; leave out"),
         ("query RUN", "wanted images to look for, or --duplicates; type: pml-ext query"),

@@ -144,7 +144,7 @@ def test_a_damaged_file_is_one_line_with_its_path_and_a_command_that_mends_it(
 def test_check_reads_what_opening_does_not(command, make, few, monkeypatch):
     run = make()
     place = run.index(few[0], "IVF2,Flat").place
-    monkeypatch.setattr("pml_ext.collection._HASHED", 100)
+    monkeypatch.setattr("pml_ext.collection._MAX_HASHED_BYTES", 100)
     for name in ("*.faiss", "vectors.f32"):
         (path,) = place.glob(name)
         whole = path.read_bytes()

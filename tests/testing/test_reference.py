@@ -149,7 +149,7 @@ def test_settings_that_do_not_fit():
         check_component(correct.Weighted, settings={"margn": [1.0]})
     with pytest.raises(ConfigError, match="Weighted is built already; give the class Weighted"):
         check_component(correct.Weighted(), settings={"margin": [1.0]})
-    with pytest.raises(ConfigError, match=r"a list of values each, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
+    with pytest.raises(ConfigError, match=r"a list of values, such as {'margin': \[1.0\]}; got 'margin': 1.0"):
         check_component(correct.Weighted, settings={"margin": 1.0})
     with pytest.raises(ValueError, match="'check_refrence' is no check of a loss"):
         check_component(correct.Weighted, checks=["check_refrence"])

@@ -48,7 +48,8 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
         counts = _counts(parts)
         few = np.median(counts) < FEW_IMAGES
         if few and len(counts) < FEW_IMAGES:
-            raise DataError(f"{place}: {len(counts)} classes of {counts.max()} images or less; wanted two of four")
+            found = f"{len(counts)} classes, most with fewer than {FEW_IMAGES} images"
+            raise DataError(f"{place}: {found}; wanted two classes of {FEW_IMAGES} images, or {FEW_IMAGES} classes")
         unseen = few or len(counts) >= MANY_CLASSES
         options["split"] = settings["data.split"] = "class" if unseen else "image"
     train, *tested = parts = _parts(name, options, root)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from ... import pml
 from ...pairwise import SharedLabel, related_pairs
-from ..batches import CLOSE, Batch, batch_of, new_leaf, shuffle, some_of
+from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call, call_forms, compute, is_random, needs, outcome, seeded
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients
 from ..subject import SIZE, SkipCheck, Subject, applies_to, takes_labels, with_noise
@@ -180,7 +180,7 @@ def _check_narrowed(
         whole, loss, generator = listed(batch.labels), subject.make(), torch.Generator().manual_seed(2)
         base = outcome(loss, batch, indices_tuple=whole)
         for _ in range(5):  # a loss may look at the hardest alone, which a draw may hold
-            narrowed = (*whole[: part.start], *some_of(whole[part], 0.3, generator), *whole[part.stop :])
+            narrowed = (*whole[: part.start], *sample_pairs(whole[part], 0.3, generator), *whole[part.stop :])
             if not all_close(outcome(loss, batch, indices_tuple=narrowed), base, 1e-12):
                 return True
         return False
@@ -351,7 +351,8 @@ def check_gradients(subject: Subject) -> None:
 def check_inputs_unchanged(subject: Subject) -> None:
     """Inputs are used again: by the network's backward pass, by a regularizer, by the next loss."""
     batch, other, component = batch_of(subject), batch_of(subject, seed=1), subject.make()
-    batch, other = (Batch(each.embeddings.detach(), each.labels + (not subject.has_rows)) for each in (batch, other))
+    shift = not subject.has_class_rows
+    batch, other = (Batch(each.embeddings.detach(), each.labels + shift) for each in (batch, other))
     for form, named in call_forms(subject, batch, other).items():
         named |= {"losses": batch.embeddings[:, 0].square()} if subject.kind == "reducer" else {}
         given = {"embeddings": batch.embeddings, "labels": batch.labels}

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ... import pml, registry
 from ...errors import ConfigError
-from ..batches import Batch, batch_of, shuffle, some_of
+from ..batches import Batch, batch_of, sample_pairs, shuffle
 from ..calling import call_forms, outcome, seeded
 from ..comparing import all_close, gradients, weighted
-from ..subject import OF_PML, SkipCheck, Subject, applies_to, takes_labels, with_noise
+from ..subject import OF_BASES, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
@@ -54,8 +54,8 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
     ]
     if "indices_tuple" in wanted:
         generator, pairs = torch.Generator().manual_seed(6), pml.get_all_pairs_indices(plain.labels)
-        some = (*some_of(pairs[:2], 0.5, generator), *some_of(pairs[2:], 0.5, generator))
-        triplets = some_of(pml.get_all_triplets_indices(plain.labels), 0.4, generator)
+        some = (*sample_pairs(pairs[:2], 0.5, generator), *sample_pairs(pairs[2:], 0.5, generator))
+        triplets = sample_pairs(pml.get_all_triplets_indices(plain.labels), 0.4, generator)
         mined = {"pairs of a miner": some, "triplets of a miner": triplets}
         cases[1:1] = [_Case(name, plain, {"indices_tuple": indices}) for name, indices in mined.items()]
     if "ref_emb" in wanted:
@@ -146,7 +146,7 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 def declared(subject: Subject) -> dict[str, Any]:
     """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none."""
     parameters = registry.settings_of(subject.cls) if subject.cls is not None else {}
-    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in OF_PML}
+    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in OF_BASES}
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:

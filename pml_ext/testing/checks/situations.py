@@ -176,7 +176,7 @@ def _names(classes: int) -> dict[str, Tensor]:
 @applies_to("loss", "regularizer", "miner")
 def check_names_of_classes(subject: Subject) -> None:
     """Labels are names: 7 and 3 mean the same as 0 and 1 to a component without a row per class."""
-    component, rows = subject.make(), subject.has_rows
+    component, rows = subject.make(), subject.has_class_rows
     if not takes_labels(component) or is_random(subject):
         raise SkipCheck("it takes no labels, or its values are random")
     batch, other = batch_of(subject), batch_of(subject, (subject.classes, 3), seed=1)
@@ -224,7 +224,7 @@ def check_sizes(subject: Subject) -> str:
         check_order_does_not_matter(subject)
     except Exception:
         raise SkipCheck("see check_order_does_not_matter") from None
-    names = not subject.has_rows
+    names = not subject.has_class_rows
     for images in _IMAGES:
         generator = torch.Generator().manual_seed(images)
         numbers = torch.randint(images // 4, (images,), generator=generator)

@@ -39,7 +39,7 @@ MICRO_BATCH = 5  # which does not divide the batch
 
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
     """A batch of some classes x 4, and a larger one; of more images per class where classes are parameters."""
-    if subject.has_rows or any(True for _ in subject.make().parameters()):
+    if subject.has_class_rows or any(True for _ in subject.make().parameters()):
         each = 4 * classes // subject.classes
         return [batch_of(subject, (subject.classes, size), torch.float32) for size in (each, factor * each)]
     batches = []

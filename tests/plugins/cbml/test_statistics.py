@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from matplotlib.figure import Figure
+from pytorch_metric_learning.distances import DotProductSimilarity
 
 from pml_ext_cbml import CBMLLoss, PairStatistics
 from pml_ext_cbml.functional import log_ratio
@@ -44,10 +45,10 @@ def test_centers_and_widths_of_section_4_4_f():
 
 def test_ratio_functions_as_a_figure():
     """The line is Eq. (20) of the panel's own statistics; a part without negative pairs has a note."""
-    from pml_ext_cbml.statistics import ratio_figure
+    from pml_ext_cbml.statistics import likelihood_ratio_figure
 
     x, labels = loops.batch(rows=120, near=1.5)
-    figure = ratio_figure({"training images": (x, labels), "one class": (x.detach() + 0.1, torch.zeros(120))})
+    figure = likelihood_ratio_figure({"training": (x, labels), "one class": (x.detach() + 0.1, torch.zeros(120))})
     assert isinstance(figure, Figure)
     lines = {line.get_label(): line for line in figure.axes[1].get_lines()}
     assert set(lines) == {"ratio of the two", "Eq. 20"}
@@ -68,9 +69,12 @@ def test_statistics_of_the_first_batch(statistics, exponent):
     for embeddings in (x, other):
         torch.testing.assert_close(loss(embeddings, labels), wanted(embeddings, labels))
     again = CBMLLoss(statistics=statistics, mining=False).double()
+    again(x**3, labels)  # its own estimates are replaced
     again.load_state_dict(loss.state_dict())
     torch.testing.assert_close(again(other, labels), wanted(other, labels))
     with pytest.raises(ValueError, match="wants labels in the first call"):
         CBMLLoss(statistics=statistics)(x, None, (torch.tensor([0]), torch.tensor([1]), *[torch.tensor([0, 1])] * 2))
     with pytest.raises(ValueError, match="leave delta out"):
         CBMLLoss(statistics=statistics, delta=0.25)
+    with pytest.raises(ValueError, match="are of cosine similarities"):
+        CBMLLoss(statistics=statistics, distance=DotProductSimilarity(normalize_embeddings=False))
