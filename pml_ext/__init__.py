@@ -11,7 +11,7 @@ from typing import Any
 
 try:
     __version__ = _version("pml-ext")
-except PackageNotFoundError:  # the sources on a path, not installed: there are no entry points either
+except PackageNotFoundError:  # the sources are on the path but not installed, so there are no entry points
     __version__ = "0+unknown"
 
 

@@ -1,4 +1,4 @@
-"""``python -m pml_ext`` is ``pml-ext``."""
+"""Run the command line ``pml-ext`` as ``python -m pml_ext``."""
 
 from .cli import main
 

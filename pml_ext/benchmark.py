@@ -1,7 +1,7 @@
-"""Time and peak memory of losses, forward and backward, against a floor.
+"""Time and peak memory of losses, forward and backward, relative to a floor.
 
-The floor is the work that no pair loss can avoid: normalize, one ``X @ X.T``, one elementwise ``exp``, its mean, and
-their backward; in tiles for :func:`scale`. All functions run in turns, so that a busy machine slows all alike.
+The floor is the minimum work of any pair loss: normalization, one ``X @ X.T``, one elementwise ``exp``, its mean, and
+the backward pass; in tiles for :func:`scale`. Functions run in turns, so a busy machine slows all of them equally.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode  # torch's notes on extending it document this one
+from torch.utils._python_dispatch import TorchDispatchMode  # documented in torch's notes on extending it
 from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
 
@@ -31,10 +31,10 @@ from .registry import BuildContext, fill_settings
 
 Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
-LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # of scale
-ENOUGH = 5.0  # seconds of a function in all, after which it is left out of further rounds, after three
+LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # default of scale()
+ENOUGH = 5.0  # total seconds after which a function with three rounds is not run again
 LIMIT, MEMORY = 300.0, 16 << 30  # seconds and bytes that a function may take
-_COPIED = 4096  # rows of the largest matrix whose copy tells the speed of the memory
+_COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512 with 4 per class; ConfigError if none."""
+        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512, 4 per class; or raise ConfigError."""
         if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text.strip()):
             raise ConfigError(f"a shape is BATCHxSIZExPER_CLASS, for example 1024x512x4, not {text!r}")
         return cls(*map(int, text.split("x")))
@@ -57,7 +57,7 @@ class Shape:
 
     @property
     def context(self) -> BuildContext:
-        """The settings of losses that follow from the batch."""
+        """The settings of losses that are determined by the batch."""
         return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
 
 
@@ -66,17 +66,17 @@ SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The measurement of one loss at one shape: the median time of forward and backward in several rounds."""
+    """The measurement of one loss at one shape: the median time of forward and backward over several rounds."""
 
     shape: str
-    loss: str  # its name, or "floor"
+    loss: str  # name of the loss, or "floor"
     milliseconds: float = 0.0
     to_floor: float = 0.0  # the time divided by the floor's
-    peak_bytes: int = 0  # held at one time beyond the inputs
-    traffic: float = 0.0  # what operators read and write, in float32 matrices of batch x batch
-    limit: float = 0.0  # milliseconds that this traffic takes at the speed of a copy
+    peak_bytes: int = 0  # peak memory beyond the inputs
+    traffic: float = 0.0  # memory traffic of operators, in float32 matrices of batch x batch
+    limit: float = 0.0  # milliseconds for this traffic at copy bandwidth
     rounds: int = 0
-    failed: str = ""  # why there are no numbers
+    failed: str = ""  # reason for missing numbers
 
 
 def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 
 def default_losses() -> list[str]:
-    """Return the names of registered losses and regularizers, PML's left out, that can be built without settings."""
+    """Return the names of registered losses and regularizers, except PML's, that can be built without settings."""
     ours = [c for kind in ("loss", "regularizer") for c in registry.components(kind) if not c.name.startswith("pml/")]
     return [registry.short_name(c) for c in ours if not fill_settings(c.cls, SHAPES[0].context)[1]]
 
@@ -115,18 +115,18 @@ def bench(
     """Measure losses.
 
     Args:
-        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss); a second
-            loss of a class is called ``CBMLLoss 2``. None: :func:`default_losses`.
-        shapes: the batches.
-        repeats: rounds; in each, every function runs once. A slow one has three.
+        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss). A
+            second loss of one class is named ``CBMLLoss 2``. None: :func:`default_losses`.
+        shapes: shapes of the batches.
+        repeats: number of rounds; each runs every function once. Slow functions may stop after three rounds.
         device: as in :func:`pml_ext.devices.choose_device`.
-        threads: torch's threads on the CPU while measuring; None leaves them.
+        threads: number of torch's CPU threads while measuring; None keeps the current number.
         tiled: whether the floor is :func:`tiled_floor`, for large batches.
         progress: called with a line before each shape.
 
     Returns:
-        For each shape: the floor, then the losses. What fails at a shape, or would exceed :data:`LIMIT` or
-        :data:`MEMORY` at twice the batch, is not run at the next ones.
+        For each shape: the floor, then the losses. A loss that fails at a shape, or would exceed :data:`LIMIT` or
+        :data:`MEMORY` at twice the batch, is not run at later shapes.
     """
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
@@ -134,7 +134,7 @@ def bench(
     counts = [names[:number].count(name) for number, name in enumerate(names)]
     names = [f"{name} {count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
     functions: dict[Shape, dict[str, Compute]] = {}
-    for shape in shapes:  # an error is raised before anything is measured
+    for shape in shapes:  # raise errors before measuring
         built = {name: _built(loss, shape).to(place) for name, loss in zip(names, chosen, strict=True)}
         functions[shape] = {FLOOR: tiled_floor if tiled else floor, **built}
     before = torch.get_num_threads()
@@ -165,7 +165,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
             continue
         try:
             if round_ == 0:
-                peaks[name] = peak_bytes(function, *inputs)  # and warm up
+                peaks[name] = peak_bytes(function, *inputs)  # also warms up
                 traffic[name] = traffic_bytes(function, *inputs)
             times[name].append(_seconds(function, *inputs))
         except (RuntimeError, MemoryError) as error:
@@ -211,7 +211,7 @@ def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
 
 
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return the most memory that forward and backward of a warm loss hold at one time beyond the inputs."""
+    """Return the peak memory in bytes of forward and backward of a warmed-up loss, beyond the inputs."""
     if embeddings.device.type != "cuda":
         return _account(function, embeddings, labels).peak
     _seconds(function, embeddings, labels)
@@ -222,9 +222,9 @@ def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
 
 
 def traffic_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
-    """Return the bytes that the operators of forward and backward of a warm loss read and write, caches ignored.
+    """Return the bytes that operators of forward and backward of a warmed-up loss read and write, without caches.
 
-    Every tensor that an operator other than a view takes or returns counts in full, even if a gather reads less of it.
+    Every input and output tensor of an operator (views excepted) counts in full, even if a gather reads only a part.
     """
     return _account(function, embeddings, labels).traffic
 
@@ -241,13 +241,13 @@ _FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without 
 
 
 class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes of all tensors that operators take and return, and the peak of those that are alive at one time."""
+    """Total bytes of the operators' inputs and outputs, and peak bytes of live tensors."""
 
     def __init__(self, *inputs: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.traffic: int = 0
         self.peak = self._now = 0
-        self._known = {tensor.data_ptr() for tensor in inputs}  # of storages that are alive
+        self._known = {tensor.data_ptr() for tensor in inputs}  # addresses of live storages
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""The core as a plugin: its data sets, trunks and wrappers, PML's losses in tiles, and recipes of PML's losses."""
+"""The core as a plugin: data sets, trunks, wrappers, tiled versions of PML's losses, and recipes of PML's losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .hookspecs import hookimpl, packaged
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """Return the wrappers, the miner and the samplers of the core, and PML's losses in tiles."""
+    """Return the core's wrappers, miner and samplers, and tiled versions of PML's losses."""
     return [
         Component("pml_ext.losses:RegularizedLoss", name="regularized"),
         Component("pml_ext.losses:TiledContrastiveLoss", name="tiled-contrastive"),
@@ -26,12 +26,12 @@ def pml_ext_components() -> list[Component]:
     ]
 
 
-pml_ext_recipes = packaged("pml_ext")[0]  # recipes of PML's own losses, to compare with
+pml_ext_recipes = packaged("pml_ext")[0]  # recipes of PML's own losses, as baselines
 
 
 @hookimpl
 def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
-    """Data sets that need no account, or no network at all."""
+    """Return the data sets that need no account; some also need no network access."""
     with needs_extra("train", "a data set"):
         from .data import builtin_datasets
     return builtin_datasets()
@@ -39,7 +39,7 @@ def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
 
 @hookimpl
 def pml_ext_trunks() -> dict[str, Callable[..., Any]]:
-    """Our small networks and torchvision's classification models."""
+    """Return our small networks and torchvision's classification models."""
     with needs_extra("train", "a trunk"):
         from .models import builtin_trunks
     return builtin_trunks()
@@ -47,7 +47,7 @@ def pml_ext_trunks() -> dict[str, Callable[..., Any]]:
 
 @hookimpl
 def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
-    """TensorBoard, Weights & Biases, MLflow and Trackio."""
+    """Return TensorBoard, Weights & Biases, MLflow and Trackio."""
     from .trackers import builtin_trackers
 
     return builtin_trackers()
@@ -55,7 +55,7 @@ def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
 
 @hookimpl
 def pml_ext_stores() -> dict[str, Callable[..., Any]]:
-    """LanceDB, PostgreSQL with pgvector, and Qdrant."""
+    """Return LanceDB, PostgreSQL with pgvector, and Qdrant."""
     from .stores import builtin_stores
 
     return builtin_stores()

@@ -16,7 +16,7 @@ CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "relation", "
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """The paper that a method comes from; ``authors`` such as ``"Musgrave et al."``."""
+    """The paper that introduced a method; ``authors`` is text such as ``"Musgrave et al."``."""
 
     title: str
     authors: str
@@ -29,16 +29,16 @@ class Paper:
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A class under a name. Its kind follows from the PML base class that it extends.
+    """A class registered under a name; its PML base class determines its kind.
 
-    A class given as text is listed without importing torch.
+    A class given as text can be listed without importing torch.
     """
 
-    source: type | str  # the class, or "package.module:Class", which is imported when it is used
+    source: type | str  # the class, or "package.module:Class", imported on first use
     name: str  # kebab-case, unique per kind
-    paper: Paper | None = None  # where the method comes from
+    paper: Paper | None = None  # source of the method
     plugin: str = ""  # the entry point that registered it; the registry fills it in
-    named_kind: str = ""  # of a class given as a string, where the suffix of its name does not say it
+    named_kind: str = ""  # kind of a class given as text, if its name's suffix does not give it
 
     @property
     def cls(self) -> type:
@@ -52,12 +52,12 @@ class Component:
 
     @property
     def path(self) -> str:
-        """The class's place, ``"package.module:Class"``."""
+        """The class's import path, ``"package.module:Class"``."""
         return self.source if isinstance(self.source, str) else f"{self.source.__module__}:{self.source.__name__}"
 
     @property
     def kind(self) -> str:
-        """One of :data:`KINDS`; of a class given as text by the end of its name, ``"loss"`` of ``MyLoss``."""
+        """One of :data:`KINDS`; for a class given as text, from its name's suffix (``MyLoss``: ``"loss"``)."""
         if isinstance(self.source, type):
             return kind_of(self.source)
         ending = next((kind for kind in KINDS if self.class_name.endswith(kind.capitalize())), "")
@@ -70,7 +70,7 @@ class Component:
 
     @property
     def qualified_name(self) -> str:
-        """``plugin:name``, which reaches the component even if other plugins claim its name."""
+        """``plugin:name``, which is unambiguous even if other plugins use the same name."""
         return f"{self.plugin}:{self.name}"
 
     @property
@@ -80,7 +80,7 @@ class Component:
 
 
 def kind_of(cls: type) -> str:
-    """Return the kind of a class, by its base class of PML or torch; raise TypeError if it has none of these."""
+    """Return the kind of a class from its PML or torch base class; raise TypeError without such a base."""
     from . import pml
 
     for kind, bases in pml.BASES.items():
@@ -108,11 +108,11 @@ _OF_PML: dict[str, frozenset[str]] = {
 
 
 def capabilities(component: object) -> frozenset[str]:
-    """Return the capabilities of a class or an instance: its attribute ``capabilities``, or for PML's from a table.
+    """Return the capabilities of a class or instance: its attribute ``capabilities``, or for PML's classes a table's.
 
     ``"labels"``: uses labels; ``"indices_tuple"``: takes a miner's pairs; ``"references"``: takes ``ref_emb`` and
-    ``ref_labels``; ``"relation"``: takes one in place of equal labels; ``"state"``: keeps state between calls;
-    ``"tiles"``: works in tiles of bounded memory. The default is labels and indices_tuple.
+    ``ref_labels``; ``"relation"``: supports a relation instead of equal labels; ``"state"``: keeps state between
+    calls; ``"tiles"``: computes in tiles of bounded memory. The default is labels and indices_tuple.
     """
     if (declared := getattr(component, "capabilities", None)) is not None:
         return frozenset(declared)
@@ -135,7 +135,7 @@ def pml_components() -> list[Component]:
 
 
 def kebab(class_name: str) -> str:
-    """Return the default name of a class: ``"multi-similarity"`` of ``"MultiSimilarityLoss"``."""
+    """Return the default name of a class: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
     stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
     for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):

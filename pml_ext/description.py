@@ -14,9 +14,9 @@ from .settings import settings_of
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
-    """Describe everything of one name: components of several kinds, recipes and tables may share it.
+    """Describe all entries of a name, which components of several kinds, recipes and tables may share.
 
-    Data sets and trunks, which import torch, are looked up last. ``kind`` limits the search to one kind of components.
+    Data sets and trunks are looked up last, because they import torch. ``kind`` limits the search to one kind.
     An entry has ``name``, ``kind``, ``class``, ``text`` (the docstring), ``settings`` (``name``, ``default``; of a
     recipe ``origin`` too), ``capabilities``, ``paper`` and ``recipes``.
     """
@@ -82,7 +82,7 @@ def _recipe(name: str) -> dict[str, Any]:
 
 
 def _table(name: str) -> list[dict[str, Any]]:
-    """Describe a table of a paper as printed, with the recipes of its rows; nothing, if the name is of none."""
+    """Describe a table of a paper as printed, with the recipes of its rows; return [] for an unknown table."""
     listed = next((each for each in tables_of_papers() if each["name"] == name), None)
     if listed is None or (place := printed(name)) is None:
         return []

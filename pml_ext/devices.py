@@ -25,9 +25,9 @@ def accelerator() -> str | None:
 
 
 def choose_device(name: str) -> str:
-    """Return torch's name of a device that a user chose from :data:`CHOICES`; ConfigError if there is none.
+    """Return torch's name of the device chosen from :data:`CHOICES`; ConfigError if it is not available.
 
-    ``"auto"`` is the accelerator if there is one, else the CPU; under ``torchrun`` this process's own: ``"cuda:1"``.
+    ``"auto"`` is the accelerator if available, else the CPU. Under ``torchrun``, it is the rank's own: ``"cuda:1"``.
     """
     available = accelerator()
     if name not in CHOICES and name != available:
@@ -57,10 +57,10 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
-    """Raise ConfigError for a precision that a device does not have, tried by a small product."""
+    """Raise ConfigError for a precision that a device does not support, tested by a small product."""
     try:
         with warnings.catch_warnings(), autocast(device, precision):
-            warnings.simplefilter("ignore")  # torch warns that it goes on in float32, which is an error here
+            warnings.simplefilter("ignore")  # torch warns and falls back to float32, which is an error here
             dtype = (torch.ones(4, 4, device=device) @ torch.ones(4, 4, device=device)).dtype
         reason = "" if dtype == getattr(torch, precision) else f"torch computes in {dtype} there"
     except (RuntimeError, TypeError, NotImplementedError) as error:
@@ -71,7 +71,7 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 
 
 def generator_states(device: torch.device | None = None) -> list[Tensor]:
-    """Return the states of generators: the CPU's, then an accelerator's, or all where none is named."""
+    """Return random generator states: the CPU's, then those of ``device``, or of all accelerators if None."""
     module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
     states = [torch.get_rng_state()]
     if device is None and hasattr(module, "get_rng_state_all"):
@@ -82,7 +82,7 @@ def generator_states(device: torch.device | None = None) -> list[Tensor]:
 
 
 def set_generator_states(states: Sequence[Tensor], device: torch.device | None = None) -> None:
-    """Put generators back to what :func:`generator_states` returned; an accelerator that is gone is left out."""
+    """Restore the states of :func:`generator_states`; an accelerator that is no longer there is skipped."""
     module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
     first, *others = [state.cpu() for state in states]
     torch.set_rng_state(first)
@@ -108,7 +108,7 @@ def using_generator_states(device: torch.device, states: Sequence[Tensor]) -> It
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
-    """Return numbers, and tensors of one element, as numbers; those on an accelerator are read in one transfer."""
+    """Return numbers and one-element tensors as numbers; tensors on an accelerator are read in one transfer."""
     there = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
     wide = torch.float32 if there and there[0].device.type == "mps" else torch.float64  # MPS has no float64
     numbers = iter(torch.stack([value.reshape(()).to(wide) for value in there]).tolist() if there else ())

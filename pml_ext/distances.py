@@ -1,4 +1,4 @@
-"""PML distances with a cheaper backward and safe gradients, and tiles of their matrices."""
+"""PML distances with a cheaper backward pass and safe gradients, and tiled distance matrices."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ig
 
 
 class GramDotProductSimilarity(_Gram, DotProductSimilarity):  # type: ignore[misc]
-    """PML's dot product of embeddings as they are, with the cheaper backward of :class:`GramCosineSimilarity`."""
+    """PML's dot product of raw embeddings, with the cheaper backward of :class:`GramCosineSimilarity`."""
 
     def __init__(self, **kwargs: Unpack[SimilaritySettings]) -> None:
         super().__init__(normalize_embeddings=False, **kwargs)
@@ -72,7 +72,7 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
 
 
 def require_similarity(owner: object, distance: BaseDistance, inverted: bool = True) -> None:
-    """Raise TypeError for no PML distance, and ValueError for one where smaller values mean nearer."""
+    """Raise TypeError if it is not a PML distance, and ValueError if smaller values mean nearer."""
     name = type(owner).__name__
     if not isinstance(distance, BaseDistance):
         raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
@@ -83,7 +83,7 @@ def require_similarity(owner: object, distance: BaseDistance, inverted: bool = T
 
 
 def require_distance(owner: object, distance: BaseDistance) -> None:
-    """Raise TypeError for no PML distance, and ValueError for one where larger values mean nearer."""
+    """Raise TypeError if it is not a PML distance, and ValueError if larger values mean nearer."""
     require_similarity(owner, distance, inverted=False)
 
 
@@ -100,15 +100,15 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
 
 
 class TiledDistance:
-    """A distance matrix in tiles of anchors, each with the dropout mask of the whole matrix."""
+    """A distance matrix in tiles of anchors; all tiles share one dropout mask, as the whole matrix would."""
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
-        draws = distance.training and any(True for _ in distance.parameters())  # the only ones with dropout
+        draws = distance.training and any(True for _ in distance.parameters())  # only these can have dropout
         self._distance, self._ends, self._device = distance, (points[:1].detach(), columns[:1].detach()), points.device
         self._states = generator_states(points.device) if draws else None
 
     def of(self, points: Tensor, columns: Tensor) -> Tensor:
-        """Return the matrix of some anchors."""
+        """Return the rows of the matrix for some anchors."""
         if self._states is None:
             return compare(self._distance, points, columns)
         with using_generator_states(self._device, self._states):

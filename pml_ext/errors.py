@@ -18,41 +18,41 @@ class PmlExtError(Exception):
 
 
 class PluginError(PmlExtError):
-    """A plugin could not be used: broken, blocked, or in conflict with another one."""
+    """A plugin that could not be used: broken, blocked, or in conflict with another plugin."""
 
     exit_code = 2
 
 
 class UnknownNameError(PmlExtError, KeyError):
-    """A name that nothing is registered under; the text has the nearest names."""
+    """An unknown name; the text suggests the nearest known names."""
 
     exit_code = 2
 
 
 class ConfigError(PmlExtError, ValueError):
-    """A recipe, an option or a setting is wrong."""
+    """A wrong recipe, option or setting."""
 
     exit_code = 2
 
 
 class DataError(PmlExtError):
-    """Data are missing or unreadable; the text has the path."""
+    """Missing or unreadable data; the text has the path."""
 
     exit_code = 2
 
 
 class MissingExtraError(PmlExtError, ImportError):
-    """Something needs a package that an extra of ``pml-ext`` installs."""
+    """A missing package that an extra of ``pml-ext`` installs."""
 
     exit_code = 2
 
 
 class UnwritableError(PmlExtError, OSError):
-    """A file could not be written: a full disk, a folder that is gone; the text has the path."""
+    """A file that could not be written (full disk, deleted folder); the text has the path."""
 
 
 class StoppedError(BaseException):
-    """A signal ended a run; like ``KeyboardInterrupt`` no ``Exception``, so that no ``except Exception`` catches it."""
+    """A run ended by a signal; not an ``Exception``, like KeyboardInterrupt, so ``except Exception`` misses it."""
 
     def __init__(self, signal: int, text: str) -> None:
         super().__init__(text)
@@ -61,19 +61,19 @@ class StoppedError(BaseException):
 
 
 class TrainingError(PmlExtError):
-    """Training had to stop (the loss became NaN, say); the files stay."""
+    """Training that had to stop (for example, the loss became NaN); the run's files are kept."""
 
 
 class PluginWarning(UserWarning):
-    """A plugin was left out; the text has its name and the reason."""
+    """A skipped plugin; the text has its name and the reason."""
 
 
 class TrainingWarning(UserWarning):
-    """A finding of a loss or a regularizer in training; a run shows it and keeps it with its metrics."""
+    """A warning by a loss or regularizer during training; a run shows it and stores it with its metrics."""
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """Return the first names, separated by commas, with dots if there are more."""
+    """Return the first ``most`` names, separated by commas, with an ellipsis if there are more."""
     return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
 
 
@@ -94,7 +94,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
 
 @contextmanager
 def needs_extra(extra: str, what: str) -> Iterator[None]:
-    """Turn a failing import inside the block into a :class:`MissingExtraError`: ``what`` needs an ``extra``."""
+    """Convert an import error inside the block to :class:`MissingExtraError`: ``what`` needs ``extra``."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -103,12 +103,12 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 
 def printable(text: str) -> str:
-    """Escape line breaks, control characters and bytes of file names that are no UTF-8."""
+    """Escape line breaks, control characters, and bytes of file names that are not UTF-8."""
     return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def shortened(text: object, most: int = 600) -> str:
-    """Return a text as one printable line of at most ``most`` characters; dots in the middle mark a gap."""
+    """Return a text as one printable line of at most ``most`` characters; an ellipsis in the middle marks a gap."""
     whole = str(text)
     if len(whole) > 8 * most:  # skip the middle of a megabyte
         whole = f"{whole[: 4 * most]} {whole[-4 * most :]}"

@@ -21,7 +21,7 @@ _TEMPORARY = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
 
 
 class DamagedError(ValueError):
-    """A file that cannot be read; the text says why, without the path."""
+    """Error for a file that cannot be parsed; the text has the reason, without the path."""
 
 
 def final_path(path: Path) -> Path | None:
@@ -31,10 +31,10 @@ def final_path(path: Path) -> Path | None:
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
-    """Call ``write(temporary_path)`` and move the result into place; the last folder of the path is made.
+    """Call ``write(temporary_path)`` and move the result into place; create the path's parent folder.
 
-    ``ready(temporary_path)`` is called when all bytes are on the disk; from then on an error removes the temporary
-    file, but Ctrl-C does not. UnwritableError, with the path, if the disk refuses.
+    ``ready(temporary_path)`` is called after fsync. An error removes the temporary file; with ``ready``, Ctrl-C keeps
+    it. Raise UnwritableError, with the path, if writing fails.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with writing(path):
@@ -48,20 +48,20 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
             os.replace(temporary, path)
         except BaseException as error:
             if ready is None or isinstance(error, Exception):
-                with contextlib.suppress(OSError):  # the first error says more
+                with contextlib.suppress(OSError):  # the original error says more
                     temporary.unlink(missing_ok=True)
             raise
-        if os.name != "nt":  # which opens no folders
+        if os.name != "nt":  # Windows cannot open folders
             handle = os.open(path.parent, os.O_RDONLY)
             try:
-                os.fsync(handle)  # a file moved into a folder survives a power loss
+                os.fsync(handle)  # makes the rename survive a power loss
             finally:
                 os.close(handle)
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's errors about a file into an :class:`UnwritableError` with its path."""
+    """Convert an OSError into an :class:`UnwritableError` with the file's path."""
     try:
         yield
     except UnwritableError:
@@ -74,11 +74,11 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None]:
-    """Create a folder and lock it inside the block.
+    """Create a folder and hold its exclusive lock inside the block.
 
-    If another process has the lock, ``taken`` is raised; without it, or after showing it if it is a Warning, wait.
+    If another process has the lock, wait for it; before that, show ``taken`` if it is a Warning, else raise it.
     """
-    lock = FileLock(folder / ".lock")  # the file stays: another process may wait for its lock
+    lock = FileLock(folder / ".lock")  # the file is not deleted: another process may wait for its lock
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -106,7 +106,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a table from JSON; raise :class:`DamagedError` for anything else."""
+    """Read a JSON object; raise :class:`DamagedError` for anything else."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -120,7 +120,7 @@ def read_toml(path: Path, table: str) -> dict[str, Any]:
     """Read tables from TOML; raise :class:`DamagedError` for anything else, or if there is no ``table``."""
     try:
         value = tomllib.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:  # no UTF-8 is a ValueError too
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
         raise DamagedError(f"no TOML: {error}") from None
     if not isinstance(value.get(table), dict):
         raise DamagedError(f"no table [{table}] in it")
@@ -128,10 +128,10 @@ def read_toml(path: Path, table: str) -> dict[str, Any]:
 
 
 def toml_value(text: str) -> Any:
-    """Return a typed value as TOML reads it (``0.1``, ``true``, ``[1, 2]``), or the text itself if it is no TOML."""
+    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``); return the text itself if it is not TOML."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-    except ValueError as error:  # an integer of more digits than Python reads
+    except ValueError as error:  # an integer of more digits than Python parses
         raise ConfigError(f"--set ...={text}: {error}") from None

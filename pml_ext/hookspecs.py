@@ -51,7 +51,7 @@ def pml_ext_recipes() -> Sequence[Traversable]:  # type: ignore[empty-body]
 
 @hookspec
 def pml_ext_papers() -> Mapping[str, Traversable]:  # type: ignore[empty-body]
-    """Return files with the tables of papers, by name: a recipe with ``[paper] table = "mine/2"`` quotes from one."""
+    """Return files with tables of papers, by name; a recipe refers to one by ``[paper] table = "mine/2"``."""
 
 
 @hookspec
@@ -59,8 +59,8 @@ def pml_ext_datasets() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
     """Return factories of data sets by name; called when a data set is first looked up.
 
     For a recipe's ``[data]`` table, ``factory(root, **options)`` returns a :class:`pml_ext.plugin.DataSplits` or raises
-    :class:`pml_ext.errors.DataError`. ``root`` is the :class:`pathlib.Path` of ``--data`` or None, ``options`` are the
-    keys of the table that the factory's signature names.
+    :class:`pml_ext.errors.DataError`. ``root`` is the :class:`pathlib.Path` of ``--data`` or None. ``options`` are the
+    keys of the table that are parameters of the factory.
     """
 
 
@@ -78,7 +78,7 @@ def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty
 
     ``function(**kwargs)`` returns a number. It gets the arguments of PML's methods: ``query_labels`` ``[Q]``,
     ``knn_labels`` and ``knn_distances`` ``[Q, K]`` (nearest first; in a run K is the size of the largest class),
-    ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``; ``cluster_labels`` ``[Q]`` if it names them.
+    ``not_lone_query_mask``, ``label_counts``, ``query``, ``reference``; ``cluster_labels`` ``[Q]`` if a parameter.
     """
 
 
@@ -86,9 +86,9 @@ def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty
 def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return factories of :class:`pml_ext.plugin.Tracker` by name, for a recipe's ``[track]`` and ``--track``.
 
-    The process that writes a run calls ``factory(folder, recipe, **options)``, again when the run is resumed.
-    ``recipe`` has the settings by dotted key, ``options`` the keys of the table that the factory's signature names,
-    and ``iteration`` and ``epoch`` of the checkpoint that the run resumes from, if named.
+    Rank 0 calls ``factory(folder, recipe, **options)`` when a run starts and again when it is resumed. ``recipe`` has
+    the settings by dotted key. ``options`` are the keys of the table that are parameters of the factory. The parameters
+    ``iteration`` and ``epoch``, if it has them, get those of the checkpoint that the run resumes from.
     """
 
 
@@ -97,5 +97,5 @@ def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
     """Return factories of :class:`pml_ext.plugin.Store` by scheme, for ``--to SCHEME:ADDRESS`` and ``--store``.
 
     ``factory(address, table, size)`` gets the text after the colon, the name of a table for one state of a network,
-    and the length of its embeddings.
+    and the embedding size.
     """

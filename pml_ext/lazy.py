@@ -1,7 +1,7 @@
 """Lazy imports: names that are imported on first use, and outlines of classes, read from source files.
 
-Importing torch and PML takes ten seconds. An outline is a class with the name, docstring, base classes,
-``capabilities`` and constructor of another, and no code.
+Importing torch and PML takes ten seconds. The outline of a class has its name, docstring, base classes,
+``capabilities`` and constructor signature, but no code.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 from .errors import needs_extra, unknown
 
-_WITHOUT_OUTLINE = ("torch", *sys.stdlib_module_names)  # packages of base classes that add no setting
+_WITHOUT_OUTLINE = ("torch", *sys.stdlib_module_names)  # packages whose base classes add no settings
 
-# Names in values of ``capabilities``; of a wrapper, the ones that it can have at most.
+# Names in values of ``capabilities``; for a wrapper, the largest set that it can have.
 _CAPABILITIES = {"frozenset": frozenset, "WrapperCapabilities": lambda at_most, _: frozenset(at_most)}
 
 
 def require_packages(packages: Iterable[str], extra: str, what: str) -> None:
-    """Raise :class:`MissingExtraError` unless the packages of an extra are installed; import none of them."""
+    """Raise :class:`MissingExtraError` unless the packages of an extra are installed; without importing them."""
     with needs_extra(extra, what):
         for name in packages:
             if importlib.util.find_spec(name) is None:
@@ -33,7 +33,7 @@ def require_packages(packages: Iterable[str], extra: str, what: str) -> None:
 
 
 def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = ()) -> Callable[[str], Any]:
-    """Return a ``__getattr__`` for a module: it imports a name of the ``if TYPE_CHECKING`` block on first use."""
+    """Return a ``__getattr__`` for a module: it imports names of the ``if TYPE_CHECKING`` block on first use."""
     require_packages(needs, extra, what)
 
     def get(name: str) -> Any:
@@ -63,7 +63,7 @@ def imported(origin: str, by: str) -> Any:
 
 
 def outline(source: type | str) -> type:
-    """Return the outline of ``"package.module:Class"``; the class itself if it is given or cannot be outlined."""
+    """Return the outline of ``"package.module:Class"``; the class itself if it is passed or has no outline."""
     if isinstance(source, type):
         return source
     module, _, name = source.partition(":")
@@ -88,7 +88,7 @@ def _source(module: str) -> tuple[str, bool]:
 
 @functools.cache
 def _parsed(module: str) -> tuple[ast.Module, dict[str, str]]:
-    """Return the syntax tree of a module, and ``{name: "package.module.Name"}`` of what it imports anywhere."""
+    """Return the syntax tree of a module, and ``{name: "package.module.Name"}`` of all its imports."""
     text, is_package = _source(module)
     tree, origins = ast.parse(text), dict[str, str]()
     package = module if is_package else module.rpartition(".")[0]
@@ -104,7 +104,7 @@ def _parsed(module: str) -> tuple[ast.Module, dict[str, str]]:
 
 @functools.cache
 def _outline(module: str, name: str) -> type:
-    """Return the outline of a class that a module defines or imports; ``name`` may have the module's before it."""
+    """Return the outline of a class that a module defines or imports; ``name`` may start with the module's name."""
     if module.partition(".")[0] in _WITHOUT_OUTLINE:
         return object
     tree, origins = _parsed(module)
@@ -119,9 +119,9 @@ def _outline(module: str, name: str) -> type:
 def _of_definition(module: str, node: ast.ClassDef) -> type:
     known: dict[str, Any] = {}
     body = {"__module__": module, "__doc__": ast.get_docstring(node, clean=False)}
-    for each in [*_parsed(module)[0].body, *node.body]:  # names in defaults
+    for each in [*_parsed(module)[0].body, *node.body]:  # constants that defaults use
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            with contextlib.suppress(ValueError):  # no literal
+            with contextlib.suppress(ValueError):  # not a literal
                 known[each.targets[0].id] = ast.literal_eval(each.value)
     for each in node.body:
         if isinstance(each, ast.FunctionDef) and each.name == "__init__":

@@ -21,7 +21,7 @@ from .pairwise import (
 from .pml import BaseDistance, BaseMiner, MinerSettings
 from .settings import check_choice, check_number, check_tile_size, settings_repr
 
-_ENTRIES = 1 << 21  # entries of gathered rows held at a time
+_ENTRIES = 1 << 21  # matrix entries of gathered rows in memory at a time
 
 
 class PairMinerSettings(MinerSettings, total=False):
@@ -31,10 +31,10 @@ class PairMinerSettings(MinerSettings, total=False):
 
 
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
-    """Base of miners that choose among positive and negative pairs; a subclass writes ``mine`` with :meth:`pairs_of`.
+    """Base of miners that choose among positive and negative pairs; subclasses define ``mine`` by :meth:`pairs_of`.
 
-    A ``relation``, as of a :class:`pml_ext.PairLoss`, makes the pairs from labels of any shape; an ``indices_tuple`` in
-    a call narrows them. Other settings: PML's ``distance``, ``collect_stats``.
+    A ``relation``, as in :class:`pml_ext.PairLoss`, defines the pairs for labels of any shape. An ``indices_tuple`` in
+    a call restricts them. Other settings: PML's ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "relation"})
@@ -42,7 +42,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     def __init__(self, relation: Relation | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
         self.relation = relation
-        self._asked: tuple[Any, Related | None] = (None, None)  # indices_tuple and relation of the call at hand
+        self._asked: tuple[Any, Related | None] = (None, None)  # indices_tuple and relation of the current call
 
     def forward(
         self,
@@ -53,12 +53,12 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         indices_tuple: tuple[Tensor, ...] | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return indices of pairs or triplets, in row-major order, all of them in ``indices_tuple`` if it is given."""
+        """Return indices of pairs or triplets in row-major order, restricted to ``indices_tuple`` if it is given."""
         check_indices_tuple(indices_tuple)
         asked = None
         if (relation := self.relation if relation is None else relation) is not None:
             labels, found, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-            if isinstance(found, Related):  # PML's base wants one integer for each row
+            if isinstance(found, Related):  # PML's base class requires one integer per row
                 asked = found
                 labels = torch.arange(len(embeddings), device=embeddings.device)
                 ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
@@ -70,13 +70,13 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
     @property
     def related(self) -> bool:
-        """Whether the call at hand has a relation, and labels that are no classes."""
+        """Whether the current call uses a relation with labels that are not classes."""
         return self._asked[1] is not None
 
     def pairs_of(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None
     ) -> PairsOfRows:
-        """Return the pairs of the call at hand, with the arguments of ``mine``; ``rows`` for slices of so many rows."""
+        """Return the pairs of the current call, given the arguments of ``mine``; ``rows``: rows per slice."""
         pairs, asked = self._asked
         references = ref_emb is not embeddings
         arguments = embeddings.device, labels, pairs, ref_labels, None, asked
@@ -94,8 +94,8 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 class TiledMiner(PairMiner):
     """Base of miners that choose an anchor's pairs or triplets from its row of the matrix alone.
 
-    A subclass writes :meth:`choose`. The miner compares ``tile_size`` anchors (None chooses it) with all columns at a
-    time: memory is linear in the batch, apart from the result. Other settings are those of :class:`PairMiner`.
+    Subclasses define :meth:`choose`. The miner compares ``tile_size`` anchors (None: automatic) with all columns at a
+    time. Memory is linear in the batch, apart from the result. Other settings are those of :class:`PairMiner`.
     """
 
     capabilities = frozenset({"labels", "references", "relation"})
@@ -126,7 +126,7 @@ class TiledMiner(PairMiner):
         for rows in tiles_of_rows(len(points), size):
             matrix = tile_matrix.of(points[rows], columns)
             chosen = self.choose(matrix, *by_rows.masks(matrix, rows))
-            anchors = {0} if len(chosen) == 3 else {0, 2}  # other indices are columns, which need no offset
+            anchors = {0} if len(chosen) == 3 else {0, 2}  # the other indices are columns and need no offset
             mined.append([index + rows.start * (number in anchors) for number, index in enumerate(chosen)])
         tile_matrix.finish()
         return tuple(torch.cat(each) for each in zip(*mined, strict=True))
@@ -184,7 +184,7 @@ class SemiHardTripletMiner(TiledMiner):
         self, distances: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         excess = distances[anchors] - distances[anchors, partners][:, None]
-        inside = negatives[anchors] & ~(excess <= 0) & ~(excess > self.margin)  # NaN counts as inside, so that it shows
+        inside = negatives[anchors] & ~(excess <= 0) & ~(excess > self.margin)  # keep NaN, so that it is noticed
         if self.negatives == "all" or distances.shape[1] == 0:
             pairs, others = torch.where(inside)
         else:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from .errors import ConfigError, needs_extra, one_line, unknown
 
 PREFIX, TIMM = "torchvision/", "timm/"
-BN_INCEPTION_MEAN = (104.0, 117.0, 128.0)  # of blue, green and red from 0 to 255, which its weights from Caffe want
+BN_INCEPTION_MEAN = (104.0, 117.0, 128.0)  # BGR in 0 to 255, as its Caffe weights expect
 
 
 def torchvision_models() -> Any:
@@ -27,7 +27,7 @@ def torchvision_models() -> Any:
 
 
 def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
-    """Return ``blocks`` of 3 x 3 convolution with ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
+    """Return ``blocks`` blocks of 3 x 3 convolution to ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
     if image_size < 2**blocks:
         reason = f"{blocks} blocks halve images of {image_size} pixels to nothing"
         raise ConfigError(f"convnet: {reason}; blocks can be up to {image_size.bit_length() - 1}")
@@ -51,7 +51,7 @@ NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer"
 def embedder(
     in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = (), norm: str = "none", dropout: float = 0.0
 ) -> nn.Module:
-    """Return linear layers from features to embeddings, which are not normalized, with ReLU between them.
+    """Return linear layers from features to unnormalized embeddings, with ReLU between the layers.
 
     Before each linear layer: a ``norm`` (``"batch"``, ``"layer"``), the ReLU of a hidden layer, and ``dropout``.
     """
@@ -66,7 +66,7 @@ def embedder(
 
 
 def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
-    """Set a linear layer to the whitened principal components of features ``[N, F]``, all of unit variance.
+    """Initialize a linear layer with whitened PCA of features ``[N, F]``: its outputs have unit variance.
 
     ConfigError if there are fewer components than outputs of the layer.
     """
@@ -85,7 +85,7 @@ def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
 def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Freeze the parts of a trunk whose names fit a pattern, ``"layer1"`` or ``"blocks.*"``; ``"*"`` is all.
 
-    All other parameters are trainable afterwards. Return the frozen parts, which belong into evaluation mode.
+    All other parameters are trainable afterwards. Return the frozen parts, which must be kept in evaluation mode.
     """
     named = dict(unwrapped_trunk(trunk).named_modules(remove_duplicate=False))
     frozen: list[nn.Module] = []
@@ -108,9 +108,9 @@ def torchvision_trunk(
     Args:
         name: torchvision's name, such as ``"resnet50"``.
         in_channels: 1 (the gray channel is repeated) or 3.
-        image_size: height and width of the images, in pixels; some models want their own.
+        image_size: height and width of the images, in pixels; some models require a fixed size.
         weights: torchvision's name of weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"``
-            changes with the release of torchvision. None starts from random.
+            changes with the release of torchvision. None: random initialization.
         dropout: whether the model's own dropout is kept.
     """
     zoo = torchvision_models()
@@ -140,7 +140,7 @@ def torchvision_trunk(
 class _Block(NamedTuple):
     """Channels of an inception block: the 1 x 1 branch, the two 3 x 3 branches, and the projection after pooling."""
 
-    single: int  # 0 for none, in a block that halves the image
+    single: int  # 0: no such branch, in a block that halves the image size
     reduce: int
     wide: int
     double_reduce: int
@@ -166,9 +166,9 @@ _BLOCKS = {
 class BNInception(nn.Module):
     """BN-Inception (Ioffe and Szegedy, 2015): images ``[B, 3, S, S]`` to the scores of classes ``[B, num_classes]``.
 
-    GoogLeNet with batch norms, which neither torchvision nor timm has. Parameters have the names of the known weights
+    GoogLeNet with batch norms; neither torchvision nor timm provides it. Parameters have the names of the known weights
     from Caffe (``bn_inception-52deb4733.pth``): ``inception_3a_1x1.weight``, ``inception_3a_1x1_bn.weight``,
-    ``last_linear.weight``. ``pooling`` of the 1,024 last features over their places is ``"mean"`` or ``"max"``.
+    ``last_linear.weight``. ``pooling`` of the last 1,024 feature maps is ``"mean"`` or ``"max"``.
     """
 
     def __init__(self, num_classes: int = 1000, pooling: Literal["mean", "max"] = "mean") -> None:
@@ -225,10 +225,10 @@ class BNInception(nn.Module):
 
 
 def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "max"] = "mean") -> nn.Module:
-    """Return BN-Inception without its last linear layer: 1,024 features; images of 224 or 227 pixels, say.
+    """Return BN-Inception without its last linear layer: 1,024 features; images of 224 or 227 pixels, for example.
 
-    Weights from a file, such as Cadene's ``bn_inception-52deb4733.pth``, want ``extends = "pipelines/bn-inception"``:
-    blue, green, red from 0 to 255. ``pooling`` is ``"mean"``, or ``"max"`` as in the program of CBML; other arguments
+    Weights from a file, such as Cadene's ``bn_inception-52deb4733.pth``, need ``extends = "pipelines/bn-inception"``:
+    BGR channels from 0 to 255. ``pooling`` is ``"mean"``, or ``"max"`` as in the program of CBML; other arguments
     as in :func:`torchvision_trunk`.
     """
     model = BNInception(pooling=pooling)
@@ -239,7 +239,7 @@ def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "ma
 def timm_trunk(
     in_channels: int, image_size: int, name: str = "", weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
-    """Return a model of timm without its classifier; ``timm/NAME`` where timm is installed.
+    """Return a timm model without its classifier: the trunk ``timm/NAME``, if timm is installed.
 
     ``weights`` is the tag of timm's weights, such as ``"a1_in1k"``; other arguments as in :func:`torchvision_trunk`.
     """
@@ -256,7 +256,7 @@ def timm_trunk(
 
 
 def timm_library(name: str) -> Any:
-    """Return the package timm; raise :class:`MissingExtraError` for the trunk ``name`` where it is not installed."""
+    """Return the package timm; if it is missing, raise :class:`MissingExtraError` that mentions ``name``."""
     with needs_extra("timm", f"the trunk {TIMM}{name}"):
         import timm
     return timm
@@ -270,7 +270,7 @@ def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
 
 
 class RepeatedGray(nn.Module):
-    """Gray images ``[B, 1, S, S]`` as images of three channels."""
+    """Layer that repeats the channel of gray images ``[B, 1, S, S]`` three times."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Return ``[B, 3, S, S]`` of ``[B, 1, S, S]``."""
@@ -278,7 +278,7 @@ class RepeatedGray(nn.Module):
 
 
 def unwrapped_trunk(trunk: nn.Module) -> nn.Module:
-    """Return a trunk's own model, without :class:`RepeatedGray` before it."""
+    """Return a trunk's model, without a preceding :class:`RepeatedGray`."""
     return trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
 
 
@@ -286,12 +286,12 @@ _OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn
 
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
-    """Return the factory of one of the core's trunks, whose bare names no plugin can claim; None for other names."""
+    """Return the factory of a core trunk, whose bare name no plugin can take; None for other names."""
     return builtin_trunks().get(name) if name.startswith(PREFIX) else _OWN.get(name)
 
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
-    """Return the core's trunks by name; a model of torchvision that does not fit is refused when it is built."""
+    """Return the core's trunks by name; torchvision models without support raise an error only when built."""
     zoo = torchvision_models()
     factories = {PREFIX + name: functools.partial(torchvision_trunk, name) for name in zoo.list_models(module=zoo)}
     for factory in factories.values():
@@ -300,7 +300,7 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
-    """Return the length of a trunk's feature vectors, found by images of zeros; ConfigError if it gives none."""
+    """Return the length of a trunk's feature vectors, measured on images of zeros; ConfigError without such vectors."""
     training, shape = trunk.training, (in_channels, image_size, image_size)
     trunk.eval()
     try:

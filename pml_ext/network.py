@@ -31,14 +31,14 @@ class Preprocessing(BaseModel):
 
     model_config = ConfigDict(strict=True)
 
-    image_size: int = Field(ge=1)  # height and width of what the network gets, in pixels
+    image_size: int = Field(ge=1)  # height and width of the network's input, in pixels
     channels: Literal[1, 3]  # gray or color
-    crop: bool  # whether a square is cut from the middle of an image
+    crop: bool  # whether to center-crop a square
     normalize: Normalization | None
-    resize: int | None = Field(None, ge=1)  # pixels of the shorter side before the cut, or of both; None: 256 / 224
-    squash: bool = False  # whether images of any form are resized to squares before the cut
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing
-    bgr: bool = False  # whether the channels are blue, green, red
+    resize: int | None = Field(None, ge=1)  # pixels of the shorter side before the crop, or of both; None: 256 / 224
+    squash: bool = False  # whether images are resized to squares before the crop, ignoring aspect ratio
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # for resizing
+    bgr: bool = False  # whether the channel order is blue, green, red
     value_range: Literal[1, 255] = 1  # the greatest value before normalization
 
     @property
@@ -51,7 +51,7 @@ class Preprocessing(BaseModel):
         return round(self.image_size * 256 / 224)
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
-        """Return transforms of training images, with ``cuts`` and ``augment``, and of all others, to ``[C, S, S]``."""
+        """Return transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
         normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
         shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
         pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
@@ -61,9 +61,9 @@ class Preprocessing(BaseModel):
 class Network(nn.Module):
     """A network from images to embeddings, with their preprocessing.
 
-    ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose number is measured unless given.
-    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`pml_ext.models.embedder`; ``hidden_sizes = None`` is
-    no embedder: features are embeddings.
+    ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose size F is measured unless given.
+    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`pml_ext.models.embedder`; ``hidden_sizes = None``:
+    no embedder, the features are the embeddings.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Everything that a plugin may import of ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
+"""Everything that a plugin may import from ``pml_ext``: hooks, base classes, pair functions, checks, the view of a run.
 
 PML's own base classes are here too; its losses and miners are components: ``build("pml/contrastive", "loss")``. Data
 sets, clustering and figures, which need the extra ``train``, are imported on first use.
@@ -118,13 +118,13 @@ __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pm
 
 @runtime_checkable
 class RunView(Protocol):
-    """The part of a run that ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` of a component may use.
+    """The part of a run that a component's ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` may use.
 
-    ``splits`` are images without augmentation: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``;
-    ``"validation"`` if classes are held out; ``"train_sample"``, the training images that are tested, if not all are.
+    ``splits`` have images without augmentation: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``;
+    ``"validation"`` if classes are held out; ``"train_sample"``, a sample of training images, unless all are tested.
     """
 
-    folder: Path  # a component's own tables belong into its records/
+    folder: Path  # components write their own tables to records/ in it
     seed: int
     device: torch.device
     epoch: int  # from 1; 0 in prepare
@@ -133,13 +133,13 @@ class RunView(Protocol):
     splits: dict[str, LabeledImages]
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
-        """Return the network's output, or the trunk's, for all images of a split: ``[N, D]``, float32, as it is."""
+        """Return the raw output of the network, or of its trunk, for all images of a split: ``[N, D]``, float32."""
 
     def batches(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
         """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64, on the device; of ``"train"``, the epoch's clusters if any."""
+        """Return the labels of a split, ``[N]``, int64, on the device; for ``"train"``, the epoch's clusters if any."""
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Plugins: entry points of group ``pml_ext``, imported and called so that a broken one harms no other."""
+"""Plugins: entry points of group ``pml_ext``, loaded so that a broken one does not affect the others."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .components import KINDS, Component, pml_components
 from .errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, unknown
 
 GROUP = "pml_ext"
-LOCAL = "local"  # the plugin name of classes registered in the running process
+LOCAL = "local"  # plugin name of classes registered in the current process
 BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
 RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
-SLOW = 2.0  # seconds of import after which a plugin of others is named
+SLOW = 2.0  # import time in seconds above which a third-party plugin is reported
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
 _A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
@@ -54,12 +54,12 @@ class PluginRecord:
     distribution: str
     version: str
     module: str
-    status: str = "waiting"  # until it is imported; then "ok", "broken", "blocked" or "not allowed"
-    error: str = ""  # the reason for the last three
+    status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
+    error: str = ""  # the reason, unless the status is "waiting" or "ok"
     hooks: list[str] = dataclasses.field(default_factory=list)
     components: int = 0
     clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
-    seconds: float = 0.0  # of importing it and calling its first hooks
+    seconds: float = 0.0  # time to import it and call its first hooks
     traceback: str = ""
 
     def __str__(self) -> str:
@@ -72,17 +72,17 @@ class PluginRecord:
 
 
 class Plugins:
-    """The names that all plugins claim, with PML's own classes and the components registered by the running process.
+    """The names claimed by all plugins, by PML's own classes and by components registered in the current process.
 
     Entry points are read once, those of this distribution first. A plugin that fails is recorded as broken, with a
-    :class:`PluginWarning`; a hook that fails when it is called later costs only its own names. ``PML_EXT_PLUGINS`` is
+    :class:`PluginWarning`; a hook that fails in a later call loses only its own names. ``PML_EXT_PLUGINS`` is
     an allow list of entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
     """
 
     def __init__(self) -> None:
         self.records: list[PluginRecord] = []
         self.loaded: dict[str, PluginRecord] = {}
-        self.lacking_extra: dict[str, MissingExtraError] = {}  # by key of TABLES: why the core's own hook failed
+        self.lacking_extra: dict[str, MissingExtraError] = {}  # {key of TABLES: error of the core's own hook}
         self._loading = False  # whether plugins are being imported right now
         # {kind of component, "class", "recipe" or key of TABLES: {name: {plugin: value}}}
         self._claims: dict[str, dict[str, dict[str, Any]]] = {what: {} for what in (*KINDS, "class", "recipe", *TABLES)}
@@ -91,7 +91,7 @@ class Plugins:
         self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Load the plugins, unless that was done; PluginError for an allowed or blocked one that is not installed."""
+        """Load the plugins once; PluginError if the allow or deny list names a plugin that is not installed."""
         with self._lock:
             if self._loading or self._waiting == []:
                 return
@@ -145,7 +145,7 @@ class Plugins:
         self.loaded[point.name] = record
 
     def _add(self, plugin: str, module: object) -> tuple[list[str], int]:
-        """Add a plugin's hooks, components and recipes, all or none; return its hooks and number of components."""
+        """Add a plugin's hooks, components and recipes atomically; return its hooks and number of components."""
         hooks = _hooks_of(module)
         components: dict[tuple[str, str], Component] = {}
         for each in hooks.get("pml_ext_components", list)():
@@ -163,7 +163,7 @@ class Plugins:
         return [hook for hook in HOOKS if hook in hooks], len(components)
 
     def add(self, component: Component) -> None:
-        """Add a component of a plugin under its name and its class's name; one of the same name is replaced."""
+        """Add a plugin's component under its name and its class name; replace one of the same name."""
         self._claim(component.kind, component.name, component.plugin, component)
         self._claim("class", component.class_name, component.plugin, component)
 
@@ -178,7 +178,7 @@ class Plugins:
                 yield
         except (KeyboardInterrupt, StoppedError):
             raise
-        except BaseException as error:  # SystemExit, and what test frameworks raise to skip
+        except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
             where, left_out = (f"{hook}: ", f"the answer of {hook}") if hook else ("", "it")
             record.status, record.error = "broken", f"{where}{type(error).__name__}: {error}"
             record.traceback = "".join(traceback.format_exception(error))
@@ -227,7 +227,7 @@ def _being_imported(module: str) -> bool:
 
 
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
-    """Return a plugin's hooks by name; raise for a marked function that is no hook and for an unmarked hook."""
+    """Return a plugin's hooks by name; raise for a marked function with an unknown name or an unmarked hook."""
     for name, value in vars(module).items():
         if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
             advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"
@@ -240,12 +240,12 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
 
 
 def validated(component: Any, plugin: str) -> Component:
-    """Return a component with its plugin's name; PluginError for a wrong one, TypeError for a class of no kind."""
+    """Return a component with its plugin's name; PluginError if it is invalid, TypeError for a class of no kind."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     if not _KEBAB.fullmatch(component.name):
         raise PluginError(f"a component's name is kebab-case (a-z, digits, single hyphens), not {component.name!r}")
-    _ = component.kind, isinstance(component.source, str) or component.settings  # raise for a class that has none
+    _ = component.kind, isinstance(component.source, str) or component.settings  # raise for a class without a kind
     return dataclasses.replace(component, plugin=plugin)
 
 

@@ -1,4 +1,4 @@
-"""The door to pytorch-metric-learning (PML): its base classes and what else of it is built on."""
+"""All imports from pytorch-metric-learning (PML): its base classes and everything else that is used."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class LossSettings(RegularizerSettings, total=False):
     embedding_reg_weight: float
 
 
-if TYPE_CHECKING:  # PML has no types: its bases with those of settings and calls
+if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
 
     class _CalledAsLoss:
         def __call__(

@@ -16,11 +16,11 @@ from .models import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library,
 
 HF = "hf/"
 _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
-_COUNTER = "num_batches_tracked"  # of batch norms, which old files lack
+_COUNTER = "num_batches_tracked"  # batch norm buffer that old files lack
 
 
 def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
-    """Add low-rank adapters (Hu et al. 2022) to linear layers of a trunk, in place, and freeze all else.
+    """Add low-rank adapters (LoRA, Hu et al. 2022) to linear layers of a trunk, in place, and freeze the rest.
 
     ConfigError if no layer's name ends with one of ``targets``.
     """
@@ -48,13 +48,13 @@ def merged_lora(trunk: nn.Module) -> nn.Module:
 
 
 class PretrainedImages(NamedTuple):
-    """The preprocessing that a pretrained model wants; None for what is not known."""
+    """The preprocessing that a pretrained model expects; None for unknown values."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     image_size: int | None = None
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    bgr: bool = False  # whether it wants blue, green, red; mean and std are of red, green, blue
+    bgr: bool = False  # whether the input is BGR; mean and std are in RGB order
 
 
 def is_file(weights: object) -> bool:
@@ -65,8 +65,8 @@ def is_file(weights: object) -> bool:
 def load_weights(trunk: nn.Module, file: str) -> None:
     """Load a trunk's weights from a ``.safetensors`` or torch file, here or in torch hub's folder ``checkpoints``.
 
-    No code of the file is run. Its classifier, which a trunk lacks, is ignored. ConfigError for a file that cannot be
-    read, or with the keys that are missing, unknown or of another shape.
+    No code in the file is executed. The file's classifier is ignored, as trunks have none. ConfigError for an
+    unreadable file, or with the names of keys that are missing, unknown or of another shape.
     """
     path = Path(file).expanduser()
     if not path.exists() and (stored := Path(torch.hub.get_dir()) / "checkpoints" / file).exists():
@@ -81,9 +81,9 @@ def load_weights(trunk: nn.Module, file: str) -> None:
     except FileNotFoundError:
         places = f"{path}, nor in {torch.hub.get_dir()}/checkpoints"
         raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
-    except Exception as error:  # of pickle, zip files, safetensors
+    except Exception as error:  # pickle, zip and safetensors raise many types
         raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({one_line(error)})") from None
-    for name in ("state_dict", "model", "trunk"):  # keys under which files have their weights
+    for name in ("state_dict", "model", "trunk"):  # keys that may contain the weights
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -111,18 +111,18 @@ def hf_trunk(
     weights: str | None = None,
     pool: Literal["auto", "cls", "mean", "pooled"] = "auto",
 ) -> nn.Module:
-    """Return a vision model of the package transformers; ``hf/ORG/NAME``, or ``hf/FOLDER`` that it was saved to.
+    """Return a vision model of the package transformers; ``hf/ORG/NAME``, or ``hf/FOLDER`` for a saved one.
 
-    Of a model with an image and a text part, such as CLIP and SigLIP, it is the image part. ConfigError for a model
-    that cannot be downloaded or has no image part.
+    For models with an image and a text encoder, such as CLIP and SigLIP, it is the image encoder. ConfigError for a
+    model that cannot be downloaded or has no image encoder.
 
     Args:
         in_channels: 1 (the gray channel is repeated) or 3.
-        image_size: height and width of the images, in pixels; most models want their own.
+        image_size: height and width of the images, in pixels; most models require a fixed size.
         name: the model on the Hugging Face hub, or its folder.
-        weights: ``"DEFAULT"``, the model's own, downloaded on first use; None starts from random.
-        pool: the feature of an image: ``"cls"``, the first token; ``"mean"`` of all tokens; ``"pooled"``, the model's
-            own; ``"auto"``, the model's own if it has one, else the first token.
+        weights: ``"DEFAULT"``, the model's own, downloaded on first use; None: random initialization.
+        pool: pooling of the tokens: ``"cls"``, the first token; ``"mean"`` over all tokens; ``"pooled"``, the model's
+            own pooling; ``"auto"``, the model's own if it has one, else the first token.
     """
     with needs_extra("hf", f"the trunk {HF}{name}"):
         import transformers
@@ -130,7 +130,7 @@ def hf_trunk(
         raise ConfigError(f"{HF}{name}: found weights = {weights!r}; wanted 'DEFAULT', or a file of weights")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of parts that are not loaded
+            warnings.simplefilter("ignore")  # about weights that are not loaded
             factory = transformers.AutoModel
             config = None if weights else transformers.AutoConfig.from_pretrained(name)
             model: Any = factory.from_config(config) if config else factory.from_pretrained(name)
@@ -156,13 +156,13 @@ class _Pooled(nn.Module):
         if self.pool == "pooled":
             raise ConfigError("model.trunk.pool: found 'pooled', which this model has not; wanted 'cls' or 'mean'")
         tokens: Tensor = output.last_hidden_state
-        if tokens.ndim == 4:  # of a convolutional network, [B, F, H, W]
+        if tokens.ndim == 4:  # convolutional network, [B, F, H, W]
             return tokens.mean((2, 3))
         return tokens.mean(1) if self.pool == "mean" else tokens[:, 0]
 
 
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
-    """Return the preprocessing that a trunk's ``weights`` want; None where it has none, or they are of no library."""
+    """Return the preprocessing for a trunk's ``weights``; None without weights or if no library provides them."""
     weights, short = options.get("weights"), name.rpartition("/")[2]
     if weights is None:
         return None
@@ -178,7 +178,7 @@ def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages
     if name.startswith(PREFIX):
         known = torchvision_models().get_model_weights(short)
         tag = "DEFAULT" if is_file(weights) else weights
-        if tag not in known.__members__:  # building it names them
+        if tag not in known.__members__:  # building the trunk raises an error that lists the tags
             return None
         wanted = known[tag].transforms()
         return _images(wanted.mean, wanted.std, wanted.crop_size[0], wanted.interpolation.value)
@@ -190,13 +190,13 @@ def _of_transformers(name: str) -> PretrainedImages | None:
         import transformers
     try:
         wanted, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
-    except (OSError, ValueError):  # a model without a description of its images
+    except (OSError, ValueError):  # the model has no preprocessor config
         return None
     if not (wanted.get("image_mean") and wanted.get("image_std")):
         return None
     size = wanted.get("crop_size") or wanted.get("size") or {}
     pixels = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge")
-    mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's number
+    mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's BICUBIC
     return _images(wanted["image_mean"], wanted["image_std"], pixels, mode)
 
 

@@ -11,9 +11,9 @@ from .pml import BaseReducer, MultipleReducers, per_anchor_mean, reducers
 
 
 class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
-    """The sum of a loss's values over its ``divisor``, 0 where that is 0; PML's, without waiting for the device.
+    """Reducer to the sum of a loss's values divided by its ``divisor``; 0 for divisor 0; no host sync, unlike PML's.
 
-    A loss sets the divisor where its values stand for other elements: sums over the triplets of a pair, say.
+    A loss sets the divisor if each value aggregates several elements, for example the triplets of a pair.
     """
 
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
@@ -24,7 +24,7 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
-        """Return the sum over the divisor, or 0 times the sum, which has gradient 0; NaN of embeddings shows."""
+        """Return sum / divisor, or 0 times the sum if the divisor is 0: gradient 0, but NaN is propagated."""
         total = losses.sum() if len(losses) else losses.sum() + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
             return _divide_or_zero(total, divisor)
@@ -33,7 +33,7 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
 
 
-# Reducers of PML whose value follows from sums over the rows of a matrix of elements.
+# PML's reducers that can be computed from row sums of a matrix of elements.
 _OF_SUMS = (reducers.MeanReducer, reducers.SumReducer, reducers.AvgNonZeroReducer, reducers.ThresholdReducer)
 
 
@@ -45,16 +45,16 @@ def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
 
 
 def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
-    """Return whether :func:`row_sums` and :func:`reduced_rows` give a reducer's value, of pairs or of triplets."""
+    """Return whether :func:`row_sums` and :func:`reduced_rows` support a reducer, for pairs or for triplets."""
     if type(reducer) is reducers.PerAnchorReducer:
         return pairs and reducer.aggregation_func is per_anchor_mean and takes_row_sums(reducer.reducer, pairs)
     return type(reducer) in (SumOverDivisorReducer, *_OF_SUMS)
 
 
 def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of each row's elements that a reducer counts, and their number; per anchor, the mean of the row.
+    """Return each row's sum of the elements that a reducer counts, and their number; for PerAnchorReducer, the mean.
 
-    ``values`` are elements, 0 or more, ``[T, R]``; ``mask`` says which of them there are.
+    ``values``, ``[T, R]``, are elements of at least 0; ``mask`` marks the valid ones.
     """
     kept = mask
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
@@ -68,7 +68,7 @@ def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor) -> tuple[Tensor
 
 
 def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
-    """Return a reducer's value of the elements whose :func:`row_sums` a term holds, their number as ``divisor``."""
+    """Return a reducer's value from a term with :func:`row_sums` as losses and their total count as ``divisor``."""
     if isinstance(reducer, reducers.PerAnchorReducer):
         reducer = reducer.reducer
     elif not isinstance(reducer, reducers.SumReducer):
@@ -78,7 +78,7 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
 
 
 def has_uniform_weights(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
-    """Return whether a reducer gives every value the same weight; a mean's are a tensor, read on a CPU alone."""
+    """Return whether a reducer weights all values equally; MeanReducer only if ``seen_on`` is the CPU or None."""
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
     if seen_on is None or seen_on.type == "cpu":
         kinds.append(reducers.MeanReducer)
@@ -86,7 +86,7 @@ def has_uniform_weights(reducer: BaseReducer, seen_on: torch.device | None = Non
 
 
 def reduce_uniformly(reducer: BaseReducer, losses: Tensor, count: Tensor, divisor: Tensor | float) -> Tensor:
-    """Return the value of a reducer that :func:`has_uniform_weights`, of ``count`` values among zeros."""
+    """Return the value of a reducer with uniform weights for ``losses``: ``count`` values, padded with zeros."""
     total: Tensor = losses.sum()
     if isinstance(reducer, reducers.SumReducer):
         return total

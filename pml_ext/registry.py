@@ -1,7 +1,7 @@
-"""Look-up of components, recipes, data sets, trunks ... by name, and instances of components.
+"""Look-up of components, recipes, data sets, trunks ... by name, and construction of components.
 
-A name that several plugins claim means that of a plugin of this distribution, so that no other plugin changes what our
-recipes mean; without such a plugin it is an error. ``entry-point:name`` reaches each.
+If several plugins claim a name, the plugin of this distribution wins, so that third-party plugins cannot change our
+recipes; without such a plugin it is an error. ``entry-point:name`` is always unambiguous.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _plugins = Plugins()
 
 
 def plugins() -> list[PluginRecord]:
-    """Return the record of each entry point, clashes of names included; all hooks are called."""
+    """Return the record of each entry point, name clashes included; this calls all hooks."""
     for record in _plugins.records:
         record.clashes = []
     for what in (*KINDS, *TABLES, "class"):
@@ -44,7 +44,7 @@ def plugins() -> list[PluginRecord]:
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
-    """Read the entry points anew inside the block, and forget afterwards what it found and registered."""
+    """Use a fresh registry inside the block, with entry points read again; restore the old one afterwards."""
     global _plugins
     before, _plugins = _plugins, Plugins()
     try:
@@ -66,7 +66,7 @@ def _candidates(what: str, name: str) -> dict[str, Any]:
 def find(what: str, name: str) -> tuple[str, Any]:
     """Return the plugin and the value of a name; ``what`` is a kind, ``"class"``, or as in :func:`factories`.
 
-    UnknownNameError: nothing has the name. PluginError: two plugins claim the name.
+    Raise UnknownNameError for an unknown name, and PluginError if two plugins claim it.
     """
     found = _candidates(what, name)
     if not found:
@@ -89,9 +89,9 @@ def components(kind: str | None = None) -> list[Component]:
 
 
 def get(name: str, kind: str | None = None) -> Component:
-    """Return the component of a name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
+    """Return the component with a name: ``"my-loss"``, ``"pml/multi-similarity"``, or ``"entry-point:name"``.
 
-    ``kind`` is one of :data:`KINDS`, needed where two kinds share the name; errors as in :func:`find`.
+    ``kind`` is one of :data:`KINDS`, required if two kinds share the name; errors as in :func:`find`.
     """
     kinds = [kind] if kind else [each for each in KINDS if _candidates(each, name)]
     if not kinds:
@@ -103,12 +103,12 @@ def get(name: str, kind: str | None = None) -> Component:
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
-    """Return the components that a name (see :func:`get`) may mean, of several kinds or of several plugins."""
+    """Return the components that a name (see :func:`get`) may refer to: of several kinds or plugins."""
     return [c for each in ([kind] if kind else KINDS) for c in _candidates(each, name).values()]
 
 
 def short_name(component: Component) -> str:
-    """Return the shortest name that reaches a component: its own, or with its plugin's before it."""
+    """Return the shortest unambiguous name of a component: its own, or with its plugin's as prefix."""
     alone = candidates(component.name, component.kind) == [component]
     return component.name if alone else component.qualified_name
 
@@ -143,7 +143,7 @@ def recipes() -> dict[str, Traversable]:
 def factories(what: str) -> dict[str, Any]:
     """Return all values of ``"data set"``, ``"trunk"``, ``"metric"``, ``"tracker"``, ``"store"``, ``"paper"`` ...
 
-    One that its bare name does not reach, since plugins share the name, is listed as ``entry-point:name``.
+    A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
     names: dict[str, Any] = {}
     for name, owners in _plugins.claims(what).items():
@@ -158,14 +158,14 @@ def factory(what: str, name: str) -> Callable[..., Any]:
 
 
 def version_of(plugin: str) -> dict[str, str]:
-    """Return the distribution and version of a plugin; nothing for the core, PML and classes of this process."""
+    """Return the distribution and version of a plugin; an empty dict for the core, PML and local classes."""
     _plugins.load()
     record = _plugins.loaded.get(plugin)
     return {"distribution": record.distribution, "version": record.version} if record else {}
 
 
 def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
-    """Return one line of advice about wanted plugins that are not in use, given each one's :func:`version_of`."""
+    """Return one line of advice on required plugins that are not in use, given each one's :func:`version_of`."""
     _plugins.load()
     found = {record.name: record for record in _plugins.records}
     texts = []
@@ -179,27 +179,27 @@ def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
 
 
 class BuildContext(TypedDict, total=False):
-    """Values known beside a component's own settings, by the name of the setting that each fills.
+    """Context values that fill omitted settings of a component, by the name of the setting.
 
-    A component may rely on these names and no others. Recipes fill in all of them, ``pml-ext bench`` and the
-    conformance kit what they know. ``embedding_size`` and ``num_classes`` fill settings without a default alone.
+    A component may rely on these names and no others. Recipes provide all of them; ``pml-ext bench`` and the
+    conformance kit provide some. ``embedding_size`` and ``num_classes`` fill only settings without a default.
     """
 
     embedding_size: int  # D
-    num_classes: int  # of the training images, or of the batches that are timed or checked
+    num_classes: int  # in the training images, or in the timed or checked batches
     class_labels: list[int]  # of the training images, each once, sorted
-    collect_stats: bool  # True, of the component itself; all others are for the components in its settings too
-    labels: Any  # one per training image, in their order; for samplers, as the following
+    collect_stats: bool  # True; not passed on to nested components, unlike the other values
+    labels: Any  # one per training image, in order; for samplers, as are the next ones
     batch_size: int  # of all processes together
     length_before_new_iter: int  # images per epoch
-    seed: int  # the run's
-    relation: Any  # between the classes of the training images, where the recipe has one
+    seed: int  # seed of the run
+    relation: Any  # relation between training classes, if the recipe has one
 
 
 def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None = None, /, **settings: Any) -> Any:
     """Return an instance of the component that :func:`get` finds.
 
-    ``context`` is a :class:`BuildContext`, which fills settings that are left out; ``settings`` are arguments of the
+    ``context`` is a :class:`BuildContext`, which fills omitted settings; ``settings`` are arguments of the
     class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is the last word
     of the setting. ConfigError for a setting that the class does not have.
     """
@@ -247,12 +247,12 @@ def fill_settings(
 
 
 def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
-    """Return an instance of a component's class if the context has all that it requires; None otherwise."""
+    """Return an instance of a component's class if the context has all required settings; else None."""
     try:
         kind_of(annotation)
     except TypeError:
         return None
-    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # any component of the kind will do
+    if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # a base class: any component would do
         return None
     optional = [name for name, setting in settings_of(annotation).items() if setting.default is not setting.empty]
     values, missing = fill_settings(annotation, context, optional)

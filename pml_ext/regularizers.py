@@ -1,4 +1,4 @@
-"""The base of regularizers that need labels; a loss gets one by :class:`pml_ext.RegularizedLoss`."""
+"""The base of regularizers that need labels; :class:`pml_ext.RegularizedLoss` adds one to a loss."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from .reducers import has_uniform_weights
 
 
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
-    """Base of regularizers that need labels. Subclasses write ``compute_loss(embeddings, labels)``.
+    """Base of regularizers that need labels. Subclasses define ``compute_loss(embeddings, labels)``.
 
-    ``regularizer(embeddings, labels)`` returns the reduced value, in float32 or float64. PML's slot
+    ``regularizer(embeddings, labels)`` returns the reduced value, in float32 or float64. PML's argument
     ``embedding_regularizer=`` passes no labels; use :class:`RegularizedLoss`. Settings are PML's.
     """
 
     capabilities = frozenset({"labels"})
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Return PML's loss dictionary, of embeddings ``[B, D]`` in float32 or float64 and labels ``[B]``."""
+        """Return PML's loss dictionary for embeddings ``[B, D]`` in float32 or float64 and labels ``[B]``."""
         raise NotImplementedError
 
     def over_pairs(
@@ -48,7 +48,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     ) -> Sequence[Tensor]:
         """Return an equation's tensors ``[B]`` for the anchors of a batch, in tiles where it is large.
 
-        ``equation`` gets a matrix of the distance, ``[T, B]``, and the masks of positive and negative pairs, and gives
+        ``equation`` gets a distance matrix, ``[T, B]``, and the masks of positive and negative pairs. It returns
         tensors ``[T]``, of which the first ``values`` have a gradient.
         """
         size = rows_per_tile(tile_size, len(embeddings), len(embeddings), embeddings.device)
@@ -91,4 +91,4 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
 
 
-LabelledRegularizer = LabeledRegularizer  # the name of before
+LabelledRegularizer = LabeledRegularizer  # alias of the old spelling

@@ -17,15 +17,15 @@ Members = list[NDArray[np.int64]]  # the images of each group
 
 
 class GroupSampler(Sampler[int]):
-    """Base of samplers that draw from one group after the other until a batch is full; a pass has whole batches.
+    """Base of samplers that draw group by group until a batch is full; a pass has full batches only.
 
-    Every group is drawn once, in a random order that continues over batches, before any is drawn again. All images of
-    a group are taken, as far as they fit, unless a subclass writes its own :meth:`draw`.
+    Every group is drawn once, in a random order that continues over batches, before any is drawn again. By
+    default, as many of a group's images are taken as fit; subclasses may override :meth:`draw`.
 
     Args:
         members: the images of each group.
         batch_size: images in a batch.
-        length: images in a pass, cut to whole batches.
+        length: number of images in a pass, rounded down to whole batches.
         seed: of the draw; the sampler has a generator of its own.
     """
 
@@ -40,11 +40,11 @@ class GroupSampler(Sampler[int]):
         self._waiting: list[int] = []  # groups still to be drawn, the next one last
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
-        """Return images of a group that are not taken; none where there are no more."""
+        """Return images of a group that are not in ``taken``; an empty list if there are none left."""
         return self.some(self.members[group], self.batch_size, taken)
 
     def some(self, members: NDArray[np.int64], count: int, taken: set[int]) -> list[int]:
-        """Return ``count`` of some images that are not taken, in random order; fewer if there are no more."""
+        """Return ``count`` random ``members`` that are not in ``taken``; fewer if there are not enough."""
         left = [image for image in members.tolist() if image not in taken]
         return [left[place] for place in self._generator.permutation(len(left))[:count]]
 
@@ -73,27 +73,27 @@ class GroupSampler(Sampler[int]):
         return {"generator": self._generator.bit_generator.state, "waiting": list(self._waiting)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was taken."""
+        """Restore the state that :meth:`state_dict` returned."""
         self._generator.bit_generator.state = state["generator"]
         self._waiting = list(state["waiting"])
 
 
 class MPerLabelSampler(GroupSampler):
-    """Batches with m images of each of some labels, for images with sets of labels.
+    """Sampler of batches with m images of each of several labels, for images with sets of labels.
 
-    Every label is drawn once before one is drawn again, so that rare labels are in as many batches as frequent ones. An
-    image that has several of the labels is once in a batch, and images without labels are in none.
+    Every label is drawn once before any is drawn again, so rare labels are in as many batches as frequent ones. An
+    image with several of these labels appears once in a batch. Images without labels are never drawn.
 
     Args:
         labels: of every image: multi-hot ``[N, C]``, lists of integers, or integers ``[N]`` as the relation takes them.
         batch_size: images in a batch.
-        m: images of each label that is drawn, fewer where it has no more.
+        m: number of images per drawn label; fewer if the label has fewer.
         length_before_new_iter: images in a pass, cut to whole batches; by default N.
         seed: of the draw; the sampler has a generator of its own.
-        relation: a :class:`pml_ext.SharedLabel` that has the sets of classes; None where labels are the sets.
+        relation: a :class:`pml_ext.SharedLabel` with the label sets of classes; None if ``labels`` are the sets.
 
     Raises:
-        ValueError: fewer images with labels than a batch.
+        ValueError: there are fewer images with labels than ``batch_size``.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class MPerLabelSampler(GroupSampler):
             raise TypeError(f"relation of MPerLabelSampler must be a SharedLabel; got {relation!r}")
         if not isinstance(labels, (list, tuple)) or all(isinstance(label, (int, np.integer)) for label in labels):
             labels = torch.as_tensor(labels)
-            if labels.ndim == 1 and relation.table is None:  # a class each
+            if labels.ndim == 1 and relation.table is None:  # one class per image
                 labels = torch.nn.functional.one_hot(torch.unique(labels, return_inverse=True)[1])
         known = relation.tensor(labels, len(labels)).cpu()
         sets = known if relation.table is None else relation.table.cpu()[known]
@@ -125,19 +125,19 @@ class MPerLabelSampler(GroupSampler):
 
 
 class TreeSampler(GroupSampler):
-    """Batches of some parents in a tree, several classes of each, and m images of each class.
+    """Sampler of batches with several parents in a tree, several classes of each, and m images of each class.
 
-    Every parent is drawn once before one is drawn again. A batch has ``batch_size / (parents * m)`` classes of a
-    parent; where one has fewer, further parents fill the batch. PML's ``HierarchicalSampler`` knows two levels, and
-    draws with NumPy's global generator, which a resumed run does not have.
+    Every parent is drawn once before any is drawn again. A batch has ``batch_size / (parents * m)`` classes of a
+    parent; if a parent has fewer, further parents fill the batch. PML's ``HierarchicalSampler`` supports two levels,
+    and draws with NumPy's global generator, which a resumed run does not restore.
 
     Args:
-        labels: the class of every image, integers ``[N]``, places in the tree's paths.
+        labels: the class of every image, integers ``[N]``, indices into the tree's paths.
         relation: the :class:`pml_ext.Hierarchy`.
         batch_size: images in a batch.
-        m: images of each class that is drawn.
-        parents: parents in a batch.
-        level: of the parents, from 1; by default the one above the classes.
+        m: number of images per drawn class.
+        parents: number of parents in a batch.
+        level: level of the parents, from 1; by default the level above the classes.
         length_before_new_iter: images in a pass, cut to whole batches; by default N.
         seed: of the draw; the sampler has a generator of its own.
 

@@ -13,9 +13,9 @@ from .plugins import RESERVED
 
 
 def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
-    """Write a package with a loss, a recipe and tests that pass as written, into a folder, and return its files.
+    """Write a package with a loss, a recipe and passing tests into a folder, and return its files.
 
-    Distribution, entry point and loss get the ``name``. ConfigError for a wrong or taken name, or a folder with files.
+    Distribution, entry point and loss use ``name``. ConfigError for an invalid or taken name, or a non-empty folder.
     """
     with needs_extra("train", "pml-ext new-plugin"):
         import jinja2

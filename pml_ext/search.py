@@ -1,12 +1,12 @@
 """Nearest vectors by Euclidean distance: exactly, or approximately with faiss.
 
-Up to 200,000 images are compared with every query; more are searched by faiss's ``IVFn,Flat``, n the square root of
-their number. Without faiss, all are compared.
+Up to 200,000 images are searched exactly; more are searched by faiss's ``IVFn,Flat``, n the square root of their
+number. Without faiss, search is always exact.
 
 The *effort* of a search is the number of lists that a query is compared with (``nprobe`` of ``IVF...``), or of
-candidates (``efSearch`` of ``HNSW...``). It is doubled when the index is built, from 1 or from 64, until recall@10
-reaches 0.95 on a sample of at most 200 images; where no effort does, the smallest within 0.01 of the best is taken.
-With less than 64 candidates, a graph finds more neighbors of an image that is in it than of a new one.
+candidates (``efSearch`` of ``HNSW...``). When the index is built, the effort is doubled, from 1 or from 64, until
+recall@10 reaches 0.95 on a sample of at most 200 images. If no effort reaches it, the smallest effort within 0.01 of
+the best recall is used. With fewer than 64 candidates, a graph has higher recall for indexed images than for new ones.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 from .errors import ConfigError, needs_extra, shortened
 from .evaluation import has_faiss, nearest_of
 
-EXACT, MOST_EXACT = "exact", 200_000  # what is typed for exact search, and the images up to which it is the default
-TARGET = 0.95  # recall@10 that the effort is chosen for
-_SAMPLE, _NEIGHBORS = 200, 10  # queries and their exact answers, for measured recall
-_MOST_CANDIDATES = 1024  # the greatest efSearch that is tried for recall
+EXACT, MOST_EXACT = "exact", 200_000  # name of exact search; number of images up to which it is the default
+TARGET = 0.95  # recall@10 that the chosen effort must reach
+_SAMPLE, _NEIGHBORS = 200, 10  # number of queries and of exact answers per query, to measure recall
+_MOST_CANDIDATES = 1024  # the largest efSearch that is tried
 
 
 def chosen_factory(factory: str, images: int) -> str:
@@ -38,7 +38,7 @@ def chosen_factory(factory: str, images: int) -> str:
 
 
 def new_index(factory: str, size: int) -> Any:
-    """Return an empty index of faiss, or a ConfigError for a factory string that faiss refuses."""
+    """Return an empty faiss index; raise ConfigError for a factory string that faiss rejects."""
     with needs_extra("cpu", f"the index {factory!r}"):
         import faiss
     try:
@@ -48,7 +48,7 @@ def new_index(factory: str, size: int) -> Any:
 
 
 class FaissIndex:
-    """A faiss index of normalized embeddings, with the effort of a search and the recall@10 that it was measured at."""
+    """A faiss index of normalized embeddings, with the effort of a search and its measured recall@10."""
 
     def __init__(self, factory: str, index: Any, effort: int = 0, recall: float | None = None) -> None:
         self.factory, self.index, self.effort, self.recall = factory, index, effort, recall
@@ -57,7 +57,7 @@ class FaissIndex:
 
     @classmethod
     def build(cls, factory: str, points: Tensor) -> FaissIndex:
-        """Index points, choose the effort by the rule of this module, and measure recall@10."""
+        """Index points, choose the effort by the rule in the module's docstring, and measure recall@10."""
         rows = _rows(points)
         built = cls(factory, new_index(factory, rows.shape[1]))
         try:
@@ -67,7 +67,7 @@ class FaissIndex:
             raise _refused(factory, error) from None
         efforts = {"nprobe": (1, built.most), "efSearch": (64, _MOST_CANDIDATES), "": (0, 0)}
         built.effort, most = efforts[built.setting]
-        if len(points) < 2:  # an image alone has no other to find
+        if len(points) < 2:  # a single image has no neighbors
             return built
         recall_of, tried = sampled_recall(points), dict[int, float]()
         while True:
@@ -82,9 +82,9 @@ class FaissIndex:
 
     @classmethod
     def read(cls, path: Path, factory: str, effort: int, recall: float | None) -> FaissIndex:
-        """Open an index that :meth:`write` wrote; a damaged file raises RuntimeError.
+        """Open an index that :meth:`write` wrote; raise RuntimeError for a damaged file.
 
-        Lists, and with faiss of 1.11 or later graphs and codes too, are mapped into memory.
+        Lists are memory-mapped; with faiss 1.11 or later, graphs and codes are too.
         """
         with needs_extra("cpu", f"the index {factory!r}"):
             import faiss
@@ -93,30 +93,30 @@ class FaissIndex:
         else:
             index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
             lists: Any = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)  # type: ignore[arg-type]
-            lists.prefetch_nthread = 0  # threads that fetch a query's lists take longer than the search
+            lists.prefetch_nthread = 0  # prefetch threads take longer than the search itself
         return cls(factory, index, effort, recall)
 
     def write(self, path: Path) -> None:
-        """Write the index, but for effort and recall."""
+        """Write the index, without effort and recall."""
         import faiss
 
         try:
             faiss.write_index(self.index, str(path))
-        except RuntimeError as error:  # faiss has no error of its own for a full disk
+        except RuntimeError as error:  # faiss raises RuntimeError, not OSError, for a full disk
             raise OSError(shortened(error, 200)) from error
 
     @property
     def most(self) -> int:
-        """The greatest effort that changes anything: all lists, or all images."""
+        """The maximum effort: the number of lists, or of images."""
         import faiss
 
         return int(faiss.extract_index_ivf(self.index).nlist if self.setting == "nprobe" else self.index.ntotal)
 
     def search(self, points: Tensor, k: int, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; -1 where there are no more."""
+        """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; number -1 if there are fewer."""
         rows, effort = _rows(points), self.effort
         if self.setting == "efSearch":
-            effort = max(effort, k)  # fewer candidates than answers would leave some out
+            effort = max(effort, k)  # k answers need at least k candidates
         self._set(effort)
         distances, numbers = self.index.search(rows, k)
         while self.setting and effort < self.most and (short := (numbers < 0).any(1)).any():
@@ -126,13 +126,13 @@ class FaissIndex:
         return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
 
     def within(self, points: Tensor, squared: float) -> Tensor:
-        """Return pairs ``[2, P]`` of points and indexed points within a squared distance, found with the effort."""
+        """Return pairs ``[2, P]`` of points and indexed points within a squared distance, at the chosen effort."""
         self._set(self.effort)
         limits, _, numbers = self.index.range_search(_rows(points), squared)
         return torch.from_numpy(np.stack([np.arange(len(points)).repeat(np.diff(limits.astype(np.int64))), numbers]))
 
     def _set(self, effort: int) -> None:
-        if self.setting and effort != self._effort_set:  # setting it takes as long as searching a list
+        if self.setting and effort != self._effort_set:  # setting the effort takes as long as searching a list
             import faiss
 
             faiss.ParameterSpace().set_index_parameter(self.index, self.setting, effort)
@@ -140,21 +140,21 @@ class FaissIndex:
 
 
 def sampled_recall(points: Tensor) -> Callable[[Callable[[Tensor, int], Tensor]], float]:
-    """Return a function from a search to the share of exact answers that it finds, for at most 200 of the points.
+    """Return a function from a search to its recall@10 against exact search, for at most 200 of the points.
 
-    ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 where there are no more.
+    ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 if there are fewer than k.
     """
     count, k = len(points), min(_NEIGHBORS, len(points) - 1)
     chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
 
     def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exact distances of answers, and which count: the first k that are neither missing nor the query."""
+        """Return exact distances of answers, and a mask of the first k that are neither missing nor the query."""
         apart = (points[numbers] - points[chosen][:, None]).norm(dim=2)
         others = (numbers >= 0) & (numbers != chosen[:, None])
         return apart, others & (others.cumsum(1) <= k)
 
     exact, counted = distances(nearest_of(points[chosen], k + 1, points)[1])
-    # An answer as near as the farthest exact one is right: duplicates make several right answers.
+    # An answer is right if it is as near as the farthest exact one: duplicates have equal distances.
     farthest = exact.where(counted, -torch.inf).amax(1, keepdim=True)
 
     def recall(search: Callable[[Tensor, int], Tensor]) -> float:

@@ -35,14 +35,14 @@ def check_number(
 
 
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
-    """Raise ValueError unless a setting of an object, or of a class by name, is a whole number from ``least`` on."""
+    """Raise ValueError unless a setting of an object, or of a class by name, is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         who = owner if isinstance(owner, str) else type(owner).__name__
         raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
 
 
 def check_tile_size(owner: object, value: Any) -> None:
-    """Raise ValueError unless ``value`` is None or a number of anchors."""
+    """Raise ValueError unless ``value`` is None or a positive number of anchors."""
     if value is not None:
         check_count(owner, "tile_size", value)
 
@@ -54,13 +54,13 @@ def check_flag(owner: object, name: str, value: Any) -> None:
 
 
 def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError unless a setting is one of some words."""
+    """Raise ValueError unless a setting is one of ``choices``."""
     if value not in tuple(choices):
         raise ValueError(f"{name} of {type(owner).__name__} must be {' or '.join(map(repr, choices))}, not {value!r}")
 
 
 def settings_repr(module: object) -> str:
-    """Return the settings of an object for its ``repr``: attributes of the constructor's names, modules left out."""
+    """Return the settings of an object for its ``repr``: attributes named like its arguments, without modules."""
     named = {name: getattr(module, name, None) for name in (*inspect.signature(type(module)).parameters, "tile_size")}
     shown = {key: value for key, value in named.items() if hasattr(module, key) and not hasattr(value, "parameters")}
     return ", ".join(f"{key}={value!r}" for key, value in shown.items() if key != "tile_size" or value is not None)
@@ -90,12 +90,12 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
         settings = {p.name: p.replace(annotation=_resolved(p.annotation, names)) for p in named} | settings
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
-    settings.pop("mat_based_loss", None)  # PML's losses pass it to their base class themselves
+    settings.pop("mat_based_loss", None)  # set by PML's losses themselves
     return settings
 
 
 def _resolved(annotation: object, names: dict[str, object]) -> object:
     try:
         return eval(annotation, names) if isinstance(annotation, str) else annotation
-    except Exception:  # any expression, or a name that only type checkers import
+    except Exception:  # invalid expression, or a name imported only for type checking
         return annotation

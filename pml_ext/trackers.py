@@ -1,4 +1,4 @@
-"""Trackers, which take the numbers of a run while it trains: ``[track]`` of a recipe or ``--track``."""
+"""Trackers, which record a run's values while it trains: ``[track]`` of a recipe or ``--track``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .files import read_json, write_json
 
 
 class Tracker(Protocol):
-    """The interface of a tracker, which rank 0 alone has; it may also have ``flush()``.
+    """The interface of a tracker, which runs on rank 0 only; ``flush()`` is optional.
 
     Names are ``"TABLE/COLUMN"``, such as ``"loss_histories/total_loss"``. A step is the iteration, counted from 1 over
     the whole run, or the epoch for tables whose name begins with ``accuracies``.
     """
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take numbers of a step, which may be NaN; called for several steps at a time, after each epoch or 30 s."""
+        """Record values of a step, NaN included; called for a group of steps, after each epoch or 30 s."""
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """End a run that is ``"finished"`` (it has metrics and a report), ``"stopped"`` by a signal or ``"failed"``."""
+        """End a run as ``"finished"`` (with metrics and a report), ``"stopped"`` (by a signal) or ``"failed"``."""
 
 
 def of_epochs(name: str) -> bool:
-    """Return whether a value or a table belongs to epochs, not to iterations."""
+    """Return whether a value or table is recorded per epoch, not per iteration."""
     return name.startswith("accuracies")
 
 
@@ -45,7 +45,7 @@ def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 
 def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
-    """Return a tracker's id of the run in a folder, for resuming; ``new()`` makes the first."""
+    """Return a tracker's id of the run in a folder, for resuming; call ``new()`` for a new run."""
     path = folder / "trackers.json"
     known = read_json(path) if path.exists() else {}
     if tracker not in known:
@@ -55,7 +55,7 @@ def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
 
 
 def import_tracker(name: str) -> None:
-    """Import the package of one of the core's trackers; MissingExtraError if it is not installed."""
+    """Import the package of a built-in tracker; raise MissingExtraError if it is not installed."""
     if name in builtin_trackers():
         with needs_extra("train" if name == "tensorboard" else name, f"track.name = {name!r}"):
             importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
@@ -67,7 +67,7 @@ def builtin_trackers() -> dict[str, Callable[..., Tracker]]:
 
 
 class TensorBoard:
-    """TensorBoard's events, in ``tensorboard/`` of the run; resuming purges those after the checkpoint."""
+    """TensorBoard event files in the run's ``tensorboard/``; resuming purges events after the checkpoint."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -81,7 +81,7 @@ class TensorBoard:
 
         for writer, epochs in ((self._iterations, False), (self._epochs, True)):
             known = {k: v for k, v in values.items() if of_epochs(k) is epochs and not math.isnan(v)}
-            if known:  # add_scalar takes 50 microseconds for each value
+            if known:  # add_scalar would take 50 microseconds per value
                 summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in known.items()])
                 writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 
@@ -97,9 +97,9 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Weights & Biases, with files in ``wandb/`` of the run's folder; ``WANDB_MODE=offline`` and its like hold.
+    """Weights & Biases, with files in ``wandb/`` of the run's folder; W&B's variables such as ``WANDB_MODE`` apply.
 
-    Values are drawn over ``iteration`` and ``epoch``, since W&B's own steps cannot go back.
+    The x-axes are ``iteration`` and ``epoch``, since W&B's own steps cannot decrease.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """MLflow, in the store of ``MLFLOW_TRACKING_URI``; a resumed run skips steps that the store has."""
+    """MLflow, in the store of ``MLFLOW_TRACKING_URI``; a resumed run skips steps that are already in the store."""
 
     def __init__(self, folder: Path, recipe: Mapping[str, Any], experiment: str = "pml-ext") -> None:
         import mlflow
@@ -163,14 +163,14 @@ class MLflow:
         return str(run)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Keep the values of a step for :meth:`flush`."""
+        """Buffer the values of a step until :meth:`flush`."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
         self._values += [Metric(k, v, now, step) for k, v in values.items() if step > self._last.get(k, 0)]
 
     def flush(self) -> None:
-        """Write the values to the store."""
+        """Write the buffered values to the store."""
         from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
         values, self._values = self._values, []

@@ -22,7 +22,7 @@ WANG_2017 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The four losses."""
+    """Return the four losses."""
     return [
         Component("pml_ext_angular.losses:AngularLoss", name="angular", paper=WANG_2017),
         Component("pml_ext_angular.losses:AngularTripletLoss", name="angular-triplet", paper=WANG_2017),
@@ -32,4 +32,4 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch
+__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

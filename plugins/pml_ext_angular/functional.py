@@ -19,7 +19,7 @@ from pml_ext.plugin import ClassMembers, in_parts, log_sum_exp, transformed
 # exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
 PRODUCT_SLOPE = 16.0
 Between = Callable[[Tensor], tuple[Tensor, Tensor]]
-MAX_ENTRIES = 1 << 23  # entries of gathered rows held at a time
+MAX_ENTRIES = 1 << 23  # matrix entries of gathered rows in memory at a time
 
 
 def squared_tangent(alpha: float) -> float:
@@ -30,10 +30,10 @@ def squared_tangent(alpha: float) -> float:
 def log_sums_of_rows(
     similarity: Tensor, between: Between, negatives: Tensor, anchors: Tensor, partners: Tensor, slope: float
 ) -> Tensor:
-    r"""Return :math:`\log \sum_{n \in N_a} \exp k (x_a + x_p)^T x_n` of every pair (a, p), ``[P]``, from two rows each.
+    r"""Return :math:`\log \sum_{n \in N_a} \exp k (x_a + x_p)^T x_n` of every pair (a, p), ``[P]``, k the slope.
 
-    Anchors and partners, ``[P]``, are rows and columns of ``similarity``, ``[B, R]``; ``between`` maps partners to the
-    products :math:`x_p^T x_n` of distinct ones, ``[U, R]``, and each partner's row there, ``[P]``; k is the slope.
+    Anchors and partners, ``[P]``, are rows and columns of ``similarity``, ``[B, R]``. ``between(partners)`` returns the
+    products :math:`x_p^T x_n` of the U distinct partners, ``[U, R]``, and each partner's row in them, ``[P]``.
     """
 
     def log_sums(anchors: Tensor, partners: Tensor) -> Tensor:
@@ -48,14 +48,14 @@ def log_sums_of_products(
 ) -> Tensor:
     r"""Return :math:`\log (E E^T)_{ap}`, ``[P]``, :math:`E = \exp k s` inside a mask and 0 outside.
 
-    These are the sums of :func:`log_sums_of_rows` where negatives follow from the labels, by one product per class of
-    ``[C, M, B]`` with its transpose. It requires cosines and a slope up to :data:`PRODUCT_SLOPE`, and pairs within a
-    class; rows are the whole batch, or all members of some classes. A very low number, with gradient zero, stands where
-    a sum is 0. The backward pass takes one product and is differentiable. torch.func and forward mode get plain
-    operators instead.
+    The result equals :func:`log_sums_of_rows` if the negatives follow from the labels. The cost is one batched product
+    of ``[C, M, B]`` with its transpose, over C classes of M members. Requirements: cosines, a slope of at most
+    :data:`PRODUCT_SLOPE`, pairs within a class, and rows that are the whole batch or all members of some classes. Where
+    a sum is 0, the result is a very low number with gradient zero. The backward pass takes one product and is
+    differentiable. Under torch.func and forward-mode differentiation, plain operators are used instead.
     """
     places: tuple[Tensor, ...]
-    if len(classes.members) == 1:  # one group: the rows in their order
+    if len(classes.members) == 1:  # one group: rows keep their order
         places, members = (anchors, partners), None
     else:
         places = classes.class_of[anchors], classes.place[anchors], classes.place[partners]
@@ -103,7 +103,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
-    """Return Eq. (6)'s hinge, :class:`AngularTripletLoss`, of broadcastable squared sides; ``alpha`` in degrees."""
+    """Return the hinge of Eq. (6), :class:`AngularTripletLoss`, from broadcastable squared sides; alpha in degrees."""
     return torch.relu(squared_ap - 4 * squared_tangent(alpha) * squared_nc)
 
 
@@ -126,7 +126,7 @@ def squared_sides(
 
 
 def pairs_at_once(matrix: Tensor) -> int:
-    """Return the number of pairs whose rows of a matrix have :data:`MAX_ENTRIES` entries together; at least 1."""
+    """Return how many rows of a matrix fit into :data:`MAX_ENTRIES` entries, at least 1: the pairs per chunk."""
     return max(1, MAX_ENTRIES // max(1, matrix.shape[1]))
 
 

@@ -47,17 +47,17 @@ class _DotProductLoss(PairLoss):
         self.normalize_embeddings = normalize_embeddings
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return True: Eq. (10) of all positions costs no more than the matrix."""
+        """Return True: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
         return True
 
     def _n_pair_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
-        """Return Eq. (10) of every pair, whose similarities are ``positive``."""
+        """Return Eq. (10) of every pair; ``positive`` has the similarities of the pairs."""
         log_sums = log_sum_exp(pairs.matrix, pairs.negatives)
         return log_one_plus_exp(log_sums[pairs.listed[0]] - positive)
 
 
 class _AngularLoss(_DotProductLoss):
-    """Base of the three losses with an angle, which they record."""
+    """Base of the three losses with an upper bound alpha; they record angle statistics."""
 
     recorded: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
 
@@ -69,15 +69,15 @@ class _AngularLoss(_DotProductLoss):
         self.alpha = alpha
 
     def _multiplies(self) -> bool:
-        """Return whether exponentials can be multiplied, 4 t x being small."""
+        """Return whether products of exponentials stay finite: cosines, and slope 4 t <= ``PRODUCT_SLOPE``."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return True for up to 1,024 rows, where one product of the batch is as quick as one per class."""
+        """Return True for up to 1,024 rows: one product of the whole batch is then as fast as one per class."""
         return alone and self._multiplies() and rows <= _LARGEST_GROUP
 
     def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
-        """Return Eq. (8) of every pair: by class where exponentials can be multiplied, else from gathered rows."""
+        """Return Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
         (anchors, partners), t = pairs.listed, F.squared_tangent(self.alpha)
         if pairs.labels is not None and self._multiplies():
             ends = class_members(pairs.labels), anchors, partners - pairs.first
@@ -87,7 +87,7 @@ class _AngularLoss(_DotProductLoss):
         return log_one_plus_exp(log_sums - 2 * (1 + t) * positive)
 
     def _record_angles(self, pairs: Pairs) -> None:
-        """Record the mean angle at the negative, and the share of triplets over alpha, of all triplets of the batch."""
+        """Record the mean angle at the negative and the share of angles above alpha, over all triplets of the batch."""
         if not self.collect_stats:
             return
         with torch.no_grad():
@@ -112,14 +112,14 @@ class AngularLoss(_AngularLoss):
         f_{a,p,n} = 4 \tan^2\!\alpha \, (x_a + x_p)^T x_n - 2 (1 + \tan^2\!\alpha) \, x_a^T x_p \quad (8)
 
     The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. Negatives of a
-    pair are all of other classes, or those that an ``indices_tuple`` gives its anchor. With ``collect_stats`` the
-    average angle at the negative, in degrees (``average_angle``), and the share of triplets over alpha
-    (``over_alpha``) are recorded.
+    pair are all samples of other classes, or the anchor's negatives in ``indices_tuple``. ``collect_stats`` records
+    the average angle at the negative, in degrees (``average_angle``), and the share of triplets whose angle exceeds
+    alpha (``over_alpha``).
 
     *Deviations:* none from the text. PML's ``AngularLoss`` equals this on normalized input; on other input it
     multiplies normalized anchors with raw negatives, and it ignores mined negatives.
 
-    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; where exponentials cannot be multiplied
+    *Cost:* one product of ``B x D x R``, and ``B x B x M`` for classes of M; where such products could overflow
     (mined pairs, references, raw embeddings, alpha above 63), ``P x R`` for P pairs, in tiles. Memory ``B x R``.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``, the batches of Fig. 4b.
@@ -127,11 +127,11 @@ class AngularLoss(_AngularLoss):
     Args:
         alpha: the upper bound of the angle at the negative, in degrees, above 0 and below 90. The paper: 45 for cars,
             36 for products; 36 to 55 work.
-        normalize_embeddings: False leaves all sides as they are (Sec. 4.4 trains so); else all are normalized.
-        kwargs: as in PML's losses but ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
+        normalize_embeddings: False uses the raw embeddings, as in Sec. 4.4; True normalizes all of them.
+        kwargs: as in PML's losses, except ``distance``: ``reducer``, ``embedding_regularizer``, ``collect_stats``, ...
 
     Raises:
-        ValueError: alpha outside its range, or a distance.
+        ValueError: alpha is outside its range, or a ``distance`` is passed.
 
     Example:
         >>> loss = AngularLoss(alpha=36)
@@ -148,20 +148,20 @@ class AngularLoss(_AngularLoss):
 
 
 class NPairLoss(_DotProductLoss):
-    r"""The N-pair loss as Wang et al. print it, Eq. (10).
+    r"""The N-pair loss in the form of Wang et al., Eq. (10).
 
     .. math:: \operatorname{mean}_{(a, p)} \log\Big[1 + \sum_{n \in N_a} \exp(x_a^T x_n - x_a^T x_p)\Big] \quad (10)
 
     The reducer gets one value per ordered (anchor, positive) pair (``"pos_pair"``); zeros are counted. This is not
-    PML's ``NPairsLoss``, which is Sohn's form with one positive per class. On normalized embeddings, whose products
-    differ by 2 at most, it is weak; train with ``normalize_embeddings=False`` and
-    ``embedding_regularizer=LpRegularizer(power=2)``, of weight 0.02.
+    PML's ``NPairsLoss``, which is Sohn's form with one positive per class. On normalized embeddings the loss is weak,
+    because their dot products differ by at most 2. Train with ``normalize_embeddings=False`` and
+    ``embedding_regularizer=LpRegularizer(power=2)`` with weight 0.02.
 
     *Cost:* one product of ``B x D x R``; memory ``B x R``.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
-    Settings, errors and source are those of :class:`AngularLoss`, but for alpha.
+    Settings, errors and source are those of :class:`AngularLoss`, without alpha.
     """
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -170,20 +170,20 @@ class NPairLoss(_DotProductLoss):
 
 
 class NPairAngularLoss(_AngularLoss):
-    r"""N-pair and angular loss together, Eq. (9): distances and angles.
+    r"""Weighted sum of the N-pair and the angular loss, Eq. (9).
 
     .. math:: \mathcal{L} = \mathcal{L}_{npair} + \lambda \, \mathcal{L}_{ang} \quad (9)
 
-    with :class:`NPairLoss` (Eq. 10) and :class:`AngularLoss` (Eq. 8), summed pair by pair, so that the reducer gets one
-    value an ordered (anchor, positive) pair (``"pos_pair"``). With ``collect_stats`` the means of both terms, the
-    angular one without its weight (``n_pair_loss``, ``angular_loss``), are recorded beside the angles.
+    with :class:`NPairLoss` (Eq. 10) and :class:`AngularLoss` (Eq. 8). The terms are summed pair by pair: the reducer
+    gets one value per ordered (anchor, positive) pair (``"pos_pair"``). ``collect_stats`` also records the means of
+    both terms (``n_pair_loss``, ``angular_loss``), the angular one without its weight.
 
     *Cost:* that of :class:`AngularLoss`; the dot products are shared.
 
     *Pair with:* PML's ``MPerClassSampler(m=2)``.
 
     Args:
-        alpha: as of :class:`AngularLoss`, like the others that are not named here, the errors and the source.
+        alpha: as in :class:`AngularLoss`; so are the arguments not listed here, the errors and the source.
         angular_weight: :math:`\lambda`, 0 or more; 2 in the paper.
     """
 
@@ -217,12 +217,11 @@ class AngularTripletLoss(_AngularLoss):
         \operatorname{mean}_{(a, p, n)} \big[\,\|x_a - x_p\|^2 - 4 \tan^2\!\alpha \, \|x_n - x_c\|^2\,\big]_+,
         \qquad x_c = (x_a + x_p) / 2 \quad (6)
 
-    The triplets of an ``indices_tuple`` of three are taken as listed, and the reducer gets one value each
-    (``"triplet"``). Otherwise all triplets of the batch (or of the tuple's pairs) are, without listing them: the
-    reducer gets the sum over each pair's negatives (``"pos_pair"``) with ``divisor``, the number of triplets, which the
-    default reducer divides by: the mean with zeros counted. Another reducer reduces these sums. With ``collect_stats``
-    the average angle at the negative (``average_angle``) and the share of triplets over alpha (``over_alpha``) are
-    recorded.
+    With an ``indices_tuple`` of triplets, the reducer gets one value per listed triplet (``"triplet"``). Otherwise the
+    loss covers all triplets of the batch, or of the tuple's pairs, without listing them. The reducer then gets the sum
+    over each pair's negatives (``"pos_pair"``), and the number of triplets as ``divisor``. The default reducer divides
+    by it, which gives the mean with zeros counted; any other reducer reduces the sums. ``collect_stats`` records the
+    average angle at the negative (``average_angle``) and the share of triplets above alpha (``over_alpha``).
 
     *Cost:* one product of ``B x D x R`` and ``P x R`` for P pairs, in tiles; memory ``B x R``.
 
@@ -230,7 +229,7 @@ class AngularTripletLoss(_AngularLoss):
     """
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return False: a hinge has to be summed over the negatives of each pair."""
+        """Return False: the hinge must be summed over the negatives of each pair separately."""
         return False
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -247,5 +246,5 @@ class AngularTripletLoss(_AngularLoss):
         return per_pair(sums, pairs, divisor=pairs.negatives.sum(1)[pairs.listed[0]].sum())
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return the sum over the number of triplets."""
+        """Return the reducer that divides the sum by the number of triplets."""
         return SumOverDivisorReducer()

@@ -33,4 +33,4 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch
+__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

@@ -51,7 +51,7 @@ def metric_variance(
 ) -> Tensor:
     """Return Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor; 0 without positives or negatives.
 
-    Settings are those of the class; ``counts``: numbers of positives and negatives per anchor, if they are known.
+    Settings are those of the class. ``counts``: precomputed numbers of positives and negatives per anchor, if known.
     """
     num_positives, num_negatives = counts or [mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives)]
     mean_pos, mean_neg, squares = moments_of_pairs(similarity, positives, negatives, (num_positives, num_negatives))

@@ -60,11 +60,11 @@ class CBMLLoss(PairLoss):
     With ``collect_stats``, ``positive_loss``, ``negative_loss`` and ``variance_loss`` (without its weight) are
     recorded, each the mean over anchors. A graded relation multiplies the exponential of a positive pair by its weight,
     :math:`\sum_{j \in P_i^*} w_{ij} \exp((\alpha^P - s_{ij}) / \beta^P)`; mining and variance ignore the weights.
-    All is computed in float32 or float64, whatever the dtype and autocast.
+    Computation is in float32 or float64, regardless of the input dtype and autocast.
 
     *Deviations* from the authors' code: it sums the variance over the negatives (``mvc_reduction="sum"``), drops
-    anchors without hard pairs (``skip_unmined=True``), takes ``delta=0.25`` with ``"const"``, and leaves out
-    positives of similarity above 1 - 1e-5, where this leaves out the anchor itself by index.
+    anchors without hard pairs (``skip_unmined=True``), and uses ``delta=0.25`` with ``"const"``. It excludes positives
+    with similarity above 1 - 1e-5; this class excludes only the anchor itself, by index.
 
     *Cost:* one product of ``B x D x R`` forward and one backward (two with references), memory of about six ``B x R``.
 
@@ -88,13 +88,13 @@ class CBMLLoss(PairLoss):
         statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
             negative pairs, for the quadratic exponent of Eq. (20) instead of centers and widths; see
             :meth:`from_statistics`. ``"auto"`` estimates them on the first batch, of the untrained network, for the
-            centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. What was
-            estimated is in the state dict (``estimates``).
+            centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. The state dict
+            contains the estimates (``estimates``).
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is no similarity.
+        ValueError: a setting outside its range, or a distance that is not a similarity.
 
     Example:
         >>> import torch
@@ -173,7 +173,7 @@ class CBMLLoss(PairLoss):
             statistics: of a network's embeddings, for example ``PairStatistics.of(embeddings, labels)``.
             exponent: ``"linear"`` for centers and widths by Sec. 4.4 F, which contain delta of Eq. (23);
                 ``"quadratic"`` for the exponent of Eq. (20), with ``delta="ratio"``, Eq. (23), by default.
-            settings: other arguments of the class; no delta beside linear exponents.
+            settings: other arguments of the class; ``delta`` is not allowed with linear exponents.
         """
         if exponent not in ("linear", "quadratic"):
             raise ValueError(f"exponent must be 'linear' or 'quadratic'; got {exponent!r}")
@@ -193,7 +193,7 @@ class CBMLLoss(PairLoss):
         ref_labels: Tensor | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss; arguments as of a pair loss. Statistics are estimated in the first call."""
+        """Return the reduced loss; arguments as in PairLoss. ``"auto"`` statistics are estimated in the first call."""
         if not self._fitted:
             if relation is not None or self.relation is not None:
                 raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
@@ -264,7 +264,7 @@ class CBMLLoss(PairLoss):
         return g(positive), g(negative)
 
     def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """Return the logarithms of both deltas; ``"ratio"`` is |N| / |P|^2 and |P| / |N|^2, Eq. (23)."""
+        """Return the logarithms of both deltas; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23)."""
         if isinstance(self.delta, str):
             log_pos, log_neg = num_pos.clamp(min=1).log(), num_neg.clamp(min=1).log()
             return log_neg - 2 * log_pos, log_pos - 2 * log_neg

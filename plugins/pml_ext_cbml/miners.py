@@ -1,4 +1,4 @@
-"""The mining of contrastive Bayesian metric learning, on its own."""
+"""The pair miner of contrastive Bayesian metric learning."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class HardPairMiner(TiledMiner):
         P_i^* = \{j \in P_i : s_{ij} < \max_{N_i} s_{ik} + \epsilon\}, \qquad
         N_i^* = \{j \in N_i : s_{ij} > \min_{P_i} s_{ik} - \epsilon\}
 
-    It finds the pairs of PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` mines so by itself; before
-    ``CBMLLoss(mining=False)`` it gives the same loss where ``mvc_weight=0`` (else the variance runs over mined pairs
-    only).
+    It finds the same pairs as PML's ``MultiSimilarityMiner``, without its two sorts. ``CBMLLoss`` includes this mining.
+    ``CBMLLoss(mining=False)`` with this miner gives the same loss if ``mvc_weight=0``; otherwise the variance covers
+    the mined pairs only.
 
-    *Cost:* one product of ``B x D x R``; memory of a tile, and of the pairs that are returned.
+    *Cost:* one product of ``B x D x R``; memory for a tile and for the returned pairs.
 
     Args:
         epsilon: the margin, in units of the similarity; the paper gives none, the authors' code has 0.1.
-        tile_size: how many anchors a tile has; None chooses.
-        kwargs: as in PML's miners: ``distance`` (any; one where smaller means nearer is negated), ``collect_stats``.
+        tile_size: number of anchors per tile; None chooses it automatically.
+        kwargs: as in PML's miners: ``distance`` (any; negated if smaller means nearer), ``collect_stats``.
 
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
     """

@@ -1,4 +1,4 @@
-"""The metric variance constraint as a regularizer of any loss."""
+"""The metric variance constraint as a regularizer for any loss."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         \xi_i = \gamma \operatorname{mean}_{P_i} s_{ij} + (1 - \gamma) \operatorname{mean}_{N_i} s_{ij}
 
     ``RegularizedLoss(MultiSimilarityLoss(), MetricVarianceRegularizer(), weight=1)`` is the paper's "MS + MVC". The
-    reducer gets one value per anchor; one without positives or without negatives gives 0 and is counted.
+    reducer gets one value per anchor; an anchor without positives or without negatives gives 0 and is counted.
 
-    *Cost:* one product of ``B x D x B`` forward and one backward, memory of a few ``B x B``. A large batch is computed
-    in tiles: three or four products, memory linear in B.
+    *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
+    batch is computed in tiles, with three or four products and memory linear in B.
 
     Args:
         gamma: weight of the positives in the target, in [0, 1]; 0.2 in the paper.
@@ -48,7 +48,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         kwargs: as in PML's regularizers: ``distance`` (a similarity), ``reducer``, ``collect_stats``.
 
     Raises:
-        ValueError: a setting outside its range, or a distance that is no similarity.
+        ValueError: a setting outside its range, or a distance that is not a similarity.
 
     *Source:* Kan et al., Contrastive Bayesian Analysis for Deep Metric Learning, 2022, https://arxiv.org/abs/2210.04402.
     """
@@ -82,7 +82,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         return per_anchor(*self.over_pairs(equation, embeddings, labels, tile_size=self.tile_size))
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""
+        """Plot the similarity distributions of pairs and their ratio, for training and test images (Fig. 3)."""
         return likelihood_ratio_figures(run)
 
     def get_default_distance(self) -> BaseDistance:

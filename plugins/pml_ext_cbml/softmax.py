@@ -20,31 +20,31 @@ from pml_ext.plugin import (
 
 
 class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
-    r"""Cross entropy of a linear classifier on the features, as a classification network is trained (Fig. 2, "CE").
+    r"""Cross entropy of a linear classifier on the features, as in training for classification (Fig. 2, "CE").
 
     .. math::
         \operatorname{mean}_i \Big[
         -\log \frac{\exp(w_{y_i} \cdot x_i + b_{y_i})}{\sum_c \exp(w_c \cdot x_i + b_c)} \Big]
 
-    Features and weights stay as they are, and each class has a bias; PML's ``NormalizedSoftmaxLoss`` normalizes both,
-    has none, and divides by a temperature, which is a loss of proxies by cosine similarity. The classifier is the
-    loss's own and is not part of the tested network: with ``[model] embedder = "none"`` the trunk's features are what
-    is trained and tested.
+    Features and weights are not normalized, and each class has a bias. PML's ``NormalizedSoftmaxLoss`` differs: it is a
+    proxy loss that normalizes both, has no bias, and divides cosine similarities by a temperature. The classifier
+    belongs to the loss and is not part of the tested network. With ``[model] embedder = "none"``, the trunk's features
+    are trained and tested.
 
     The reducer gets one value per image (``"element"``). References and an ``indices_tuple`` are refused.
 
     *Cost:* one product of ``B x D x num_classes`` forward and two backward.
 
     Args:
-        num_classes: of the training set.
+        num_classes: number of classes in the training set.
         embedding_size: D.
         class_labels: the label of each class, ``num_classes`` integers; by default 0 to ``num_classes`` - 1.
         kwargs: as in PML's losses: ``reducer``, ``embedding_regularizer``, ``embedding_reg_weight``,
             ``collect_stats``.
 
     Raises:
-        ValueError: ``class_labels`` that are not ``num_classes`` different integers; in a call, a label that is none of
-            them, references or an ``indices_tuple``.
+        ValueError: ``class_labels`` are not ``num_classes`` distinct integers; in a call, a label is not among them, or
+            references or an ``indices_tuple`` are passed.
 
     Example:
         >>> import torch

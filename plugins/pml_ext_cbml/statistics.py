@@ -1,4 +1,4 @@
-"""Similarities of positive and negative pairs: means, deviations, and the settings that follow from them."""
+"""Means and deviations of the similarities of positive and negative pairs, and CBML settings computed from them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from .functional import log_ratio
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SHOWN, _BINS = 1000, 60  # images per panel at most; bins of a histogram
+_SHOWN, _BINS = 1000, 60  # largest number of images per panel; bins per histogram
 
 
 @dataclasses.dataclass(frozen=True)
 class PairStatistics:
-    r"""Statistics of the similarities of pairs: two normal distributions, and how many pairs an anchor has.
+    r"""Similarity statistics of pairs: two normal distributions, and the mean numbers of pairs per anchor.
 
-    A number outside its range is a ValueError.
+    A number outside its range raises ValueError.
     """
 
     mean_pos: float  # mu_P, of positive pairs
     std_pos: float  # sigma_P, above 0
-    mean_neg: float  # mu_N, of negative pairs, below that of positive ones
+    mean_neg: float  # mu_N, of negative pairs, below mean_pos
     std_neg: float  # sigma_N, above 0
     num_pos: float = 1.0  # |P_i|, mean number of positives per anchor
-    num_neg: float = 1.0  # |N_i|, its negatives
+    num_neg: float = 1.0  # |N_i|, mean number of negatives per anchor
 
     def __post_init__(self) -> None:
         for name, value in dataclasses.asdict(self).items():
@@ -45,10 +45,10 @@ class PairStatistics:
 
     @classmethod
     def of(cls, embeddings: Tensor, labels: Tensor) -> PairStatistics:
-        """Return the statistics of a batch, ``[B, D]`` and ``[B]``: of the cosine similarities of all its pairs.
+        """Return the statistics of the cosine similarities of all pairs of a batch, ``[B, D]`` and labels ``[B]``.
 
         Raises:
-            ValueError: no positive or no negative pair, or equal similarities.
+            ValueError: there is no positive or no negative pair, or all similarities of one kind are equal.
         """
         x = normalize(embeddings.detach().double())
         similarity = gram(x)
@@ -68,9 +68,9 @@ class PairStatistics:
             \frac{\alpha^P}{\beta^P} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_P^2} + \log \delta^P, \quad
             \frac{\alpha^N}{\beta^N} = \frac{\mu_P^2 - \mu_N^2}{2 \sigma_N^2} - \log \delta^N
 
-        as ``alpha_pos``, ``beta_pos``, ``alpha_neg`` and ``beta_neg`` of :class:`CBMLLoss`, whose own ``delta`` is then
-        1, with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23). A center or width
-        that is not above 0 is a ValueError.
+        with :math:`\delta^P = |N_i| / |P_i|^2` and :math:`\delta^N = |P_i| / |N_i|^2` of Eq. (23). The keys are the
+        arguments ``alpha_pos``, ``beta_pos``, ``alpha_neg`` and ``beta_neg`` of :class:`CBMLLoss`, to be used with
+        ``delta=1``. A center or width that is not above 0 raises ValueError.
         """
         alpha = (self.mean_pos + self.mean_neg) / 2
         squares = (self.mean_pos**2 - self.mean_neg**2) / 2
@@ -88,10 +88,10 @@ class PairStatistics:
 
 
 def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
-    r"""Return similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones, as Fig. 3.
+    r"""Plot the similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones (Fig. 3).
 
-    The ratio is that of the histograms, where both have pairs, beside Eq. (20) with the mean and the deviation of each
-    distribution. ``parts``, ``{title: (embeddings [N, D], labels [N])}``, are a column each, up to 1,000 images of it.
+    The ratio of the histograms is drawn where both have pairs, with Eq. (20) for the means and deviations of the two
+    distributions. ``parts``, ``{title: (embeddings [N, D], labels [N])}``, fill one column each: up to 1,000 images.
     """
     from pml_ext.plugin import figures
 
@@ -101,7 +101,7 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
         x, y = embeddings.detach().cpu()[chosen], labels.cpu()[chosen]
         similarity = gram(normalize(x.double()))
         masks = pair_masks(similarity, y)
-        low = min(float(similarity.min()), 1 - 1e-6)  # not empty for collapsed embeddings
+        low = min(float(similarity.min()), 1 - 1e-6)  # the range is not empty for collapsed embeddings
         edges = torch.linspace(low, 1.0, _BINS + 1, dtype=torch.float64)
         middle = (edges[1:] + edges[:-1]) / 2
         positive, negative = (torch.histogram(similarity[mask], edges, density=True).hist for mask in masks)
@@ -113,7 +113,7 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
         note = ""
         try:
             known = PairStatistics.of(x, y)
-        except ValueError as error:  # a run that collapses, or has learned nothing yet
+        except ValueError as error:  # collapsed embeddings, or an untrained network
             note = str(error).rpartition(": ")[2]
         else:
             quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
@@ -126,7 +126,7 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
 
 
 def likelihood_ratio_figures(run: RunView) -> dict[str, Figure]:
-    """Return :func:`likelihood_ratio_figure` of a run's training and test images by its title."""
+    """Return ``{title: figure}``, :func:`likelihood_ratio_figure` of a run's training and test images."""
     tested = "test" if "test" in run.splits else "query"
     trained = "train_sample" if "train_sample" in run.splits else "train"
     parts = {"training images": trained, "test images" if tested == "test" else "queries": tested}

@@ -36,7 +36,7 @@ ZHANG_2017 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The regularizer, what the paper compares it with, and its sampler for Stanford Online Products."""
+    """Return the regularizer, the methods that the paper compares it with, and its sampler for Online Products."""
     return [
         Component("pml_ext_density.regularizers:DensityRegularizer", name="density", paper=LI_2019),
         Component("pml_ext_density.spreading:EntropyRegularizer", name="entropy", paper=LI_2019),
@@ -47,4 +47,4 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch
+__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

@@ -1,4 +1,4 @@
-"""The structured clustering loss, which Table I has beside density adaptivity."""
+"""The structured clustering loss, a baseline of the density paper (Table I)."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         \quad F(X, S) = -\sum_i \min_{j \in S} \|x_i - x_j\|_2, \quad
         \tilde F = \sum_k \max_{j: y_j = k} -\sum_{i: y_i = k} \|x_i - x_j\|_2
 
-    for normalized embeddings x: S are medoids, as many as the batch has classes, and :math:`g(S)` is the medoid nearest
-    to each embedding. The maximum is approximated as in the paper: medoids are chosen greedily, and then refined in
-    ``refinements`` rounds of swaps within each cluster. A swap is scored by F over that cluster, and by NMI over the
-    full reassignment. The search is not differentiated; gradients flow only through the distances to its medoids and to
-    those of the classes.
+    for normalized embeddings x. S is a set of medoids, one per class of the batch, and :math:`g(S)` assigns each
+    embedding to its nearest medoid. The maximum is approximated as in the paper: medoids are chosen greedily and then
+    refined in ``refinements`` rounds of swaps within each cluster. A swap is scored by F over that cluster, and by NMI
+    over the full reassignment. The search is not differentiated; gradients flow only through the distances to the
+    medoids that it finds and to the medoids of the true classes.
 
-    The value is one number for the batch, a sum over its embeddings. There are no references and no ``indices_tuple``.
-    The local optimum may depend on the order of the batch; among 1,000 embeddings the value can differ by a few
+    The value is one number for the batch, a sum over its embeddings. References and an ``indices_tuple`` are refused.
+    The local optimum may depend on the order of the batch; for 1,000 embeddings the value can differ by a few
     thousandths.
 
-    *Cost:* of a batch of B with K classes: one product of ``B x D x B``, and for the medoids, without gradient, at most
-    K products of ``B x B x B``, plus one per round. Meant for batches of a few hundred images.
+    *Cost:* for a batch of B with K classes, one product of ``B x D x B``. The medoid search, without gradient, takes at
+    most K products of ``B x B x B``, plus one per round. Intended for batches of a few hundred images.
 
     *Pair with:* a sampler of several images per class; no miner.
 
     Args:
-        margin: :math:`\gamma`, 0 or more. The paper does not print its own; 1 here.
-        refinements: rounds of exchange, 1 or more; 5 in the authors' code.
+        margin: :math:`\gamma`, 0 or more; 1 by default, because the paper gives no value.
+        refinements: rounds of swaps, 1 or more; 5 in the authors' code.
         kwargs: as in PML's losses: ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``, ``reducer``.
 
     Raises:
-        ValueError: a setting outside its range; in a call, no labels, references or an ``indices_tuple``.
+        ValueError: a setting outside its range; in a call, missing labels, or references or an ``indices_tuple``.
 
     Example:
         >>> ClusteringLoss()(torch.eye(4), torch.tensor([0, 0, 1, 1])).shape
@@ -100,21 +100,21 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
 
 
 def class_medoids(distances: Tensor, classes: Tensor) -> Tensor:
-    """Return the member of each class with the least sum of distances to the others, ``[K]``; classes 0 to K - 1."""
+    """Return the medoid of each class 0 to K - 1, ``[K]``: its member with the least sum of distances to the rest."""
     members = one_hot(classes).T.bool()
     sums = (distances * (classes[:, None] == classes)).sum(0)
     return torch.where(members, sums, torch.inf).argmin(1)
 
 
 def facility_locations(distances: Tensor, classes: Tensor, margin: float, refinements: int) -> Tensor:
-    """Return medoids ``[K]``, as many as classes, that nearly maximize F + margin (1 - NMI); see the class.
+    """Return K medoids, ``[K]``, that approximately maximize F + margin (1 - NMI); see :class:`ClusteringLoss`.
 
-    Distances are ``[B, B]``; classes ``[B]``, from 0 to K - 1. *Source:* Algorithms 1 and 2 of the paper.
+    Distances are ``[B, B]``; classes are ``[B]``, from 0 to K - 1. *Source:* Algorithms 1 and 2 of the paper.
     """
     number = int(classes.max()) + 1
     nearest, owner = torch.full_like(distances[0], torch.inf), torch.zeros_like(classes)
     chosen: list[Tensor] = []
-    blocked = torch.zeros_like(distances[0])  # minus infinity for those that are chosen
+    blocked = torch.zeros_like(distances[0])  # minus infinity for chosen medoids
     for place in range(number):
         moved = (distances < nearest).to(distances.dtype)
         score = margin * (1 - nmi_after_moves(moved, owner, classes)) - torch.minimum(distances, nearest).sum(1)
@@ -128,7 +128,7 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
         before, clusters = medoids.clone(), distances[medoids].argmin(0)
         for place in range(number):
             members = (clusters == place).nonzero()[:, 0]
-            if len(members) == 0:  # where an equal embedding is an earlier medoid
+            if len(members) == 0:  # an earlier medoid has an equal embedding
                 continue
             rest = distances[medoids]
             rest[place] = torch.inf
@@ -143,13 +143,13 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
 
 
 def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
-    r"""Return the NMI of classes and clusters after some points go to a new cluster together, of C moves, ``[C]``.
+    r"""Return the NMI of classes and clusters after each of C moves, ``[C]``; a move puts points into a new cluster.
 
     .. math:: \frac{2 I}{H(clusters) + H(classes)}, \quad I = H(clusters) + H(classes) - H(both)
 
-    which is 1 where both are one group; ``moved``, ``[C, B]``, is 1 for a point that moves, else 0; clusters before the
-    move and classes, ``[B]``, count from 0. Counts of what stays follow from products with the indicators of groups, so
-    that no table of clusters x classes is formed.
+    NMI is 1 if all points are in one cluster and one class. ``moved``, ``[C, B]``, is 1 for a point that moves, else 0.
+    ``clusters`` (before the move) and ``classes``, ``[B]``, count from 0. The counts after a move come from products
+    with one-hot group indicators, so no contingency matrix of clusters x classes is formed.
     """
     size, width = moved.shape[1], int(classes.max()) + 1
     _, both = torch.unique(clusters * width + classes, return_inverse=True)

@@ -1,7 +1,7 @@
-r"""The equations of Li et al. (2019), Sec. III-B. Distances are squared, classes are those present in the batch.
+r"""The equations of Li et al. (2019), Sec. III-B. Distances are squared; only classes in the batch count.
 
-Classes are slots here: slot c holds the c-th class of the batch in increasing order; slots beyond the last are empty.
-Where no shape may depend on the labels, so that nothing waits for a device, there are as many slots as embeddings.
+Slot c holds the c-th class of the batch in increasing order; slots beyond the last class are empty. On an accelerator
+and under torch.compile there are as many slots as embeddings, so no shape depends on the labels (no host sync).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows
 
 
 class Slots(NamedTuple):
-    """The class of the batch that every embedding belongs to."""
+    """The assignment of a batch's embeddings to class slots."""
 
     of: Tensor  # the slot of every embedding, [B]
-    counts: Tensor  # how many embeddings a slot has, [S], floating point
-    classes: Tensor  # the class of every slot, [S]; 0 of an empty one
+    counts: Tensor  # number of embeddings per slot, [S], floating point
+    classes: Tensor  # the class of every slot, [S]; 0 for an empty slot
 
 
 def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
-    """Sort a batch into slots: as many as it has classes on a CPU, as many as it has embeddings elsewhere."""
+    """Assign a batch to slots: one per class on the CPU; one per embedding on accelerators and when compiling."""
     if classes.device.type == "cpu" and not torch.compiler.is_compiling():
         present, of, counts = torch.unique(classes, return_inverse=True, return_counts=True)
         return Slots(of, counts.to(dtype), present)
@@ -59,9 +59,9 @@ def density_terms(
         \frac{1}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2
         = \frac{2}{C^2} \Big[ \sum_i \alpha_i^2 \sum_j b_j^2 - \Big(\sum_i \alpha_i b_i\Big)^2 \Big]
 
-    of densities :math:`D_c`, targets :math:`\alpha_c` and :math:`b_c = (D^{(0)}_c)^\eta`, all ``[K]``; by Lagrange's
-    identity no pair of classes is formed. A class whose base density is 0 takes no part in the third term.
-    ``present``, ``[K]``: 1 for a class that is there, else 0, floating point.
+    for densities :math:`D_c`, targets :math:`\alpha_c` and :math:`b_c = (D^{(0)}_c)^\eta`, all ``[K]``. Lagrange's
+    identity avoids the sum over pairs of classes. A class with base density 0 is left out of the third term.
+    ``present``, ``[K]``, is 1 for a class in the batch, else 0, floating point.
     """
     count = present.sum().clamp(min=1)
     fit, spread = (densities - targets).square() @ present / count, targets @ present / count
@@ -77,8 +77,8 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
         D_{avg}(S_c) = \frac{1}{|S_c|} \sum_{i \in S_c} \|x_i - \mu_c\|^2, \qquad
         \mu_c = \frac{1}{|S_c|} \sum_{i \in S_c} x_i
 
-    of features ``[N, D]``, which are normalized here (their mean is not), and labels ``[N]``: ``[C]``, in increasing
-    order of the labels, between 0 and 1, and 0 for a class of one image.
+    Features, ``[N, D]``, are normalized here (their mean is not); labels are ``[N]``. The result, ``[C]``, is in
+    increasing order of the labels, from 0 to 1, and 0 for a class of one image.
     """
     x = normalize(features)
     _, of, counts = torch.unique(labels, return_inverse=True, return_counts=True)
@@ -88,10 +88,10 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
 def streamed_class_densities(
     batches: Iterable[tuple[Tensor, Tensor]], entry_of: Callable[[Tensor], Tensor], num_classes: int
 ) -> Tensor:
-    """Return Eq. (5) of features that do not fit into memory, as mean squares less squared means, in float64.
+    """Return Eq. (5) of features that do not fit into memory, as mean squares minus squared means, in float64.
 
-    ``batches``: features ``[B, D]`` and labels ``[B]``; ``entry_of`` maps labels to entries, from 0, of the result,
-    ``[num_classes]``, which is 0 for a class without features.
+    ``batches`` yields features ``[B, D]`` and labels ``[B]``. ``entry_of`` maps labels to indices, from 0, into the
+    result, ``[num_classes]``. A class without features has density 0.
     """
     sums = squares = counts = torch.zeros(num_classes, 0)
     for features, labels in batches:
@@ -107,12 +107,12 @@ def streamed_class_densities(
 
 
 def nearest_distances(x: Tensor, tile_size: int | None = None) -> Tensor:
-    """Return each embedding's distance to its nearest neighbor, ``[B]``, B at least 2; gradient 0 where it is 0."""
+    """Return each embedding's distance to its nearest neighbor, ``[B]``, for B >= 2; a distance of 0 has gradient 0."""
     with torch.no_grad():
         half = x.square().sum(1) / 2
 
         def nearest_of(rows: slice, points: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> tuple[Tensor]:
-            similarity = points[0] @ columns[0].T - half  # orders as the negative distance does
+            similarity = points[0] @ columns[0].T - half  # same order as the negative distance
             similarity.diagonal(rows.start).fill_(-torch.inf)
             return (similarity.argmax(1),)
 

@@ -1,4 +1,4 @@
-"""Density adaptivity: every class keeps a density that is learned."""
+"""Density adaptivity: a regularizer with a learned target density per class."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TABLE, _COLUMNS = "density.csv", ["epoch", "label", "target", "density"]
-_SHOWN = 500  # images on a map at most
+_SHOWN = 500  # largest number of images on a map
 
 
 class DensityRegularizer(LabeledRegularizer):
-    r"""Adapts the density of every class to a learned target, Eq. (6), and keeps densities in proportion, Eq. (8).
+    r"""Regularizer that fits class densities to learned targets, Eq. (6), in proportion to base densities, Eq. (8).
 
     .. math::
         \frac{1}{C} \sum_c (D_{avg}(S_c) - \alpha_c)^2 - \frac{1}{C} \sum_c \alpha_c
         + \frac{w}{C^2} \sum_{i, j} (b_j \alpha_i - b_i \alpha_j)^2, \qquad b_c = (D^{(0)}_{avg}(S_c))^\eta \quad (8)
 
     The sums run over the C classes of the batch. :math:`D_{avg}` (Eq. 5) is the mean squared distance of a class's
-    normalized embeddings to their mean; the targets :math:`\alpha_c` are parameters (``target_density``), and the
-    second term pushes them up: classes are kept from shrinking to points. Base densities :math:`D^{(0)}`, from features
-    before the embedding layer, keep classes that vary much varying much; a run computes them before training unless
-    they are given, and without them this is Eq. (6). A class whose base density is 0 takes no part in the penalty.
-    With embeddings held fixed and no penalty each target settles at its class's density + 1/2.
+    normalized embeddings to their mean. The targets :math:`\alpha_c` are parameters (``target_density``). The second
+    term increases them, which keeps classes from collapsing to points. Base densities :math:`D^{(0)}`, of features
+    before the embedding layer, preserve the relative variation of the classes. A run computes them before training
+    unless they are given; without them this is Eq. (6). A class with base density 0 is left out of the penalty (the
+    third term). With fixed embeddings and no penalty, each target converges to its class's density + 1/2.
 
     Use it as ``RegularizedLoss(ContrastiveLoss(...), DensityRegularizer(num_classes=98), weight=...)``, with a sampler
     of several images per class (10 classes x 10 images in the paper, or :class:`pml_ext.WholeClassSampler`).
 
-    *The weight* belongs to the reduction of the loss beside it. The paper's is 10, on losses that are sums over the
-    batch's pairs or triplets. PML lists each pair twice, so beside its ``ContrastiveLoss`` with a ``SumReducer`` it is
-    20, beside its triplets with one 10. Beside a loss that averages, as PML's do by default, it is about 0.1: 10 there
-    destroys the embedding.
+    *Weight:* it depends on the reduction of the main loss. The paper uses 10 with losses summed over the pairs or
+    triplets of the batch. PML counts each pair twice, so its ``ContrastiveLoss`` with a ``SumReducer`` needs 20; its
+    triplet loss with a ``SumReducer`` needs 10. A loss that averages, as PML's do by default, needs about 0.1; there a
+    weight of 10 destroys the embedding.
 
     ``collect_stats`` records ``density_loss``, ``target_loss`` and ``correlation_loss``, the terms of Eq. (8); a run
     also writes targets and densities of all classes to ``records/density.csv`` and plots them.
@@ -50,18 +50,18 @@ class DensityRegularizer(LabeledRegularizer):
     *Cost:* linear in the batch, ``O(B D)``; no pair of classes is formed.
 
     Args:
-        num_classes: how many classes there are in training.
-        initial_density: what the targets start from; 0.5 in the paper, as all defaults here.
+        num_classes: number of training classes.
+        initial_density: initial value of the targets; 0.5 in the paper, as all defaults here.
         base_density: :math:`D^{(0)}` of every class, 0 or more, of length ``num_classes``; or None.
-        eta: :math:`\eta`, how much the base densities count; 0.5.
-        correlation_weight: w, of the penalty; 1, and 0 leaves it out.
-        class_labels: the label of every entry, of length ``num_classes``; None where labels are 0 to
+        eta: :math:`\eta`, exponent of the base densities; 0.5.
+        correlation_weight: w, the weight of the penalty; 1; 0 disables it.
+        class_labels: the label of every entry, of length ``num_classes``; None if labels are 0 to
             ``num_classes - 1``.
-        collect_stats: whether the terms are recorded. There is no ``distance`` and no ``reducer``: the equation has
-            both.
+        collect_stats: whether the terms are recorded. There is no ``distance`` and no ``reducer``, because the
+            equation fixes both.
 
     Raises:
-        TypeError, ValueError: a setting outside its range, or of another length; in a call, a label without an entry.
+        TypeError, ValueError: a setting of wrong type, range or length; in a call, a label that is not a class label.
 
     Example:
         >>> regularizer = DensityRegularizer(num_classes=2, class_labels=[101, 102])
@@ -102,7 +102,7 @@ class DensityRegularizer(LabeledRegularizer):
         )
 
     def _base(self, values: Sequence[float] | Tensor | None) -> Tensor:
-        """Return the base densities, 0 where there are none: such classes take no part in the penalty."""
+        """Return validated base densities, or zeros for None; classes with base density 0 have no penalty."""
         if values is None:
             return torch.zeros(self.num_classes, dtype=torch.float64)
         base = torch.as_tensor(values, dtype=torch.float64).detach().cpu().clone()
@@ -118,7 +118,7 @@ class DensityRegularizer(LabeledRegularizer):
     # The equation
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
-        """Return Eq. (8), reduced; on an accelerator, the first call alone looks for labels without an entry."""
+        """Return Eq. (8), reduced; on an accelerator, only the first call checks for unknown labels."""
         self.classes.check(labels, type(self).__name__)
         batch = slots(self.classes(labels), embeddings.dtype)
         targets, base = (
@@ -131,7 +131,7 @@ class DensityRegularizer(LabeledRegularizer):
             self.density_loss, self.target_loss = fit.detach(), -spread.detach()
             self.correlation_loss = correlation.detach()
             measured = torch.stack([densities.detach(), present]).to(self.density_sums.dtype)
-            self.density_sums.index_add_(1, batch.classes, measured)  # a class counts once a batch
+            self.density_sums.index_add_(1, batch.classes, measured)  # a class counts once per batch
         return reduced(fit - spread + self.correlation_weight * correlation)
 
     # Taking part in a run
@@ -144,16 +144,16 @@ class DensityRegularizer(LabeledRegularizer):
         self.base_density.copy_(base)
 
     def start_epoch(self, run: RunView) -> None:
-        """Write the targets and the mean densities of the epoch before to the run's table."""
+        """Write the targets and the mean densities of the previous epoch to the run's table."""
         if run.rank == 0:
             self._write(run.folder / "records" / _TABLE, run.epoch - 1)
         self.density_sums.zero_()
 
     def _write(self, path: Path, epoch: int) -> None:
-        """Add an epoch, 0 before training, to the table; drop later ones, of a run that was stopped and resumed."""
+        """Add an epoch (0: before training) to the table; drop its rows of this and later epochs, after a resume."""
         targets = self.target_density.detach()[self.classes.rows].tolist()
         sums, counts = self.density_sums[:, self.classes.rows]
-        densities = (sums / counts).tolist()  # NaN where none was measured
+        densities = (sums / counts).tolist()  # NaN for classes without measurements
         path.parent.mkdir(exist_ok=True)
         rows = [list(row.values()) for row in read_rows(path) if int(row["epoch"]) < epoch]
         for label, target, density in zip(self.classes.ordered.tolist(), targets, densities, strict=True):
@@ -162,7 +162,7 @@ class DensityRegularizer(LabeledRegularizer):
             csv.writer(file).writerows([_COLUMNS, *rows])
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Return targets and measured densities over the epochs, densities, and a map of training images (Fig. 5)."""
+        """Plot targets and measured densities by epoch, density histograms, and a map of training images (Fig. 5)."""
         from pml_ext.plugin import figures
 
         path = run.folder / "records" / _TABLE
@@ -184,7 +184,7 @@ class DensityRegularizer(LabeledRegularizer):
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of the table; none, if it was not written yet."""
+    """Return the rows of the table; an empty list if it does not exist yet."""
     if not path.exists():
         return []
     with path.open(newline="", encoding="utf-8") as file:
@@ -211,7 +211,7 @@ def plot(rows: list[dict[str, str]]) -> Figure:
 
 
 def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
-    """Plot densities of the classes, one histogram over the other on one scale, by the names of the sets of classes."""
+    """Plot overlaid density histograms of ``{name of a set of classes: densities}`` with common bins."""
     from pml_ext.plugin import figures
 
     figure, (axes,) = figures.subplots(5.4, 1)

@@ -12,18 +12,18 @@ from pml_ext.plugin import GroupSampler
 
 
 class WholeClassSampler(GroupSampler):
-    """All images of randomly drawn classes, one class after the other, until a batch is full.
+    """Sampler of whole classes: all images of randomly drawn classes, class by class, until a batch is full.
 
-    Of the last class as many images as still fit are drawn at random. Every class is drawn once, in a random order that
-    goes on from epoch to epoch, before one is drawn again. A pass gives whole batches alone.
+    If the last class does not fit, a random subset of its images fills the batch. Every class is drawn once, in a
+    random order that continues across epochs, before any class is drawn again. A pass yields full batches only.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
-        batch_size: images in a batch.
-        seed: of the draw; the sampler has a generator of its own.
+        batch_size: number of images in a batch.
+        seed: seed of the sampler's own random generator.
 
     Raises:
-        ValueError: fewer images than a batch, or a class that alone fills one.
+        ValueError: ``batch_size`` is not between 1 and N, or one class alone fills a batch.
 
     *Source:* Li et al., Deep Metric Learning with Density Adaptivity, 2019, Sec. IV-A (for Stanford Online Products),
     https://arxiv.org/abs/1909.03909.

@@ -1,4 +1,4 @@
-"""The two regularizers that the density paper compares with; both spread embeddings over the sphere."""
+"""Two regularizers that spread embeddings over the sphere; baselines of the density paper."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     Args:
         least_distance: lower bound of the distances, above 0.
-        tile_size: number of embeddings that are compared with all at a time; None chooses it automatically.
+        tile_size: number of embeddings per tile, compared with all others at once; None chooses it automatically.
         reducer: one of PML's; the mean by default. There is no ``distance``: the estimator uses the Euclidean one.
         collect_stats: as in PML.
 
@@ -85,15 +85,15 @@ class GlobalOrthogonalRegularizer(LabeledRegularizer):
     .. math:: \bar{s}^2 + \max\big(0, \overline{s^2} - 1/d\big)
 
     with the mean :math:`\bar{s}` of the cosine similarities of all negative pairs of the batch and the mean
-    :math:`\overline{s^2}` of their squares; for points drawn uniformly from the sphere in d dimensions, they are 0 and
-    1/d in expectation.
+    :math:`\overline{s^2}` of their squares. For points drawn uniformly from the sphere in d dimensions, these means
+    are 0 and 1/d in expectation.
 
     *Cost:* one product of ``B x D x B`` forward and one backward, and memory for a few ``B x B`` matrices. A large
     batch is computed in tiles, with four products and memory linear in B.
 
     Args:
         distance: one of PML's similarities; cosine by default.
-        tile_size: number of embeddings that are compared with all at a time; None chooses it automatically.
+        tile_size: number of embeddings per tile, compared with all others at once; None chooses it automatically.
         collect_stats: as in PML. There is no ``reducer``: the whole batch has one value.
 
     Raises:

@@ -1,4 +1,4 @@
-"""PDDM, a learned metric that sees where in the embedding space it is: Huang et al., 2016."""
+"""PDDM, a learned metric that depends on the position in the embedding space: Huang et al., 2016."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HUANG_2016 = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The metric, one without its position, its loss and its miner."""
+    """Return the metric, a position-independent baseline, the loss and the miner."""
     return [
         Component("pml_ext_pddm.losses:PDDMLoss", name="pddm", paper=HUANG_2016),
         Component("pml_ext_pddm.distances:PDDMDistance", name="pddm", paper=HUANG_2016),
@@ -32,4 +32,4 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch
+__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

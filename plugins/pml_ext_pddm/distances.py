@@ -1,4 +1,4 @@
-"""The position-dependent metric, as a distance that PML's losses, miners and searches take."""
+"""The position-dependent metric as a PML distance, for losses, miners and searches."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .functional import Head, score_matrix, score_pairs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SHOWN = 1000  # images in the figure
+_SHOWN = 1000  # largest number of images in the figure
 
 
 class _Score(nn.Module):
-    """The last layer of Eq. (2), its weight as ``[H]``: PML's hooks take a tensor with one row for a single number."""
+    """The last layer of Eq. (2). Its weight is ``[H]``, as PML's hooks take a one-row tensor for a single number."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -46,31 +46,31 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         u' = r(\sigma(W_u u + b_u)), \quad v' = r(\sigma(W_v v + b_v)), \\
         c = \sigma(W_c [u'; v'] + b_c), \quad S_{ij} = W_s c + b_s \quad (2)
 
-    with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. It is symmetric; larger
-    means more similar (``is_inverted``); its values have no fixed range. Use it wherever PML takes a distance, and give
-    its parameters to an optimizer; :class:`pml_ext.PDDMLoss` trains it as the paper does. A run whose loss has one also
-    tests by it, and ``pml-ext query --metric learned`` searches by it.
+    with normalized embeddings, :math:`\sigma` the ReLU and :math:`r(x) = x / |x|_2`, r(0) = 0. S is symmetric; larger
+    means more similar (``is_inverted``); its values have no fixed range. Use it wherever PML takes a distance, and pass
+    its parameters to an optimizer. :class:`pml_ext.PDDMLoss` trains it as in the paper. A run whose loss has such a
+    distance also tests with it, and ``pml-ext query --metric learned`` searches with it.
 
-    Dropout acts after the layers ``difference``, ``position`` and ``combine``, in training mode, and not where
-    gradients are disabled, so that miners see none. One mask a layer is drawn for each call and shared by all of its
+    Dropout follows the layers ``difference``, ``position`` and ``combine``. It is active in training mode, except where
+    gradients are disabled, so miners see no dropout. Each call draws one dropout mask per layer, shared by all of its
     pairs.
 
-    *Cost:* ``2 H (D + 2 H)`` operations per pair, and ``2 H D`` per embedding, for the position is linear before its
-    ReLU; each unordered pair of a set is computed once. Memory for ``memory_budget`` bytes beyond the matrix: the
-    backward pass computes tiles again.
+    *Cost:* ``2 H (D + 2 H)`` operations per pair, and ``2 H D`` per embedding, because the position is linear before
+    its ReLU. Each unordered pair of a set is computed once. Memory beyond the matrix is ``memory_budget`` bytes: the
+    backward pass recomputes tiles.
 
-    *Export:* records of ``torch.jit.trace``, ``torch.export`` and ``torch.onnx.export`` serve any number of rows, and
-    compute all pairs at once, without tiles.
+    *Export:* models exported by ``torch.jit.trace``, ``torch.export`` and ``torch.onnx.export`` accept any number of
+    rows, and compute all pairs at once, without tiles.
 
     Args:
         embedding_size: D.
         hidden_size: H, of all layers; D by default, as in the paper.
-        dropout: share of the outputs that are dropped, from 0 to less than 1; 0.5 in the paper.
+        dropout: dropout probability, from 0 to less than 1; 0.5 in the paper.
         position: False leaves out v, "from the feature difference only" (LMDM of Table 1).
-        memory_budget: bytes for the pairs that are computed at a time; by default 4 MiB on the CPU, which its caches
-            hold, and 16 MiB on a GPU.
-        normalize_embeddings: False takes embeddings as they are.
-        collect_stats: as of PML's distances.
+        memory_budget: bytes for the pairs of one tile; by default 4 MiB on the CPU, which fits its caches, and 16 MiB
+            on a GPU.
+        normalize_embeddings: False uses the raw embeddings.
+        collect_stats: as in PML's distances.
 
     Raises:
         ValueError: a setting outside its range, or embeddings of another size.
@@ -122,14 +122,14 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # PML's distance
 
     def forward(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor:
-        """Return the scores of all pairs of ``[B, D]`` and ``[R, D]``, or of a batch with itself, at least float32."""
+        """Return the scores of all pairs of ``[B, D]`` and ``[R, D]``, or within a batch, in float32 or wider."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             query_emb, ref_emb = pair_to_full_precision(query_emb, ref_emb)
             return super().forward(query_emb, None if ref_emb is query_emb else ref_emb)  # type: ignore[no-any-return]
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Tensor:
-        """Return the scores of all pairs, ``[B, R]``; without references or with the same object, symmetric."""
+        """Return the scores of all pairs, ``[B, R]``; symmetric if ``ref_emb`` is None or ``query_emb`` itself."""
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             x = self.normalized(query_emb)
@@ -156,7 +156,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
                 )
 
     def normalized(self, embeddings: Tensor) -> Tensor:
-        """Return embeddings ``[B, D]`` as Eq. (2) takes them: normalized, in float32 or float64, whichever is wider."""
+        """Return normalized embeddings ``[B, D]`` for Eq. (2), in the wider dtype of input and weights."""
         self._check(embeddings=embeddings)
         dtype = torch.promote_types(embeddings.dtype, self.score.weight.dtype)
         normalized: Tensor = self.maybe_normalize(embeddings.to(dtype))
@@ -165,7 +165,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # The weights
 
     def head(self, dtype: torch.dtype | None = None) -> Head:
-        """Return the weights of Eq. (2), with dropout drawn once, so that all scores made with them share the masks."""
+        """Return the weights of Eq. (2) with dropout masks drawn once; all scores from them share the masks."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
         w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
@@ -180,7 +180,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         return weight * mask[:, None], bias * mask
 
     def tile(self, like: Tensor) -> int:
-        """Return the number of pairs that the budget allows at a time, of the dtype and device of embeddings."""
+        """Return the number of pairs per tile that fit the memory budget, for the dtype and device of ``like``."""
         budget = self.memory_budget or (4 if like.device.type == "cpu" else 16) << 20
         pair = like.element_size() * (3 * self.embedding_size + 5 * self.hidden_size)
         return max(1, budget // pair)
@@ -188,7 +188,7 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     # Taking part in a run
 
     def figures(self, run: RunView) -> dict[str, Figure]:
-        """Return scores, and cosine similarities, of positive and negative pairs of test images (Fig. 1b)."""
+        """Plot learned scores and cosine similarities of positive and negative pairs of test images (Fig. 1b)."""
         from pml_ext.plugin import figures
 
         tested = "test" if "test" in run.splits else "query"
@@ -203,13 +203,13 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
 
 
 class MahalanobisDistance(EuclideanDistance):
-    r"""A learned distance that is the same everywhere, which Sec. 1 holds against :class:`PDDMDistance`.
+    r"""A learned Mahalanobis distance, the position-independent baseline of Sec. 1 for :class:`PDDMDistance`.
 
     .. math:: D_{ij} = \|L (f(x_i) - f(x_j))\|_2 = \sqrt{(f(x_i) - f(x_j))^T M (f(x_i) - f(x_j))}, \quad M = L^T L
 
-    with normalized embeddings and a square matrix L, which starts as the identity: the Euclidean distance. Smaller
-    means nearer. Use it wherever PML takes a distance, as that of its triplet loss, and give its parameters to an
-    optimizer. A run whose loss has one also tests by it.
+    with normalized embeddings and a square matrix L. L is initialized to the identity, which gives the Euclidean
+    distance. Smaller means nearer. Use it wherever PML takes a distance, for example in its triplet loss, and pass its
+    parameters to an optimizer. A run whose loss has such a distance also tests with it.
 
     *Cost:* one product of ``B x D x D`` for each side beyond the Euclidean distance.
 

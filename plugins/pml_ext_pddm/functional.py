@@ -1,7 +1,7 @@
 r"""Huang et al. (2016): the metric of Eq. 2, the quadruplets of Sec. 3.1, and the hinges of Eq. 3 and 4.
 
-Embeddings are normalized when they come in. A mask of dropout on a layer's output is the same as one on the rows of
-its weights, so a :class:`Head` with dropout drawn once is a head like any other, and every score by it has that mask.
+Functions expect normalized embeddings. A dropout mask on a layer's output equals the same mask on the rows of its
+weight and bias. So a :class:`Head` contains its dropout masks, and all scores computed with one head share them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Head(NamedTuple):
 
     w_u: Tensor  # of the difference, [H, D]
     b_u: Tensor  # [H]
-    w_v: Tensor | None  # of the position, [H, D]; None where the score does not depend on it (LMDM)
+    w_v: Tensor | None  # of the position, [H, D]; None if the score does not depend on it (LMDM)
     b_v: Tensor | None  # [H]
     w_c: Tensor  # [H, 2H], or [H, H] without the position
     b_c: Tensor  # [H]
@@ -31,13 +31,13 @@ class Head(NamedTuple):
 
 
 class Side(NamedTuple):
-    """Embeddings, with the part of Eq. 2 that depends on each alone."""
+    """Embeddings, with the part of Eq. 2 that depends on a single embedding."""
 
     points: Tensor  # normalized, [N, D]
-    positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two is W_v v. None without the position
+    positions: Tensor | None  # W_v f(x) / 2, [N, H]; the sum of two rows is W_v v. None if w_v is None
 
     def at(self, index: Tensor) -> Side:
-        """Return the rows of an index. Unlike that of ``x[index]``, the backward is deterministic on the CPU."""
+        """Return the rows at an index; the backward pass is deterministic on the CPU, unlike that of ``x[index]``."""
         positions = None if self.positions is None else self.positions.index_select(0, index)
         return Side(self.points.index_select(0, index), positions)
 
@@ -48,7 +48,7 @@ def side(head: Head, points: Tensor) -> Side:
 
 
 def scores(head: Head, x: Side, y: Side) -> Tensor:
-    """Return Eq. 2, :class:`PDDMDistance`, of pairs whose ends are the rows of x and of y; ``[N]``."""
+    """Return Eq. 2, :class:`PDDMDistance`, of N pairs, ``[N]``; pair i is row i of x and row i of y."""
     size = len(head.b_u)
     u = normalize(linear((x.points - y.points).abs(), head.w_u, head.b_u).relu())
     c = linear(u, head.w_c[:, :size], head.b_c)
@@ -59,7 +59,7 @@ def scores(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""Return Eq. (1) with logistic regression: scores of pairs ``[N]`` as logits of being positive; 0 without pairs.
+    r"""Return Eq. (1) with logistic regression: scores ``[N]`` are logits of a pair being positive; 0 without pairs.
 
     .. math::
         \frac{1}{|P \cup N|} \Big[ \sum_P \log(1 + e^{-S_{ij}}) + \sum_N \log(1 + e^{S_{ij}}) \Big]
@@ -69,9 +69,9 @@ def logistic(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
 
 
 def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
-    r"""Return the Fisher criterion of Sec. 3.1, to be maximized, with its sign reversed.
+    r"""Return minus the Fisher criterion of Sec. 3.1, which is to be maximized.
 
-    0 without a positive or without a negative pair, or where all scores are alike.
+    The value is 0 if there is no positive or no negative pair, or if all scores are equal.
 
     .. math::
         -\frac{(\mu_P - \mu_N)^2}{\operatorname{Var}_P + \operatorname{Var}_N}
@@ -90,7 +90,7 @@ POINTWISE = {"logistic": logistic, "fisher": fisher}
 
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
-    """Return the scores of row with row: normalized ``[N, D]`` and ``[N, D]``, ``tile`` pairs at a time; ``[N]``."""
+    """Return the scores of rows i of x and y, normalized ``[N, D]``, computed ``tile`` pairs at a time; ``[N]``."""
     one, other = side(head, x), side(head, y)
     if _recorded():
         return scores(head, one, other)
@@ -98,10 +98,10 @@ def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
 
 
 def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
-    """Return the scores of all pairs of two normalized sets, ``[B, R]``; of a set with itself (None), each pair once.
+    """Return the scores of all pairs of two normalized sets, ``[B, R]``; within one set (y is None), compute each once.
 
-    *Cost:* ``2 H (D + 2 H)`` operations per pair; beyond the matrix, memory for ``tile`` pairs, with gradients too: the
-    backward pass computes tiles again.
+    *Cost:* ``2 H (D + 2 H)`` operations per pair; beyond the matrix, memory for ``tile`` pairs. The backward pass
+    recomputes tiles, so this holds with gradients too.
     """
     one = side(head, x)
     other = one if y is None else side(head, y)
@@ -126,7 +126,7 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
 def scores_of_pairs(
     head: Head, x: Tensor, positives: Tensor, negatives: Tensor, tile: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, and which are positive, which negative."""
+    """Return scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, with masks of positives and negatives."""
     rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
     ends = side(head, x)
     flat = _in_tiles(lambda n: scores(head, ends.at(rows[n]), ends.at(columns[n])), len(rows), tile, x)
@@ -136,14 +136,14 @@ def scores_of_pairs(
 def _recorded() -> bool:
     """Return whether torch.jit.trace, torch.export or an ONNX exporter records the operations.
 
-    Numbers of pairs, which tiles are counted by, would be recorded as the example's numbers.
+    Tiling depends on the number of pairs, which the exporter would record as a constant of the example.
     """
     exporting = getattr(torch.compiler, "is_exporting", None)
     return bool(torch.jit.is_tracing() or (exporting and exporting()))  # type: ignore[attr-defined,no-untyped-call]
 
 
 def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
-    """Return the scores of all pairs by shapes alone, so that the record serves batches of any size."""
+    """Return the scores of all pairs by broadcasting, so that an exported model accepts batches of any size."""
     rows, columns = x.points.shape[0], y.points.shape[0]
 
     def spread(z: Tensor, dim: int) -> Tensor:
@@ -157,12 +157,12 @@ def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
-    """Return the joined results of ``part`` for the numbers from 0 to ``count``, ``tile`` numbers at a time."""
+    """Return the concatenated results of ``part`` for the indices 0 to ``count`` - 1, ``tile`` indices at a time."""
     numbers = torch.arange(count, device=like.device)
     if count <= tile:
         return part(numbers)
     pieces = torch.split(numbers, tile)
-    if torch.is_grad_enabled() and not transformed(like):  # torch.func cannot compute tiles again
+    if torch.is_grad_enabled() and not transformed(like):  # torch.func cannot recompute tiles
         return torch.cat([checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in pieces])
     return torch.cat([part(n) for n in pieces])
 
@@ -172,13 +172,13 @@ def hard_quadruplets(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], int]:
     """Return the quadruplets of :class:`HardQuadrupletMiner`, as triplets (i, j, k), (j, i, l), and their number.
 
-    An end without negatives has no triplet, a pair without any is no quadruplet. Ties: the first pair in row-major
-    order, the first index. Scores, ``[B, B]``, are symmetric and larger between more similar images; a pair is positive
-    if the mask has either order. ``count`` unordered pairs are of the batch, or of each of the ``classes``, ``[B]``.
+    An image without negatives gives no triplet; a pair of two such images is skipped. Ties go to the first pair in
+    row-major order and to the first index. Scores, ``[B, B]``, are symmetric, and larger means more similar. A pair is
+    positive if the mask has either order. ``count`` is per batch, or per class if ``classes``, ``[B]``, are given.
     """
     has_negative = negatives.any(1)
     i, j = torch.where((positives | positives.T).triu(1) & (has_negative[:, None] | has_negative))
-    order = (-scores[i, j]).argsort(stable=True, descending=True)  # NaN, which counts as the greatest, first
+    order = (-scores[i, j]).argsort(stable=True, descending=True)  # NaN sorts as the greatest value, so first
     if classes is not None:
         grouped = classes[i[order]].sort(stable=True)
         order = order[grouped.indices]
@@ -195,7 +195,7 @@ def hard_quadruplets(
 
 
 def min_max_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows ``[2]`` and columns ``[2]`` of the least and the greatest score; of equal ones, the first."""
+    """Return rows ``[2]`` and columns ``[2]`` of the least and the greatest off-diagonal score; ties: the first."""
     itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
     places = torch.stack(
         [scores.masked_fill(itself, torch.inf).argmin(), scores.masked_fill(itself, -torch.inf).argmax()]

@@ -53,36 +53,36 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         E_m = \max(0, \alpha + S_{ik} - S_{ij}) + \max(0, \alpha + S_{jl} - S_{ij}), \\
         E_e = \max(0, \beta + D_{ij} - D_{ik}) + \max(0, \beta + D_{ij} - D_{jl})
 
-    S is the learned similarity, min-max scaled to [0, 1] over the batch; D the Euclidean distance
-    of normalized embeddings. (i, j) is the most dissimilar positive pair of the batch under S, k and l are the hardest
-    negatives of its ends; with several quadruplets their values are added and divided by their number. Without a
-    positive pair, or without negatives, the loss is 0.
+    S is the learned similarity, min-max scaled to [0, 1] over the batch. D is the Euclidean distance of normalized
+    embeddings. (i, j) is the most dissimilar positive pair of the batch under S; k and l are the hardest negatives of i
+    and j. Several quadruplets are averaged: the sum of their values is divided by their number. Without a positive
+    pair, or without negatives, the loss is 0.
 
-    With an ``indices_tuple`` of triplets each is one hinge, and the sum is divided by half their number, so that
-    :class:`pml_ext.HardQuadrupletMiner` before it gives the same; with one of pairs, it mines among these. There are no
-    references, since a positive becomes an anchor.
+    An ``indices_tuple`` of triplets gives one hinge per triplet, and the sum is divided by half their number; the
+    result with :class:`pml_ext.HardQuadrupletMiner` equals that of the internal mining. An ``indices_tuple`` of pairs
+    restricts the mining to these. References are refused, because positives also become anchors.
 
-    Batches want 4 images of a class or more (Sec. 3.3). As printed, with one quadruplet per batch, it does not train a
-    network from scratch: take every positive pair (``num_quadruplets`` larger than their number) and smaller margins,
-    after some epochs of another loss.
+    Use batches of at least 4 images per class (Sec. 3.3). With one quadruplet per batch, as in the paper, the loss does
+    not train a network from scratch: use every positive pair (``num_quadruplets`` above their number) and smaller
+    margins, after some epochs of another loss.
 
     ``collect_stats`` records ``score_loss`` (:math:`E_m`) and ``feature_loss`` (:math:`E_e`, without its weight).
 
-    *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); the pairs of the
-    quadruplets and the two extreme ones with gradients. Under dropout one mask per layer is drawn a step, and shared by
-    mining, scaling and both.
+    *Cost:* all scores of the batch once, without gradients (see :class:`pml_ext.PDDMDistance`); with gradients, the
+    pairs of the quadruplets and the two pairs with extreme scores. Each step draws one dropout mask per layer, shared
+    by mining, scaling and the hinges.
 
     Args:
-        distance: a :class:`pml_ext.PDDMDistance`; its parameters are the loss's.
+        distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
         score_margin: :math:`\alpha`, 0 or more; 0.5 in the paper, as all defaults here.
         embedding_margin: :math:`\beta`, 0 or more; 1.
         embedding_weight: :math:`\lambda`; 0.5.
-        num_quadruplets: how many quadruplets; 1.
-        per_class: whether the number is per class of the batch, rather than per batch.
-        squared: D is the squared distance; the paper prints a norm and uses its square.
-        normalize_scores: scale the scores; False takes them as they are.
-        detach_scaling: no gradient through the minimum and maximum score.
-        detach_embeddings: no gradient of :math:`E_m` to the embeddings, which then train by :math:`E_e` alone.
+        num_quadruplets: number of quadruplets; 1.
+        per_class: whether ``num_quadruplets`` is per class rather than per batch.
+        squared: whether D is the squared distance; the paper prints a norm and uses its square.
+        normalize_scores: whether the scores are min-max scaled.
+        detach_scaling: whether no gradient flows through the minimum and maximum score.
+        detach_embeddings: whether :math:`E_m` gives the embeddings no gradient; then only :math:`E_e` trains them.
         pointwise: replaces :math:`E_m` by a loss over all pairs of the batch (Sec. 3.1): ``"logistic"``, Eq. (1) with
             logistic regression, or ``"fisher"``, minus the Fisher criterion. Scores are not scaled, and
             ``score_margin`` has no effect. All scores have gradients: ``2 H (D + 2 H)`` operations per pair, forward
@@ -90,8 +90,8 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         embedding_loss: a PML loss instead of :math:`E_e`, called with the triplets of the quadruplets; with PML's
             ``TripletMarginLoss`` this is "PDDM + Triplet" of Table 1. ``embedding_margin`` and ``squared`` have no
             effect then.
-        kwargs: as in PML's losses: ``reducer`` (of the values of single hinges; another than the default does not
-            divide by the number of quadruplets), ``collect_stats``, ``embedding_regularizer``, ...
+        kwargs: as in PML's losses: ``reducer`` (gets one value per hinge; only the default reducer divides by
+            the number of quadruplets), ``collect_stats``, ``embedding_regularizer``, ...
 
     Raises:
         TypeError: a distance that is not a ``PDDMDistance``.
@@ -109,7 +109,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     @property
     def expected_failed_checks(self) -> dict[str, str]:
-        """The conformance checks that the score's bias and dropout fail."""
+        """The conformance checks that fail because of the score's bias and dropout."""
         bias = "the hinge takes differences of scores, in which the bias cancels"
         return {"check_parameters_get_gradients": bias, **self.distance.expected_failed_checks}
 
@@ -169,7 +169,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Any:
-        """Return the reduced loss; see the class. There are no references."""
+        """Return the reduced loss; see the class. References raise ValueError."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("PDDMLoss uses positives as anchors too, so it takes no references")
         # data-dependent shapes: run outside of the compiled graph
@@ -212,7 +212,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
     ) -> dict[str, Any]:
-        """Return E_e times its weight, over the triplets of E_m; or that of the loss that stands for it."""
+        """Return the weighted E_e over the triplets of E_m, or the weighted ``embedding_loss`` if there is one."""
         a, p, n = hard["indices"]
         if self.embedding_loss is None:
             ends = x.index_select(0, a), x.index_select(0, p), x.index_select(0, n)
@@ -244,5 +244,5 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return ["score", "embedding"]
 
     def get_default_reducer(self) -> BaseReducer:
-        """Return the sum over the number of quadruplets."""
+        """Return the reducer that divides the sum by the number of quadruplets."""
         return SumOverDivisorReducer()

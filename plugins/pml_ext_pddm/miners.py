@@ -12,7 +12,7 @@ from .functional import hard_quadruplets
 
 
 class HardQuadrupletMiner(PairMiner):
-    r"""The most dissimilar positive pair of a batch and the hardest negative of each of its two images, Sec. 3.1.
+    r"""Miner of the most dissimilar positive pair of a batch and the hardest negative of each end, Sec. 3.1.
 
     .. math::
         (\hat i, \hat j) = \arg\min_{P} S_{ij}, \quad \hat k = \arg\max_{N} S_{\hat i k}, \quad

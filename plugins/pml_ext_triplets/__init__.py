@@ -1,4 +1,4 @@
-"""Triplets over the whole batch, and the conventional approach: Shah, clustering and querying."""
+"""Triplet losses over the whole batch, with miners and a sampler: Shah, Clustering and Querying, 2017."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHAH = Paper(
 
 @hookimpl
 def pml_ext_components() -> list[Component]:
-    """The loss, its miners and its sampler."""
+    """Return the loss, its miners and its sampler."""
     return [
         Component("pml_ext_triplets.losses:BatchAllTripletLoss", name="batch-all-triplets", paper=SHAH),
         Component("pml_ext_triplets.miners:LocalPositiveMiner", name="local-positive", paper=SHAH),
@@ -32,4 +32,4 @@ def pml_ext_components() -> list[Component]:
 
 
 pml_ext_recipes, pml_ext_papers = packaged(__name__)
-__getattr__ = lazily(__name__)  # importing the package, to list what it has, imports no torch
+__getattr__ = lazily(__name__)  # lazy: listing the package's classes does not import torch

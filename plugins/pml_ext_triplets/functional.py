@@ -2,7 +2,7 @@ r"""The losses of Shah's "Clustering and Querying", Sec. 5, of one triplet and s
 
 :math:`S = \{(a, p, n): a \neq p,\ d_{an} < d_{ap} + m\}` are the violating triplets of Sec. 5.2. Sums over the
 negatives of a pair (a, p) replace lists of triplets. Positives are padded per anchor: column k of a matrix ``[B, P]``
-belongs to the k-th positive of each anchor, P the largest number of an anchor.
+belongs to the k-th positive of each anchor; P is the largest number of positives of an anchor.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from pml_ext.plugin import all_places, in_parts, transformed
 
-_FAR = 1e6  # in place of the distance to a column that is no negative: finite, so that 0 times it is 0
-_AT_ONCE = 4  # positives of an anchor that are compared at a time
-_MANY = 24  # positives of an anchor from which on one sort is cheaper than a pass for each
-_ENTRIES = 1 << 20  # triplets of a smooth kind that are in memory at a time
+_FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
+_AT_ONCE = 4  # positives per anchor that are compared at a time
+_MANY = 24  # with more positives per anchor, one sort is cheaper than one pass per positive
+_ENTRIES = 1 << 20  # triplets in memory at a time where rows are gathered, as for smooth kinds
 
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """A loss of one triplet, of margin m."""
+    """A loss of one triplet with margin m."""
 
     margin: float
 
@@ -32,7 +32,7 @@ class Kind:
         return d_ap + self.margin
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
-        """Return the loss of triplets; of these kinds, ``Soft`` alone takes d_pn."""
+        """Return the loss of triplets; only ``Soft`` uses d_pn."""
         raise NotImplementedError
 
 
@@ -56,10 +56,10 @@ class Soft(Kind):
 class Hinge(Kind):
     r""":math:`\max(0, d_{ap} - d_{an} + m)`."""
 
-    squared = False  # whether squares of distances are compared; S is by distances, so that its hinges may be 0 then
+    squared = False  # whether squared distances are compared; S uses distances, so hinges in S may then be 0
 
     def compared(self, distances: Tensor) -> Tensor:
-        """Return the distances, or their squares."""
+        """Return the distances, or their squares if ``squared``."""
         return distances.square() if self.squared else distances
 
     def slope(self, distances: Tensor) -> Tensor:
@@ -85,13 +85,13 @@ KINDS: dict[str, type[Kind]] = {"hinge": Hinge, "squared-hinge": SquaredHinge, "
 
 
 class Positives(NamedTuple):
-    """The positive pairs, in row-major order, and where they stand in a matrix ``[B, P]``."""
+    """The L positive pairs in row-major order, and their positions in a padded matrix ``[B, P]``."""
 
     anchors: Tensor  # [L]
     positives: Tensor  # [L]
-    places: Tensor  # which positive of its anchor each is, [L]
+    places: Tensor  # column k of each pair: it is the k-th positive of its anchor, [L]
     most: int  # P, at least 1
-    mask: Tensor | None = None  # [B, R], where the pairs are all places of it and P is R
+    mask: Tensor | None = None  # [B, R] if the pairs are all its positions (then P = R), else None
 
     def laid_out(self, values: Tensor, fill: float, rows: int) -> Tensor:
         """Return values of the pairs, ``[L]``, as a padded matrix ``[rows, P]``."""
@@ -102,7 +102,7 @@ class Positives(NamedTuple):
 
 
 def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
-    """Return the positive pairs of a mask ``[B, R]``; ``listed``: these pairs in row-major order, if they are known."""
+    """Return the positive pairs of a mask ``[B, R]``; ``listed``: the same pairs in row-major order, if known."""
     anchors, positives = torch.where(mask) if listed is None else listed
     starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
     places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
@@ -116,7 +116,7 @@ def every_place(mask: Tensor) -> Positives:
 
 
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:
-    """Return the pairs of :class:`LocalPositiveMiner` among a mask's, as a mask ``[B, R]``; a NaN distance is kept."""
+    """Return a mask ``[B, R]`` of the positives that :class:`LocalPositiveMiner` keeps; NaN distances are kept."""
     pairs = every_place(mask) if torch.compiler.is_compiling() else lay_out(mask)
     values = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask)).sort(1).values
     last = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
@@ -138,9 +138,9 @@ def pair_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return each pair's sum of a triplet loss over its negatives in S, and their number: ``[L]``, floating point.
 
-    Distances and the mask of negatives are ``[B, R]``. ``everything``: of all negatives of the anchor. ``between``, for
-    d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row there, ``[L]``. The forward pass of
-    hinges also computes the gradient for a uniform upstream gradient (a sum or a mean); another needs a second pass.
+    Distances and the mask of negatives are ``[B, R]``. With ``everything``, sums cover all negatives of the anchor.
+    ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``. For
+    hinges, the forward pass also computes the gradient for a uniform upstream gradient; others need a second pass.
     """
     if isinstance(kind, Hinge) and not transformed(distances):
         hinge_sums: tuple[Tensor, Tensor] = _HingeSums.apply(distances, pairs, negatives, kind, everything)  # type: ignore[no-untyped-call]
@@ -156,7 +156,7 @@ def _sums_of_rows(
     everything: bool,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return :func:`pair_sums` from a row of distances per pair, some pairs at a time."""
+    """Return :func:`pair_sums` from one gathered row of distances per pair, in chunks of pairs."""
 
     def sums(anchors: Tensor, positives: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
         d_ap, d_an = distances[anchors, positives][:, None], distances[anchors]
@@ -189,10 +189,10 @@ class _HingeSums(torch.autograd.Function):
         distances, negatives, by_pair, by_negative, anchors, positives, places, mask = ctx.saved_tensors
         most, kind, everything = ctx.settings
         pairs = Positives(anchors, positives, places, most, mask)
-        if torch.is_grad_enabled():  # the gradient is to be differentiated
+        if torch.is_grad_enabled():  # double backward
             sums, _ = _sums_of_rows(distances, pairs, negatives, kind, everything)
             return (*torch.autograd.grad(sums, distances, grad, create_graph=True), None, None, None, None)
-        if len(grad) and grad.stride() == (0,):  # one number for all, as a sum or a mean hands down
+        if len(grad) and grad.stride() == (0,):  # uniform upstream gradient, as from a sum or a mean
             weight = grad[0]
         else:
             weights = pairs.laid_out(grad, 0.0, len(distances))
@@ -206,10 +206,10 @@ class _HingeSums(torch.autograd.Function):
 def _hinge_sums(
     distances: Tensor, pairs: Positives, negatives: Tensor, kind: Hinge, everything: bool, weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return sums, counts and derivatives by d_ap, ``[B, P]``, and by -d_an, ``[B, R]``; those times each weight."""
+    """Return sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = torch.where(negatives, distances, _FAR)
-    if torch.compiler.is_compiling() or pairs.most > _MANY:  # compiled, no number of positives is a loop
+    if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
         sums, counts, active, by_negative = _hinges_by_sorting(far, d_ap, kind, everything, weights)
         by_negative.mul_(negatives)
     else:
@@ -221,11 +221,11 @@ def _hinge_sums(
 
 
 def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
-    """Return padded values of pairs, with a number in the padding."""
+    """Return padded values of pairs, with ``fill`` in the padding."""
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
-_Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hinges above 0, slopes by -d_an
+_Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hinges above 0, derivatives by -d_an
 
 
 def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:
@@ -233,7 +233,7 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
     compared = kind.compared(far)
     thresholds = _where_pairs_stand(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
     sums, counts, active = (torch.zeros_like(d_ap) for _ in range(3))
-    above: Tensor | None = None  # of each negative: how many thresholds are above it, or their weights
+    above: Tensor | None = None  # per negative: the number, or summed weight, of the thresholds above it
     excess = torch.empty_like(far)
     for first in range(0, d_ap.shape[1], _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
@@ -265,15 +265,15 @@ def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool,
         limit = torch.minimum(limit, kind.limit(d_ap))
     limit = _where_pairs_stand(d_ap, limit, -_FAR)
     ordered = far.sort(1).values
-    below = torch.searchsorted(ordered, limit.contiguous())  # of d_an < limit
+    below = torch.searchsorted(ordered, limit.contiguous())  # number of negatives with d_an < limit
     prefix = torch.nn.functional.pad(kind.compared(ordered).double().cumsum(1), (1, 0))
     active = below.to(far.dtype)
     sums = below * thresholds.double() - prefix.gather(1, below)
-    sums = (sums + 0 * prefix[:, -1:]).to(far.dtype)  # NaN is sorted behind every threshold
+    sums = (sums + 0 * prefix[:, -1:]).to(far.dtype)  # propagate NaN, which sorts above every threshold
     counts = torch.searchsorted(ordered, kind.limit(d_ap).contiguous()).to(far.dtype) if kind.squared else active
     ranked, order = limit.sort(1)
     each = torch.ones_like(ranked) if weights is None else weights.gather(1, order)
-    # Of a negative: the weights of all thresholds above it.
+    # Per negative: the summed weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
     by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True))
     if kind.squared:

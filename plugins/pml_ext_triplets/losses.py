@@ -45,7 +45,7 @@ class BatchAllTripletLoss(PairLoss):
 
     The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S. The default reducer
     divides the total by ``divisor``, the size of S; any other reducer reduces the pair sums. With an ``indices_tuple``
-    of triplets, there is one value per triplet with a valid positive, 0 outside S. One of pairs restricts the pairs.
+    of triplets, there is one value per triplet with a valid positive, 0 outside S. Listed pairs restrict the pairs.
     ``collect_stats`` records ``violating``, the share of triplets in S.
 
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of

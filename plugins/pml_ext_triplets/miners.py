@@ -32,7 +32,7 @@ class LocalPositiveMiner(TiledMiner):
 
     .. math:: d_{ap} \le P_{60}\{d_{ap'} : p' \text{ a positive of } a\},
 
-    so that a class may stretch along a manifold instead of shrinking to a ball. All negative pairs are kept.
+    so that a class may extend along a manifold instead of shrinking to a ball. All negative pairs are kept.
 
     *Cost:* one product of ``B x D x R``; memory for a tile and for the result, which includes all negative pairs.
 
@@ -105,7 +105,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the triplets, with anchor and positive swapped where that is harder; references are refused."""
+        """Return the triplets, with anchor and positive swapped if d_pn < d_an; references raise ValueError."""
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner turns positives into anchors, so it takes no references")
         related = self.relation is not None
@@ -117,7 +117,7 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
                 raise ValueError(
                     f"AnchorSwapMiner needs a miner that gives triplets; {type(self.miner).__name__} gives pairs"
                 )
-            a, p, n = (index.to(x.device) for index in mined)  # PML creates those of packaged triplets on the CPU
+            a, p, n = (index.to(x.device) for index in mined)  # PML creates the indices of packaged triplets on the CPU
             points = self.distance.maybe_normalize(x)
             d_pn, d_an = (self.distance.pairwise_distance(points[one], points[n]) for one in (p, a))
             swap = d_pn < d_an

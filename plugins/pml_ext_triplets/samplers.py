@@ -1,4 +1,4 @@
-"""Triplets drawn at the input, harder from one refresh to the next."""
+"""Sampler of triplets with hard negatives from a pool that is renewed during training."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from torch.utils.data import Sampler
 
 from pml_ext.plugin import RunView, check_choice, check_count, check_number, normalize
 
-_TILE = 512  # anchors compared with all images at a time
+_TILE = 512  # number of anchors per tile, compared with all images
 Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
 
 
 class HardNegativePoolSampler(Sampler[int]):
-    r"""Triplets drawn at the input (anchor, positive, negative, anchor, ...), with negatives from a pool of hard ones.
+    r"""Sampler of triplets (anchor, positive, negative, anchor, ...) with negatives from a pool of hard ones.
 
-    Anchor and positive are drawn at random, and any image of another class as the negative; a share ``hard_fraction``
-    of the triplets has an anchor and a negative of the pool instead. In a run the pool is renewed every ``refresh``
-    epochs; before the first time all negatives are random. With ``pool="batches"`` (Sec. 5.1) the pool is a list of
-    pairs (a, n), by strategy:
+    By default, anchor and positive are random and the negative is a random image of another class. A share
+    ``hard_fraction`` of the triplets takes anchor and negative from the pool instead. A run renews the pool every
+    ``refresh`` epochs; before the first refresh all negatives are random. With ``pool="batches"`` (Sec. 5.1) the pool
+    is a list of pairs (a, n), chosen by ``strategy``:
 
-    - ``"hard"``: of each training batch since the last refresh, the ``pool_size`` nearest pairs of a triplet's anchor
+    - ``"hard"``: from each training batch since the last refresh, the ``pool_size`` nearest pairs of a triplet's anchor
       and an image of another class;
-    - ``"semihard"``: likewise, drawn at random from the pairs nearer than the triplet's positive,
+    - ``"semihard"``: from each such batch, ``pool_size`` random pairs that are nearer than the triplet's positive,
       :math:`d_{an} < d_{ap}`;
     - ``"misclassified"``: k-means finds one cluster per class, and each cluster gets its majority class; an image in a
       cluster of another class becomes a hard negative of ``pool_size`` random anchors of that class.
 
     ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of each batch.
 
-    With ``pool="nearest"`` an anchor is drawn first, and then one of up to ``pool_size`` negatives among all training
-    images, as the network embeds them at a refresh: those nearest to it (``"hard"``); those nearer than a random
-    positive (``"semihard"``); those in the anchor's own k-means cluster (``"misclassified"``).
+    With ``pool="nearest"``, the pool has up to ``pool_size`` negatives per anchor, found among the embeddings of all
+    training images at a refresh: the nearest (``"hard"``); random ones nearer than a random positive (``"semihard"``);
+    the nearest in the anchor's own k-means cluster (``"misclassified"``). A random anchor gets one of its negatives.
 
-    Use it with PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner` as the miner. In a
-    loop of your own call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
+    Use PML's ``EmbeddingsAlreadyPackagedAsTriplets`` or :class:`pml_ext.AnchorSwapMiner` as the miner. In your own
+    training loop, call :meth:`collect` after each step and :meth:`refresh_pool` every few epochs.
 
-    *Cost:* one product of the batch with itself per step with ``pool="batches"``; all training images are embedded per
-    refresh with ``pool="nearest"`` and ``"misclassified"``.
+    *Cost:* with ``pool="batches"``, one product of the batch with itself per step. With ``pool="nearest"`` or
+    ``"misclassified"``, each refresh embeds all training images.
 
     Args:
         labels: the label of every image, integers, ``[N]``.
-        batch_size: images in a batch, a multiple of 3.
-        length_before_new_iter: images in one pass, cut to whole batches.
+        batch_size: number of images in a batch, a multiple of 3.
+        length_before_new_iter: number of images in one pass, rounded down to whole batches.
         strategy: ``"hard"``, ``"semihard"`` or ``"misclassified"``.
-        refresh: epochs from one refresh to the next, at least 1.
-        hard_fraction: the share of negatives from the pool, from 0 to 1.
+        refresh: number of epochs between refreshes, at least 1.
+        hard_fraction: share of triplets whose negative is from the pool, from 0 to 1.
         pool_size: pairs per batch, or hard negatives per anchor.
-        seed: of the draw; the sampler has a generator of its own.
+        seed: seed of the sampler's own random generator.
         pool: ``"batches"``, as in the paper, or ``"nearest"``.
         per: ``"batch"``, as in the paper, or ``"anchor"``.
 
     Raises:
-        ValueError: a setting outside its range, one class alone, or no class with two images.
+        ValueError: a setting outside its range, fewer than two classes, or no class with two images.
 
     *Source:* Shah, Clustering and Querying Images from Unknown Classes Using Metric Learning, Sec. 5.1.
     """
@@ -99,7 +99,7 @@ class HardNegativePoolSampler(Sampler[int]):
         self.hard_fraction, self.pool_size, self.pool, self.per = hard_fraction, pool_size, pool, per
         self._length = length_before_new_iter // batch_size * batch_size
         self._generator = np.random.default_rng(seed)
-        self._pool: Pairs | None = None  # of "nearest" in the order of their anchors
+        self._pool: Pairs | None = None  # for pool="nearest", sorted by anchor
         self._collected: list[Pairs] = []  # since the last refresh
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class HardNegativePoolSampler(Sampler[int]):
             yield self._negative(anchor) if negative is None else negative
 
     def _pair(self) -> tuple[int, int] | None:
-        """Return an anchor and a negative from a pool of pairs, or None if this triplet is drawn at random."""
+        """Return an anchor and a negative from a pool of pairs, or None if this triplet is to be random."""
         if self.pool != "batches" or self._pool is None or self._generator.random() >= self.hard_fraction:
             return None
         if not len(self._pool):
@@ -127,7 +127,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return int(members[place] if members[place] != anchor else members[-1])
 
     def _negative(self, anchor: int) -> int:
-        """Return a negative of the anchor from the pool if it has one there, or any image of another class."""
+        """Return a negative: one of the anchor's from the pool if it has any, or a random image of another class."""
         if self.pool == "nearest" and self._pool is not None and self._generator.random() < self.hard_fraction:
             first, end = np.searchsorted(self._pool[:, 0], [anchor, anchor + 1])
             if end > first:
@@ -145,16 +145,16 @@ class HardNegativePoolSampler(Sampler[int]):
             self.refresh_pool(None if self._collects else run.embeddings("train"))
 
     def after_step(self, run: RunView, indices: Tensor, embeddings: Tensor) -> None:
-        """Collect hard pairs of a batch that the run has trained on."""
+        """Collect the hard pairs of a training batch."""
         self.collect(indices, embeddings)
 
     @property
     def _collects(self) -> bool:
-        """Whether hard negatives are collected while training, rather than searched at a refresh."""
+        """Whether hard negatives are collected from training batches, rather than searched at a refresh."""
         return self.pool == "batches" and self.strategy != "misclassified" and self.hard_fraction > 0
 
     def collect(self, indices: Tensor, embeddings: Tensor) -> None:
-        """Collect hard pairs of a training batch: indices ``[B]`` of whole triplets as drawn, embeddings ``[B, D]``."""
+        """Collect hard pairs of a training batch: indices ``[B]`` of whole triplets in order, embeddings ``[B, D]``."""
         if len(indices) != len(embeddings) or len(indices) % 3:
             raise ValueError(f"{len(embeddings)} embeddings for {len(indices)} indices; wanted one each, of triplets")
         if not self._collects:
@@ -173,8 +173,8 @@ class HardNegativePoolSampler(Sampler[int]):
         self._collected.append(np.stack([known[3 * rows], known[columns]], axis=1))
 
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
-        """Renew the pool: from what was collected, or else from the embeddings ``[N, D]`` of all images."""
-        if self.hard_fraction == 0:  # no negative is ever taken from it
+        """Renew the pool: from the collected pairs, or else from the embeddings ``[N, D]`` of all images."""
+        if self.hard_fraction == 0:  # the pool is never used
             return
         if self._collects:
             if embeddings is not None:
@@ -198,7 +198,7 @@ class HardNegativePoolSampler(Sampler[int]):
         self._pool = np.concatenate([self._nearest(x, rows, groups) for rows in tiles])
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
-        """Return the images whose cluster belongs to another class, with anchors of that class."""
+        """Return pairs (anchor, image): images whose cluster belongs to another class, with anchors of that class."""
         counts = np.zeros((groups.max() + 1, len(self._members)), dtype=np.int64)
         np.add.at(counts, (groups, self._class_of), 1)
         owner = counts.argmax(axis=1)[groups]
@@ -211,7 +211,7 @@ class HardNegativePoolSampler(Sampler[int]):
         return np.concatenate(pairs)
 
     def _nearest(self, x: Tensor, rows: Tensor, groups: Tensor | None) -> Pairs:
-        """Return some anchors, each with up to ``pool_size`` hard negatives among all images."""
+        """Return pairs of the anchors ``rows``, each with up to ``pool_size`` hard negatives among all images."""
         classes = torch.as_tensor(self._class_of, device=x.device)
         inside = classes[rows, None] != classes
         if groups is not None:
@@ -229,12 +229,12 @@ class HardNegativePoolSampler(Sampler[int]):
         return pairs
 
     def _drawn_below(self, score: Tensor, to_positive: Tensor) -> Tensor:
-        """Return random scores for images nearer than the positive, and minus infinity for the rest."""
+        """Return random scores for images nearer than the positive; minus infinity for the others."""
         lots = torch.as_tensor(self._generator.random(score.shape), device=score.device)
         return torch.where(score > to_positive[:, None], lots.to(score.dtype), -torch.inf)
 
     def _best(self, score: Tensor) -> Pairs:
-        """Return each row with the columns of its greatest scores, up to ``pool_size``, row by row."""
+        """Return pairs (row, column) of the up to ``pool_size`` greatest scores of each row, row by row."""
         best = score.topk(min(self.pool_size, score.shape[1]), dim=1)
         rows, places = torch.where(best.values > -torch.inf)
         return torch.stack([rows, best.indices[rows, places]], 1).cpu().numpy()

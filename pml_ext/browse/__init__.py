@@ -1,6 +1,6 @@
 """``pml-ext browse``: a page on localhost with the photographs of a folder as a trained run sees them.
 
-:class:`Collection` has all that the page shows and knows nothing of HTTP; :mod:`pml_ext.browse.server` serves it.
+:class:`Collection` computes the page's content, independent of HTTP; :mod:`pml_ext.browse.server` serves it.
 """
 
 from ..errors import needs_extra

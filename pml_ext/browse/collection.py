@@ -1,4 +1,4 @@
-"""Embedded images to look at: nearest images, clusters, a map, right and wrong answers, small pictures."""
+"""The content of the page: nearest images, clusters, a map, right and wrong answers, thumbnails."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ..files import read_json
 from ..retrieval import Embedded, Grouping, TrainedRun, group, load_run, placeholder, thumbnail
 from ..stores import Store, Where
 
-MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # images on a map at most: t-SNE takes five seconds then
-MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # of the leave-one-out search in a large collection
-_READING = threading.BoundedSemaphore(4)  # images that are decoded at a time
+MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
+MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # limits of the leave-one-out search in a large collection
+_READING = threading.BoundedSemaphore(4)  # images decoded concurrently
 
 
 class Neighbor(NamedTuple):
-    """An image near a query; ``same_class`` is None where one of both classes is not known."""
+    """An image near a query; ``same_class`` is None if either class is unknown."""
 
     number: int
     path: str
@@ -44,17 +44,17 @@ class Neighbor(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """An image that has a class and its nearest other image, by number."""
+    """A query with a class and its nearest other image, by number."""
 
     query: int
     nearest: int
     distance: float
-    right: bool  # both are of one class
-    trained: bool | None  # whether the run was trained on the query's class; None: it has no record
+    right: bool  # whether both have the same class
+    trained: bool | None  # whether the run was trained on the query's class; None if unknown
 
 
 class Collection:
-    """Embedded images of a run; of files, small pictures alone are read, and none that lies outside the folder."""
+    """Embedded images of a run; thumbnails are read only from files inside the folder."""
 
     def __init__(self, name: str, run: TrainedRun, embedded: Embedded, store: Store | None = None) -> None:
         self.name, self.run, self.embedded, self.store = name, run, embedded, store
@@ -72,28 +72,28 @@ class Collection:
 
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
-        """Whether the run was trained on each class; None where it has no record."""
+        """Whether the run was trained on each class; None if the run does not record its classes."""
 
-        def comparable(name: str) -> str:  # ``Greek/character01`` is the folder ``greek_character01``
+        def comparable(name: str) -> str:  # ``Greek/character01`` matches the folder ``greek_character01``
             return re.sub(r"[\W_]+", " ", name.casefold())
 
         names = set(map(comparable, read_json(self.run.folder / "network.json").get("class_names", ())))
         return {name: comparable(name) in names if names else None for name in self.class_names}
 
     def shown(self, unseen: bool) -> Tensor:
-        """Return the numbers of all images, or of those of classes that the run was not trained on."""
+        """Return the numbers of all images; with ``unseen``, only of classes that the run was not trained on."""
         chosen = [not unseen or self.trained.get(name) is False for name in self.classes]
         return torch.tensor(chosen).nonzero().flatten()
 
     def nearest(self, image: int | str, k: int) -> list[Neighbor]:
-        """Return the nearest other images of one, by its number or its path; its file may be gone since."""
+        """Return the nearest other images of an indexed image, given by number or path; its file may be missing."""
         number = self.numbers.get(image) if isinstance(image, str) else image
-        if number is None:  # another run has indexed it
+        if number is None:  # indexed by another run only
             return self.nearest_to_file(self.folder / str(image), k)
         return self._nearest(self.embeddings[number], number, k)
 
     def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
-        """Return the nearest images of a photograph; a DataError for one that cannot be read."""
+        """Return the nearest images of a photograph; raise DataError if it cannot be read."""
         (point,) = self.run.embed(file).cpu()
         own = self.numbers.get(os.path.relpath(os.path.realpath(file), self.folder.resolve()))
         return self._nearest(point, own, k)
@@ -103,10 +103,10 @@ class Collection:
             (found,) = self.store.search(point.numpy()[None], k + 1, Where())
             numbers = [self.numbers.get(each.path) for each in found]
         else:
-            similarity = self.embeddings @ point  # of vectors of length 1
+            similarity = self.embeddings @ point  # cosine similarity, since vectors have length 1
             numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
         others = torch.tensor([number for number in numbers if number not in (None, own)][:k], dtype=torch.int64)
-        distances = (self.embeddings[others] - point).norm(dim=1)  # of duplicates exactly 0
+        distances = (self.embeddings[others] - point).norm(dim=1)  # exactly 0 for duplicates
         order, query = distances.argsort(stable=True), self.classes[own] if own is not None else ""
         neighbors = list[Neighbor]()
         for number, distance in zip(others[order].tolist(), distances[order].tolist(), strict=True):
@@ -116,7 +116,7 @@ class Collection:
         return neighbors
 
     def _projection(self, method: str, unseen: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
-        """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, places from 0 to 1 ``[N, 2]``, which these are."""
+        """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
         shown = self.shown(unseen)
         chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
         some = len(chosen) < len(shown)
@@ -125,12 +125,12 @@ class Collection:
         flat = flattened(self.embeddings[chosen].numpy(), method)
         extent = float(np.ptp(flat, axis=0).max())
         flat = (flat - flat.min(axis=0)) / max(extent, 1e-12)
-        flat += (1 - flat.max(axis=0)) / 2  # the shorter side in the middle
+        flat += (1 - flat.max(axis=0)) / 2  # center the shorter side
         note += {"tsne": "; t-SNE", "pca": "; principal components"}[method] if extent else "; they lie on one point"
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
-        """Return each image with its nearest other one, by distance, and which images: a sample of very many."""
+        """Return pairs of an image and its nearest other one, by distance, of all images or a sample, and a note."""
         if not self.class_names or len(self) < 2:
             raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
@@ -145,7 +145,7 @@ class Collection:
         return sorted(pairs, key=lambda pair: pair.distance), note
 
     def recall(self) -> list[tuple[str, int, int]]:
-        """Return right answers and queries, whose quotient is Recall@1, apart for trained and unseen classes."""
+        """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
         names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
         pairs, _ = self.leave_one_out()
         groups = [(name, [pair.right for pair in pairs if pair.trained is key]) for key, name in names.items()]
@@ -159,28 +159,28 @@ class Collection:
 
     @functools.cached_property
     def missing(self) -> list[str]:
-        """Paths of images that are gone or lead out of the folder; takes a second for 100,000 images."""
+        """Paths of images that are missing or outside the folder; takes a second for 100,000 images."""
         return [path for path in self.paths if self._inside(path) is None]
 
     def _inside(self, path: str) -> Path | None:
-        """Return a file's place, links resolved; None where it is missing or outside the folder."""
+        """Return a file's path with links resolved; None if it is missing or outside the folder."""
         try:
             file = Path(os.path.realpath(self.folder / path, strict=True))
-        except (OSError, ValueError):  # gone, a circle of links, a name that the system refuses
+        except (OSError, ValueError):  # missing, a loop of links, or an invalid name
             return None
         return file if file.is_relative_to(self.folder.resolve()) else None
 
     def _jpeg(self, number: int, longest: int) -> bytes:
-        """Return a small picture of an indexed image, or a placeholder where it cannot be shown."""
+        """Return a thumbnail of an indexed image as JPEG, or a placeholder if it cannot be read."""
         file, image = self._inside(self.paths[number]), placeholder(longest)
         if file is not None:
-            with contextlib.suppress(DataError), _READING:  # damaged meanwhile: a placeholder too
+            with contextlib.suppress(DataError), _READING:  # a damaged file: keep the placeholder
                 image = thumbnail(file, longest=longest)
         return jpeg(image, longest)
 
 
 def jpeg(image: Image.Image, longest: int) -> bytes:
-    """Return an image as JPEG; the pixels of a tiny drawing are enlarged, so that they can be seen."""
+    """Return an image as JPEG; a tiny drawing is enlarged without interpolation."""
     factor, buffer = max(1, longest // max(image.size)), io.BytesIO()
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     image.convert("RGB").save(buffer, "JPEG", quality=85)
@@ -194,10 +194,10 @@ def open_collections(
     tell: Callable[[str], None] = warnings.warn,
     store: str | None = None,
 ) -> list[Collection]:
-    """Return the collections of runs, given by their folders; images that a run does not have are embedded.
+    """Return the collections of runs, given by the runs' folders.
 
-    ``folder`` has the images, by default those of each run's index; ``tell`` is called before it is embedded. ``store``
-    is the address of a store that has them, and searches.
+    ``folder`` has the images; its new images are embedded, after a message to ``tell``. By default the images of each
+    run's index are shown. ``store`` is the address of a store that has them; it is searched instead of the index.
     """
     collections: list[Collection] = []
     for place in map(Path, runs):

@@ -22,20 +22,20 @@ from ..retrieval import SHEET, Grouping, thumbnail
 from ..retrieval.clusters import Cluster
 from .collection import Collection, Pair, jpeg
 
-MAX_PIXELS, UPLOADS = 50_000_000, 8  # pixels of an uploaded photograph; number of uploads that are kept
-SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs on a page, clusters
+MAX_PIXELS, UPLOADS = 50_000_000, 8  # maximum pixels of an upload; maximum number of stored uploads
+SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs per page, clusters
 GRAY = "#a0aec0", 0  # color and shape of images in no cluster
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
-    finalize=lambda value: drawable(value) if type(value) is str else value,  # names may have any character
+    finalize=lambda value: drawable(value) if type(value) is str else value,  # names may contain any character
 )
 _TEMPLATES.globals |= {"SHEET": SHEET, "PAIRS": PAIRS, "CARDS": CARDS}
 
 
 class Page:
-    """Page that shows collections, and the photographs uploaded to it, which are kept in a folder."""
+    """Page of collections; uploaded photographs are stored in a folder."""
 
     def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
         self.collections, self.uploads = collections, uploads
@@ -43,7 +43,7 @@ class Page:
         self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
         self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
-        self._uploads: dict[str, tuple[Path, str, str]] = {}  # by token, the latest last
+        self._uploads: dict[str, tuple[Path, str, str]] = {}  # by token, oldest first
 
     def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
         """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
@@ -99,18 +99,18 @@ class Page:
         return token
 
     def uploaded(self, token: str) -> tuple[Path, str, str]:
-        """Return the file of an uploaded photograph, its name, and a small picture as a data URI."""
+        """Return an uploaded photograph's file, its name, and a thumbnail as a data URI."""
         if token not in self._uploads:
             raise DataError("this photograph is no longer kept; drop it again")
         return self._uploads[token]
 
     def sample(self, unseen: bool) -> list[int]:
-        """Return the numbers of some images, drawn at random, to click on."""
+        """Return the numbers of randomly drawn images to click on."""
         numbers = self.collections[0].shown(unseen).tolist()
         return random.sample(numbers, min(SHOWN, len(numbers)))
 
     def answers(self, run: int, kind: str, unseen: bool) -> list[Pair]:
-        """Return the right answers, the wrong ones, or the disputed ones, which only the other run has right."""
+        """Return the right answers, the wrong ones, or the disputed ones (wrong here, right in the other run)."""
         collection = self.collections[run]
         pairs = [pair for pair in collection.leave_one_out()[0] if pair.right == (kind == "right")]
         if unseen:
@@ -122,7 +122,7 @@ class Page:
         return pairs
 
     def shown_clusters(self, run: int, grouping: Grouping, unseen: bool) -> list[Cluster]:
-        """Return the clusters, or those most of whose images are of classes that the run was not trained on."""
+        """Return the clusters with a majority of shown images: all, or with ``unseen`` those of untrained classes."""
         numbers = set(self.collections[run].shown(unseen).tolist())
         return [each for each in grouping.clusters if 2 * len(numbers.intersection(each.members)) > len(each.members)]
 

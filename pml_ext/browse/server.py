@@ -1,7 +1,7 @@
 """The server of the page of ``pml-ext browse``, on localhost, so that only this machine can reach it.
 
-A picture is requested by the number of its image in the index, never by a path. A request that another site starts is
-refused before its body is read.
+A picture is requested by its image's number in the index, never by a path. A cross-site request is rejected before its
+body is read.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def listening(port: int) -> socket.socket:
     try:
         return socket.create_server((HOST, port))
     except OSError as error:
-        why = os.strerror(error.errno or 0)  # its own text has the address, which is told already
+        why = os.strerror(error.errno or 0)  # str(error) repeats the address
         raise ConfigError(f"--port {port} is not available ({why}); type another one, or --port 0 for any") from None
 
 
@@ -112,7 +112,7 @@ def serve(
     address = f"http://{HOST}:{bound.getsockname()[1]}"
     with tempfile.TemporaryDirectory(prefix="pml-ext-browse-") as uploads, contextlib.suppress(KeyboardInterrupt):
         app = application(collections, Path(uploads))
-        ready(address)  # the socket listens: a request that comes before the server runs waits for it
+        ready(address)  # the socket listens already: an early request waits for the server
         if open_browser:
             webbrowser.open(address)
         settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, ws="none")

@@ -1,4 +1,4 @@
-"""The command line ``pml-ext``: one function a command, and no logic of its own.
+"""The command line ``pml-ext``: one function per command; the logic is in other modules.
 
 Results go to stdout, progress and warnings to stderr. Exit code 0: done; 1: a finding or a failure; 2: wrong use.
 """
@@ -13,10 +13,10 @@ from ..errors import ConfigError, MissingExtraError, PmlExtError, StoppedError, 
 
 
 def main() -> None:
-    """The entry point of ``pml-ext`` and ``python -m pml_ext``."""
+    """Run the command line: the entry point of ``pml-ext`` and ``python -m pml_ext``."""
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
-    if debug:  # understood before and after the command's name
+    if debug:  # accepted before and after the command's name
         arguments = ["--debug", *(argument for argument in arguments if argument != "--debug")]
     else:
         warnings.showwarning = _show_warning
@@ -25,7 +25,7 @@ def main() -> None:
             import typer  # noqa: F401
         from .app import app
 
-        if "" in arguments:  # which pathlib takes for the folder at hand
+        if "" in arguments:  # pathlib reads "" as the current folder
             empty = f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
         app(arguments, prog_name="pml-ext")
@@ -41,9 +41,9 @@ def _text(error: BaseException) -> str:
     if not isinstance(error, (PmlExtError, StoppedError)):
         return f"{shortened(f'{type(error).__name__}: {error}', 560)} (pml-ext --debug ... shows where)"
     text = str(error)
-    if "Original Traceback" in text:  # torch wraps what a worker process of a data loader raises
+    if "Original Traceback" in text:  # torch wraps errors of a data loader's workers
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    # The command that resumes a run is never cut.
+    # A StoppedError has the command that resumes the run, which must not be cut.
     return printable(text) if isinstance(error, StoppedError) else shortened(text)
 
 

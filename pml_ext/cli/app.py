@@ -1,4 +1,4 @@
-"""All commands, mounted. Nothing here imports torch; a command does when it runs."""
+"""The Typer app with all commands. This module does not import torch; a command does when it runs."""
 
 from __future__ import annotations
 

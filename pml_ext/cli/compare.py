@@ -118,15 +118,15 @@ def compare(
 
 
 class AllRuns(Progress):
-    """Progress over several runs: a bar with the time that is left, and a line per run."""
+    """Progress over several runs: a bar with the remaining time, and a line per run."""
 
     def begin(self, what: str, count: int) -> None:
-        """Begin so many jobs, ``"runs"`` or ``"trials"``, with an empty bar."""
+        """Reset the bar for a number of jobs, ``"runs"`` or ``"trials"``."""
         self._what, self._count, self._shares = what, count, dict[int, float]()
         self._bar.reset(self._task, total=count, visible=False)
 
     def on_progress(self, job: Job, said: float | str) -> None:
-        """Draw the share of a run that is done, or write a warning."""
+        """Draw the fraction of a run that is done, or write a message."""
         if isinstance(said, str):
             self.step(said)
             return

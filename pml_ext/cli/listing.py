@@ -15,7 +15,7 @@ from .output import print_json, print_result, print_table, stdout
 if TYPE_CHECKING:
     from ..data import DatasetInfo
 
-WIDTH = 100  # characters of a line of the short list
+WIDTH = 100  # characters per line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
 What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "trackers", "stores"]
 
@@ -193,12 +193,12 @@ def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
 
 
 def _problem(about: DatasetInfo, place: Path) -> str | None:
-    """Return the first problem of the files in their place; None for a complete set."""
+    """Return the first problem of the files in a data set's folder; None if it is complete."""
     from ..data import builtin_datasets, check_archives
 
     try:
         check_archives(about, place)
-        builtin_datasets()[about.name](place)  # with a folder, none downloads
+        builtin_datasets()[about.name](place)  # does not download if a folder is given
     except DataError as error:
         return str(error)
     return None

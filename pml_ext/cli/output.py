@@ -1,4 +1,4 @@
-"""Output of the commands: results on stdout, progress and remarks on stderr."""
+"""Output of the commands: results on stdout, progress and messages on stderr."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:  # takes a fifth of a second, which JSON need not
+if TYPE_CHECKING:  # takes 0.2 s to import, which JSON output saves
     from rich.console import Console
 
     from ..retrieval import Progress as Embedded
 
-WIDE = 1000  # columns where stdout is a file or a pipe: nothing is cut
-SECONDS = 10.0  # between two lines of progress where there is no bar
+WIDE = 1000  # width in columns if stdout is a file or a pipe, so that nothing is cut
+SECONDS = 10.0  # between two lines of progress without a bar
 
 
 def process_number() -> int:
-    """Return the rank of this process among those that ``torchrun`` started; 0 without it."""
+    """Return the rank of this process under ``torchrun``; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))
 
 
 def stdout(width: int | None = None) -> Console:
-    """Return a console on stdout, by default as wide as the terminal, or without a limit where there is none."""
+    """Return a console on stdout, by default as wide as the terminal, or 1,000 columns without one."""
     from rich.console import Console
 
     return Console(width=width or (None if sys.stdout.isatty() else WIDE), highlight=False, markup=False)
@@ -40,12 +40,12 @@ def stderr() -> Console:
 
 
 def say(text: str) -> None:
-    """Write a remark of the program as one line on stderr."""
+    """Write a message as one line on stderr."""
     stderr().print(f"pml-ext: {text}", soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
-    """Write a value as JSON on stdout; data classes as tables."""
+    """Write a value as JSON on stdout; data classes become objects."""
     sys.stdout.write(json.dumps(value, indent=2, default=dataclasses.asdict) + "\n")
 
 
@@ -57,7 +57,7 @@ def print_result(
     rows: Iterable[Sequence[str]] = (),
     right: Iterable[int] = (),
 ) -> None:
-    """Write a result on stdout: the value as JSON, or a table, where there are columns, and lines."""
+    """Write a result on stdout: the value as JSON, or lines and, if there are columns, a table."""
     if as_json:
         print_json(value)
         return
@@ -70,7 +70,7 @@ def print_result(
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Iterable[int] = (), width: int | None = None
 ) -> None:
-    """Write an aligned table on stdout; the columns with the numbers ``right`` are aligned right."""
+    """Write an aligned table on stdout; columns whose numbers are in ``right`` are right-aligned."""
     from rich import box
     from rich.table import Table
 
@@ -89,7 +89,7 @@ def mean_and_std(about: Mapping[str, float | None]) -> str:
 
 
 class Progress:
-    """Progress on stderr: a line for each epoch, and a bar on a terminal, or a line every ten seconds."""
+    """Progress on stderr: a line per epoch, and a bar; without a terminal, a line every ten seconds."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich import progress
@@ -108,7 +108,7 @@ class Progress:
         self._bar.stop()
 
     def step(self, text: str) -> None:
-        """Write what begins."""
+        """Write a message."""
         self._console.print(text, soft_wrap=True)
 
     def warn(self, text: str) -> None:
@@ -116,12 +116,12 @@ class Progress:
         self.step(f"warning: {text}")
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
-        """Move the bar."""
+        """Update the bar after an iteration."""
         text = f"epoch {epoch}: loss {loss:.4f}"
         self._bar.update(self._task, description=text, completed=done, total=iterations, visible=True)
 
     def embedding(self, now: Embedded) -> None:
-        """Draw how many images are embedded."""
+        """Show how many images are embedded."""
         self._bar.update(self._task, description="embedded", completed=now.done, total=now.images, visible=True)
         if self._bar.disable and time.monotonic() - self._said >= SECONDS:
             self._said, left = time.monotonic(), datetime.timedelta(seconds=round(now.seconds_left))

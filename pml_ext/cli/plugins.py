@@ -26,7 +26,7 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     """List the installed plugins; exit code 1 if one is broken."""
     from .. import registry
 
-    with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table says the same
+    with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
         records = registry.plugins()
     if verbose and not as_json:
         stdout().print("\n".join(map(_details, records)), soft_wrap=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..retrieval import TrainedRun
 
 IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Image folder (default: the indexed one).")]
-_LISTED = 10  # missing or changed images that are listed by name
+_LISTED = 10  # maximum missing or changed images listed by name
 _SOURCES = (
     "A folder of images, sub-folders included; with --part and --on also an address such as s3://bucket/photos, a "
     "Parquet table of path and image, or shards-{000..015}.tar."
@@ -216,7 +216,7 @@ def index(
         return
     with embedding_run(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
         if to is not None:
-            trained.open_store(to)  # refused before anything is embedded
+            trained.open_store(to)  # raises an error before anything is embedded
         gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
     changes, faiss = gallery.changes, gallery.faiss
     about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
@@ -318,7 +318,7 @@ def query(
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, functools.partial(trained.picture(answers).savefig, format="png"))
-        except Exception as error:  # a picture that fails must not lose the answers
+        except Exception as error:  # answers are printed even if the picture fails
             say(f"warning: no picture: {one_line(error)}")
             place = None
     if as_json:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..errors import needs_extra
 from ..lazy import require_packages
 
-require_packages(("PIL", "torchvision"), "train", "a data set")  # imported by what uses them
+require_packages(("PIL", "torchvision"), "train", "a data set")  # checked here, imported on first use
 with needs_extra("train", "a data set"):
     from . import omniglot, photographs
     from .digits import digits as digits
@@ -33,7 +33,7 @@ with needs_extra("train", "a data set"):
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
-    """Return the core's data sets by name, but for ``folder:PATH`` and ``table:FILE.csv``."""
+    """Return the core's data sets by name, except ``folder:PATH`` and ``table:FILE.csv``."""
     of_photographs = [photographs.cars196, photographs.cub, photographs.inshop, photographs.sop]
     named = [*of_photographs, digits, photographs.imagenet, omniglot.omniglot]
     return {factory.__name__: factory for factory in named} | {

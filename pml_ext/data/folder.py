@@ -27,20 +27,20 @@ def folder(
     ``test``, it is split by class (test classes are never trained on) or by image.
 
     Args:
-        root: a folder that ``path`` is relative to.
+        root: the folder that ``path`` is relative to.
         path: the folder.
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
         split: ``"class"`` or ``"image"``.
         train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1.
-        seed: of the split.
+        seed: random seed of the split.
         classes: in nested folders, the class is the outermost folder (``"outer"``), or the innermost, named by its path
             (``"leaf"``).
-        levels: instead of ``classes``: depth of the class folders, named by their paths, for a hierarchy.
+        levels: instead of ``classes``: depth of the class folders, named by their paths, for a hierarchy of classes.
 
     Raises:
         ConfigError: a setting outside its range.
-        DataError: no such folder, no images, or one class alone.
+        DataError: the folder is missing, or has no images or only one class.
     """
     if levels is not None and (levels < 1 or classes != "outer"):
         raise ConfigError(

@@ -46,7 +46,7 @@ SMALL = DatasetInfo(
 )
 
 Split = Literal["alphabets", "characters"]
-ONE_IN = 5  # characters of each alphabet, of which the last is tested with split = "characters"
+ONE_IN = 5  # with split = "characters", every fifth character of an alphabet is a test class
 
 
 def omniglot(root: Path | None = None, image_size: int = 28, split: Split = "alphabets") -> DataSplits:
@@ -67,7 +67,7 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
     """136 characters of five alphabets to train, 106 of three other alphabets to test, 20 drawings each; 2.9 MB.
 
     The two files, ``images_background_small1.zip`` and ``images_background_small2.zip``, are downloaded on first use
-    unless ``root`` is given. Else as :func:`omniglot`.
+    unless ``root`` is given. Otherwise as :func:`omniglot`.
     """
     if root is None:
         get_archives(SMALL, SMALL.place)
@@ -101,7 +101,7 @@ def _alphabet(character: str) -> str:
 
 
 def _read(path: Path, image_size: int, without: Collection[str] = ()) -> LabeledImages:
-    """Read the drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, but for some alphabets."""
+    """Read the drawings of a zip with entries ``SET/ALPHABET/CHARACTER/FILE.png``, except those of ``without``."""
     from PIL import Image
 
     drawings: list[Any] = []

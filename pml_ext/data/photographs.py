@@ -69,7 +69,7 @@ IMAGENET = DatasetInfo(
     archives=(
         Archive("ILSVRC2012_img_train.tar", 147_897, "1d675b47d978889d74fa0da5fadfb00e"),
         Archive("ILSVRC2012_img_val.tar", 6_745, "29b22e2961454d5413ddabcf34fc5622"),
-        Archive("wordnet.is_a.txt", 2, unpack=False),  # only for the argument hierarchy
+        Archive("wordnet.is_a.txt", 2, unpack=False),  # needed only for the argument ``hierarchy``
     ),
     layout="train/n01440764/*.JPEG and val/n01440764/*.JPEG, as torchvision.datasets.ImageNet unpacks them",
     counts={"train": Count(667_289, 500), "gallery": Count(638_878, 500), "query": Count(25_000, 500)},

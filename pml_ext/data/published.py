@@ -52,12 +52,12 @@ class Archive(NamedTuple):
 
     name: str
     megabytes: int
-    checksum: str = ""  # MD5 or SHA-256, told apart by length
+    checksum: str = ""  # MD5 or SHA-256, distinguished by length
     url: str = ""  # a stable, public address for downloads
     unpack: bool = True
 
     def check(self, path: Path) -> None:
-        """Raise a :class:`DataError` if a file does not have the published checksum, where there is one."""
+        """Raise :class:`DataError` if a file does not match the published checksum, if any."""
         if not self.checksum:
             return
         kind = "md5" if len(self.checksum) == 32 else "sha256"
@@ -97,7 +97,7 @@ class DatasetInfo:
 
 
 def get_archives(about: DatasetInfo, place: Path) -> None:
-    """Download missing archives of a data set to a folder, check and unpack all; a DataError names a bad archive."""
+    """Download missing archives to a folder, check and unpack all; raise DataError for a bad archive."""
     check_archives(about, place)
     for archive in about.archives:
         path = place / archive.name
@@ -113,7 +113,7 @@ def get_archives(about: DatasetInfo, place: Path) -> None:
 
 
 def check_archives(about: DatasetInfo, root: Path | None = None) -> None:
-    """Check the archives in a data set's folder; a :class:`DataError` names a truncated or wrong file."""
+    """Check the archives in a data set's folder; raise :class:`DataError` for a truncated or wrong file."""
     place = about.place if root is None else root.expanduser()
     for archive in about.archives:
         if (place / archive.name).is_file():
@@ -141,7 +141,7 @@ def _download(archive: Archive, place: Path) -> None:
 
 
 def _unpack(path: Path, place: Path) -> None:
-    """Unpack a tar or zip archive; its files appear in the folder when the whole archive has been read."""
+    """Unpack a tar or zip archive; its files are moved to the folder after the whole archive has been read."""
     try:
         with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=place) as temporary:
             if path.suffix == ".zip":
@@ -191,10 +191,10 @@ def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
 def assemble(
     about: DatasetInfo, listed_in: Path, images: Path, parts: Parts, image_size: int, names: Sequence[str] = ()
 ) -> DataSplits:
-    """Return the splits of a published set; a DataError says where lists, files and published counts differ.
+    """Return the splits of a published set; raise DataError if lists, files or published counts differ.
 
-    ``listed_in`` is the list that errors name. Paths are relative to the folder ``images``. ``names`` are the class
-    names in the order of their labels, by default in the order of the lists.
+    ``listed_in`` is the list's path, for error messages. Paths are relative to the folder ``images``. ``names`` are
+    the class names in the order of their labels, by default in the order of the lists.
     """
     check_disjoint(listed_in, parts)
     paths = {entry.path for entries in parts.values() for entry in entries}
@@ -209,7 +209,7 @@ def assemble(
     for part, entries in parts.items():
         found = [entry.name for entry in entries if entry.path in there]
         check_count(about, part, len(found), len(set(found)), listed_in.parent, gone + mend)
-    if missing:  # although the counts are right
+    if missing:  # files can be missing although the counts match
         raise DataError(f"{images / missing}: no such file, though {listed_in.name} lists it; {mend}")
     return labeled(images, parts, image_size, names)
 

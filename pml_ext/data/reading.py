@@ -14,7 +14,7 @@ from ..errors import DataError, PmlExtError, one_line
 
 # Formats that Pillow may detect; others run programs (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
-ORIENTATION = 0x0112  # tag of EXIF
+ORIENTATION = 0x0112  # EXIF tag
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 
 
@@ -30,9 +30,9 @@ class Box(NamedTuple):
 def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: int | None = None) -> Tensor:
     """Return an image file as uint8 ``[C, H, W]``, rotated by its EXIF orientation, transparency blended with white.
 
-    16-bit images are scaled to 8 bits, CMYK and palettes are converted. The channels are last in memory. ``box`` is the
-    wanted part of the upright image; JPEGs are decoded at a half, a quarter or an eighth of their size where the
-    shorter side keeps ``smallest`` pixels. A DataError names a file that cannot be read, or a box outside of it.
+    16-bit images are scaled to 8 bits; CMYK and palettes are converted. The memory format is channels-last. ``box``
+    crops the upright image. JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the shorter side keeps at least
+    ``smallest`` pixels. Raise DataError if the file cannot be read or the box lies outside of the image.
     """
     from PIL import Image
 
@@ -53,7 +53,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
                 file.draft(None, tuple(math.ceil(side * smallest / shorter) for side in file.size))  # type: ignore[arg-type]
             image = _upright(file)
             if box is not None:
-                factor = image.width / width  # of a draft
+                factor = image.width / width  # reduction of the draft
                 start = math.floor(left * factor), math.floor(top * factor)
                 image = image.crop((*start, math.ceil(right * factor), math.ceil(bottom * factor)))
             return _pixels(image, channels)
@@ -61,7 +61,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
         raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
     except PmlExtError:
         raise
-    except Exception as error:  # decoders raise errors of many kinds, struct.error and TypeError among them
+    except Exception as error:  # decoders raise many types, such as struct.error and TypeError
         raise DataError(f"{path}: not a readable image ({one_line(error)}); mend or remove the file") from None
 
 
@@ -74,11 +74,11 @@ def _upright(image: Any) -> Any:
     """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
     from PIL import Image
 
-    image.load()  # a TIFF file is turned by that
+    image.load()  # loading rotates a TIFF file
     orientation = image.getexif().get(ORIENTATION)
     if orientation in range(2, 9):
         image = image.transpose(Image.Transpose[TURNS[int(orientation) - 2]])
-    if image.mode.startswith("I"):  # 16 bits, as "I;16" or in an "I": PIL would clip, not scale
+    if image.mode.startswith("I"):  # 16 bits, in mode "I;16" or "I": PIL would clip, not scale
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     return image
 

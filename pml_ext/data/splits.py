@@ -22,7 +22,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 class ResizedCache(NamedTuple):
-    """Images after the first step of a transform, and that step as text."""
+    """Cached results of a transform's first step, with the step's name."""
 
     images: Sequence[Tensor]
     first: str
@@ -34,11 +34,11 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
     images: Tensor | Sequence[Path]  # uint8 [N, C, H, W], or image files, read on access
     labels: Any  # indices into class_names, [N]
-    class_names: Sequence[str]  # of all classes of the data set, in any split
-    transform: Transform | None = None  # of a uint8 image [C, H, W]
-    channels: int = 3  # of an image that is read from a file: 1 (gray) or 3 (color)
+    class_names: Sequence[str]  # of all classes of the data set, over all splits
+    transform: Transform | None = None  # applied to a uint8 image [C, H, W]
+    channels: int = 3  # of images read from files: 1 (gray) or 3 (color)
     boxes: Any = None  # crop box of each file, [N, 4], columns as in Box; None for whole files
-    cache: ResizedCache | None = None  # replaces the files for a transform with the same first step
+    cache: ResizedCache | None = None  # read instead of the files if the transform has the same first step
 
     def __post_init__(self) -> None:
         self.labels = np.asarray(self.labels, dtype=np.int64)
@@ -78,7 +78,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return self.replace(transform=transform)
 
     def for_workers(self) -> tuple[LabeledImages, Transform]:
-        """Return the images with the steps that workers apply, uint8 where possible, and the steps on a batch."""
+        """Return images with the steps for workers, uint8 output if possible, and the steps on a batch."""
         early, last = self.transform.divided() if isinstance(self.transform, Steps) else (self.transform, nn.Identity())
         return self.with_transform(early), last
 
@@ -109,8 +109,8 @@ class DataSplits:
     crop: bool = False  # whether to resize the shorter side and crop a square, rather than resize to a square
     query: LabeledImages | None = None
     gallery: LabeledImages | None = None
-    parents: Mapping[str, Sequence[str]] | None = None  # of each class and each ancestor, by name
-    note: str = ""  # a warning about the data that runs show
+    parents: Mapping[str, Sequence[str]] | None = None  # parents of each class and each ancestor, by name
+    note: str = ""  # a warning about the data, shown by runs
 
     def __post_init__(self) -> None:
         if self.image_size < 1:

@@ -1,4 +1,4 @@
-"""A user's own images by a table of them, with the columns of open-metric-learning."""
+"""A user's own images, listed in a CSV table with the columns of open-metric-learning."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def table(
     """Load the images listed in a CSV file: columns ``label``, ``path`` and ``split``, others if they are there.
 
     ``split`` is ``train`` or ``validation``. If ``is_query`` and ``is_gallery`` are true in all rows of ``validation``,
-    or missing, each of its images is searched among all others; else queries are searched in the gallery, and no image
-    is both. ``x_1``, ``y_1``, ``x_2``, ``y_2`` (left, top, right, bottom) are the part of the file that is the
-    image; empty for all of it.
+    or missing, each of its images is a query among all others. Otherwise queries are searched in the gallery, and no
+    image is both. ``x_1``, ``y_1``, ``x_2``, ``y_2`` (left, top, right, bottom) are the crop box in the file; empty
+    for the whole file.
 
     Args:
         root: the folder that paths in the table are relative to; by default the table's own.
-        path: the table.
+        path: the CSV file.
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
         shared_classes: whether classes may be in ``train`` and in ``validation``.
-        label_sets: whether a label may be several, separated by ``|``: a class is then such a set, in any split.
+        label_sets: whether ``|`` separates several labels of an image; each set of labels is a class, in any split.
 
     Raises:
-        DataError: the table or an image that it lists is missing, or it cannot be understood; the text has the line.
+        DataError: the table or a listed image is missing, or a row is invalid; the text names the file or the line.
     """
     file = Path(path).expanduser()
     place = root.expanduser() if root is not None else file.parent

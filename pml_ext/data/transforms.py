@@ -1,4 +1,4 @@
-"""Transforms from a stored image to the network's input, built with torchvision, which is imported only then."""
+"""Transforms from a stored image to the network's input, built with torchvision, which is imported on use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError
 
-THUMBNAIL = 32  # pixels each way
+THUMBNAIL = 32  # height and width in pixels
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 
@@ -22,7 +22,7 @@ class Pipeline:
 
     resize: int | None = None  # shorter side before the crop, pixels; None: image_size, times 256 / 224 unless squash
     squash: bool = False  # resize images to squares before the crop, ignoring the aspect ratio
-    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # of resizing
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # interpolation of resizing
     bgr: bool = False  # channels in the order blue, green, red
     value_range: int = 1  # maximum pixel value before any normalization, 1 or 255
     random_crop: bool = False  # crop training images at a random place, without rescaling the crop
@@ -77,7 +77,7 @@ def build_transforms(
         pipeline: more options for photographs, see :class:`Pipeline`.
 
     Raises:
-        ConfigError: a setting outside its range.
+        ConfigError: a setting is outside its range.
     """
     if not 0 <= shift < image_size:
         raise ConfigError(f"shift must be from 0 to {image_size - 1} pixels, not {shift}")
@@ -109,8 +109,8 @@ def build_transforms(
     if normalized:
         last.append(v2.Normalize(*normalized, inplace=True))
     plain = Steps(first, [v2.CenterCrop(image_size), order], last, side)
-    if area is not None and pipeline.resize is None:  # crops come from the original photograph
-        # the smallest crop, of the least area and an aspect ratio of 3 : 4, must have S pixels each way
+    if area is not None and pipeline.resize is None:  # crops are taken from the original photograph
+        # the smallest crop (minimum area, aspect ratio 3 : 4) must have at least S pixels in height and width
         smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
         return Steps(None, [*augment, order], last, smallest), plain
     return Steps(first, [*augment, order], last, side), plain
@@ -140,7 +140,7 @@ class _UnlessExact(nn.Module):
 
 
 class _ChannelOrder(nn.Module):
-    """Conversion to contiguous channels, BGR if ``bgr``, on which later steps are several times as fast."""
+    """Conversion to contiguous [C, H, W], BGR if ``bgr``; makes later steps several times faster."""
 
     def __init__(self, bgr: bool) -> None:
         super().__init__()

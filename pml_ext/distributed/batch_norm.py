@@ -10,9 +10,9 @@ from .processes import num_processes
 
 
 class JoinedBatchNorm(nn.BatchNorm1d):
-    """Batch norm with the statistics of all processes' batches, as one process has on the joined batch.
+    """Batch norm whose statistics cover the batches of all processes: equal to batch norm of the joined batch.
 
-    torch's ``SyncBatchNorm`` does that on GPUs alone; :func:`synchronize_batch_norm` takes the one that fits.
+    torch's ``SyncBatchNorm`` needs GPUs; :func:`synchronize_batch_norm` chooses the class for the device.
     """
 
     def _check_input_dim(self, x: Tensor) -> None:
@@ -40,7 +40,7 @@ class JoinedBatchNorm(nn.BatchNorm1d):
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a network whose batch norms have the statistics of the joined batch: torch's SyncBatchNorm on GPUs."""
+    """Return the network with joined batch norms: torch's SyncBatchNorm on GPUs, else :class:`JoinedBatchNorm`."""
     if device.type == "cuda":
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-any-return,no-untyped-call]
     for part in module.modules():

@@ -52,7 +52,7 @@ def _described(kind: tuple[str, list[int]] | None) -> str:
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-    """Return the rows of every process, by rank; send them as bytes, which every backend supports, padded."""
+    """Return the rows of every process, by rank. They are sent as padded bytes, which every backend supports."""
     if max(lengths) == 0:
         return [x] * len(lengths)
     width = torch.Size(x.shape[1:]).numel() * x.element_size()

@@ -21,17 +21,17 @@ from .processes import from_rank_0, num_processes, rank
 class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: ignore[misc]
     r"""A loss over the batches of all processes, joined in the order of their ranks.
 
-    Every process gets the value that one process gets on the joined batch. After DistributedDataParallel's mean over
-    the processes, the network has the gradients of that one process, and so have the loss's parameters, whether
-    DistributedDataParallel is around the loss or not. The gradient of this process's embeddings is therefore ``W``
-    times that of the joined loss (with ``W`` processes), since the mean divides by ``W``.
+    Every process gets the loss value of the joined batch. DistributedDataParallel averages gradients over processes;
+    after that, the network and the loss's parameters have the gradients of one process on the joined batch, whether or
+    not DistributedDataParallel wraps the loss. With ``W`` processes, the gradient of this process's embeddings is
+    therefore ``W`` times that of the joined loss, since the average divides by ``W``.
 
-    Batches may differ in size. Random parts are alike: all use the state of torch's generators of rank 0. A loss with a
-    memory goes inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same memory. At the
-    first call the loss's parameters and buffers are copied from rank 0. With one process it is the loss itself.
+    Batches may differ in size. All processes draw the same random numbers, from the state of rank 0's torch generators.
+    Put a loss with a memory inside, ``DistributedLoss(CrossBatchMemory(loss, ...))``: every process then has the same
+    memory. The first call copies the loss's parameters and buffers from rank 0. One process calls the loss directly.
 
     *Cost:* a loss that works in tiles (every pair and triplet loss of ours) is divided: each process computes a part of
-    the anchors against the joined batch, and the gradients of the joined embeddings are added up. Small batches and
+    the anchors against the joined batch, and the gradients of the joined embeddings are summed. Small batches and
     other losses are computed on the joined batch in every process.
 
     Args:
@@ -60,9 +60,9 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
     ) -> Any:
         """Return the loss of the joined batch.
 
-        Arguments are this process's part, of any number of rows, 0 included; but an ``indices_tuple``, of a
-        :class:`DistributedMiner`, has rows of the joined batch and is alike in all processes. ``enqueue_mask`` is for
-        a :class:`pml_ext.CrossBatchMemory`. Wrong ones raise TypeError or ValueError.
+        Arguments are this process's rows, any number of them, 0 included. An ``indices_tuple``, from a
+        :class:`DistributedMiner`, refers to rows of the joined batch and is the same in all processes. ``enqueue_mask``
+        is for a :class:`pml_ext.CrossBatchMemory`. Invalid arguments raise TypeError or ValueError.
         """
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
@@ -79,8 +79,8 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
 class DistributedMiner(BaseMiner):  # type: ignore[misc]
     """A miner over the batches of all processes, for :class:`DistributedLoss`.
 
-    The miner runs in rank 0 on the joined batch; every process gets what it found, as rows of the joined batch. With
-    one process it is the miner itself.
+    The miner runs in rank 0 on the joined batch; every process gets its indices, which are rows of the joined batch.
+    With one process, the miner is called directly.
 
     Args:
         miner: a miner of PML or of ours.
@@ -93,7 +93,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """The miner's, without the relation that a call may have."""
+        """The miner's capabilities without ``relation``, which calls do not take here."""
         return capabilities(self.miner) - {"relation"}
 
     @property
@@ -105,7 +105,7 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Return indices of pairs or triplets of the joined batch, of this process's part of each argument."""
+        """Return the pairs or triplets mined in the joined batch; each argument is this process's part."""
         self.reset_stats()
         given: Any = embeddings, labels, ref_emb, ref_labels
         if num_processes() > 1:
@@ -116,13 +116,13 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
         if num_processes() > 1:
             mined = tuple(index.to(embeddings.device) for index in from_rank_0([index.cpu() for index in mined]))
         if len(mined) in (3, 4):
-            self.output_assertion(mined)  # which counts them
+            self.output_assertion(mined)  # also records how many were mined
         return mined
 
 
 @torch.no_grad()
 def _take_state_of_rank_0(module: nn.Module) -> None:
-    """Load parameters and buffers of rank 0, as DistributedDataParallel does when it is made."""
+    """Load parameters and buffers of rank 0, as DistributedDataParallel does when constructed."""
     own = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in module.state_dict().items()}
     state = from_rank_0(own if rank() == 0 else None)
     if rank() != 0:
@@ -130,6 +130,6 @@ def _take_state_of_rank_0(module: nn.Module) -> None:
 
 
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
-    """Return a block that draws what rank 0 draws; afterwards other processes go on with their own generators."""
+    """Return a context that draws rank 0's random numbers; on exit, other ranks restore their own generators."""
     states = from_rank_0([state.cpu() for state in generator_states(device)])
     return contextlib.nullcontext() if rank() == 0 else using_generator_states(device, states)

@@ -1,4 +1,4 @@
-"""Metrics of retrieval and clustering, neighbors under a learned metric, clustering, figures."""
+"""Retrieval and clustering metrics, nearest-neighbor searches, k-means, and figures."""
 
 from typing import TYPE_CHECKING
 

@@ -58,8 +58,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return_per_class: return a list with one mean per class, as in PML.
         k: number of neighbors that PML's metrics use: None for the whole gallery, a number, or ``"max_bin_count"``
             for the size of the largest class.
-        label_comparison_fn: as in PML. Clustering metrics support equality alone.
-        device: device to compute on; by default a GPU if there is one.
+        label_comparison_fn: as in PML. Clustering metrics support only equality.
+        device: device for computation; by default a GPU if available.
         knn_func: a neighbor search as in PML; by default an exact Euclidean search, by faiss if it is installed, else
             by torch. A :class:`NearestNeighbors` searches in tiles of queries.
         kmeans_func: a clustering as in PML; by default k-means with a fixed seed, by faiss or else scikit-learn.
@@ -67,11 +67,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         precision_at: values of K for ``precision_at_K``; ``precision_at_1`` is PML's.
         clusters_per_class: numbers of k-means clusters per class of the queries; 1 gives ``NMI``, ``f1`` and
             ``purity``, any other c gives ``nmi_c``, ``f1_c`` and ``purity_c``.
-        relation: replaces equality of labels: a neighbor is right if it is positive to the query, and labels have any
+        relation: replaces equality of labels: a neighbor is right if it is positive to the query. Labels may have any
             form that the relation accepts. A :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L
             other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
-        lone_queries: ``"miss"`` counts queries without another item of their class as misses in ``recall_at_K``;
+        lone_queries: ``"miss"`` counts queries without any other item of their class as misses in ``recall_at_K``;
             ``"drop"`` leaves them out, as PML's own metrics do.
 
     Raises:
@@ -160,7 +160,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return ``{name: value}``, a fraction or one per class; :meth:`evaluate` documents the arguments."""
+        """Return ``{name: value}``, a fraction or a list per class; :meth:`evaluate` documents the arguments."""
         return self.evaluate(*args, **kwargs).accuracies
 
     def evaluate(

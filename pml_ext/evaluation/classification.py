@@ -1,4 +1,4 @@
-"""Classification by class means: of classes with a few known images, and of classes known by their relatives alone.
+"""Classification by class means: few-shot, and zero-shot with means estimated from related classes.
 
 *Source:* Huang et al., Local Similarity-Aware Deep Feature Embedding, 2016, Sec. 4 (transfer and zero-shot learning,
 Table 2), https://arxiv.org/abs/1610.08904.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import DataError
 
-_TILE = 8_000_000  # distances at a time
+_TILE = 8_000_000  # distances in memory at a time
 
 Parents = Mapping[str, Sequence[str]]
 
@@ -22,17 +22,17 @@ Parents = Mapping[str, Sequence[str]]
 def nearest_class_mean(
     points: Tensor, labels: Tensor, classes: Tensor, means: Tensor, top: Iterable[int] = (1, 5)
 ) -> dict[str, float]:
-    r"""Return the flat top-k accuracy of the classifier that takes the class with the nearest mean (Euclidean).
+    r"""Return the flat top-k accuracies of the nearest-class-mean classifier (Euclidean distance).
 
-    A point counts if fewer than k classes have a nearer mean than its own class. Classes whose means are equally near
-    are in a random order: with c nearer means and t equally near ones, its own among them, a point counts for
-    :math:`\min(1, (k - c) / t)`. *Cost:* one product of points and means, in tiles.
+    A point counts if fewer than k classes have a nearer mean than its own class. Classes with equally near
+    means are ranked at random. In expectation, a point with c nearer means and t equally near ones, including its own,
+    counts :math:`\min(1, (k - c) / t)`. *Cost:* one product of points and means, in tiles.
 
-    Points are ``[N, D]`` (normalize embeddings first), their classes ``[N]``; means ``[C, D]``, their classes ``[C]``,
-    each once. The result, ``{"top_1": ..., "top_5": ...}``, is from 0 to 1, NaN without points.
+    Points are ``[N, D]`` (normalize embeddings first) with classes ``[N]``. Means are ``[C, D]`` with distinct classes
+    ``[C]``. The result is ``{"top_1": ..., "top_5": ...}``, from 0 to 1; NaN without points.
 
     Raises:
-        ValueError: a label without a mean, or values that are not finite.
+        ValueError: a label has no mean, or values are not finite.
     """
     if not (points.isfinite().all() and means.isfinite().all()):
         raise ValueError("points or means have values that are not finite")
@@ -42,14 +42,14 @@ def nearest_class_mean(
     if unknown := labels[ordered[places] != labels].tolist():
         raise ValueError(f"label {unknown[0]} has no mean; wanted one for each label")
     own = order[places]
-    distinct, group = torch.unique(means.to(points), dim=0, return_inverse=True)  # equal means are equally near
+    distinct, group = torch.unique(means.to(points), dim=0, return_inverse=True)  # equal means give exact ties
     sizes = torch.bincount(group).double().cpu()
     squares = distinct.square().sum(1)
     credit = dict.fromkeys(sorted(set(top)), 0.0)
     tile = max(1, _TILE // len(distinct))
     for start in range(0, len(points), tile):
         rows = slice(start, start + tile)
-        distances = squares - 2 * points[rows] @ distinct.T  # less a term of the point alone
+        distances = squares - 2 * points[rows] @ distinct.T  # squared distances minus the squared norm of the point
         mine = distances.gather(1, group[own[rows]][:, None])
         nearer, alike = ((compared.double().cpu() @ sizes) for compared in (distances < mine, distances == mine))
         for k in credit:
@@ -58,13 +58,13 @@ def nearest_class_mean(
 
 
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
-    """Return estimates of the means of new classes from those of known ones, over a hierarchy (zero-shot learning).
+    """Return estimates of new classes' means: the average of related known classes in a hierarchy (zero-shot).
 
-    The paper does not say which classes are related. Here these are the known classes below a new class's parents; if
-    there are none, below its parents' parents, and so on; and all known classes where no ancestor has any.
+    The paper does not define related classes. Here they are the known descendants of the new class's parents; if there
+    are none, those of its grandparents, and so on; and all known classes if no ancestor has known descendants.
 
-    ``known`` are means, ``[D]``, by name; ``parents`` those of classes and their ancestors; the result is ``[C, D]``,
-    in the order of the names. A class that is its own ancestor is a :class:`DataError`.
+    ``known`` maps names to means, ``[D]``; ``parents`` maps classes and ancestors to their parents. The result is
+    ``[C, D]``, in the order of the names. A class that is its own ancestor raises :class:`DataError`.
     """
     below = defaultdict[str, set[str]](set)
     for name in known:
@@ -80,7 +80,7 @@ def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Pa
 
 
 def ancestors(name: str, parents: Parents) -> list[list[str]]:
-    """Return the ancestors of a class, level by level: its parents, those of its parents that are new, and so on."""
+    """Return the ancestors of a class by level: parents, grandparents, ..., each only at its lowest level."""
     levels: list[list[str]] = []
     met: set[str] = set()
     level = list(dict.fromkeys(parents.get(name, ())))

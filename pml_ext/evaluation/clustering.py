@@ -14,16 +14,16 @@ from torch import Tensor
 
 from .neighbors import faiss_sees_a_gpu, has_faiss
 
-MAX_MULTIPLICATIONS = 70_000_000_000  # per iteration of all starts together
+MAX_MULTIPLICATIONS = 70_000_000_000  # per k-means iteration, summed over all starts
 
 
 def kmeans(points: Tensor, clusters: int) -> Tensor:
     """Return the cluster of every point, ``[N]``, by k-means with a fixed seed: with faiss, or else scikit-learn.
 
-    The best of ten random starts (faiss), or of three of k-means++ (scikit-learn), is taken; of fewer where points x
-    clusters x dimensions exceeds 7 billion, as for the test images of Stanford Online Products.
+    The result is the best of ten random starts (faiss) or of three k-means++ starts (scikit-learn). There are fewer
+    starts if starts x points x clusters x dimensions exceeds 70 billion, as for the Online Products test images.
 
-    *Cost:* 20 iterations per start with faiss, each of which compares every point, ``[N, D]``, with every cluster.
+    *Cost:* 20 iterations per start with faiss; each compares every point, ``[N, D]``, with every cluster.
 
     Raises:
         ValueError: fewer than 1 cluster, or more than there are points.
@@ -46,7 +46,7 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
 
 
 def purity(labels: Any, clusters: Any) -> float:
-    r"""Return the share of points that are of their cluster's most frequent class, from 0 to 1.
+    r"""Return the share of points in their cluster's most frequent class, from 0 to 1.
 
     .. math:: \frac{1}{N} \sum_k \max_c |\omega_k \cap c|
     """
@@ -67,12 +67,12 @@ def nmi(labels: Any, clusters: Any) -> float:
 
 
 def nmi_majority(labels: Any, clusters: Any) -> float:
-    r"""Return :func:`nmi` of the classes and of each point's cluster, replaced by the class most frequent in it.
+    r"""Return :func:`nmi` of the classes and the clusters, each cluster replaced by its most frequent class.
 
     .. math:: \frac{2 I(m; c)}{H(m) + H(c)}, \quad m_i = \arg\max_c |\omega_{k(i)} \cap c|
 
     Clusters with the same majority class are merged, so extra clusters are not penalized; ties go to the first class.
-    *Source:* the program of Shah, Clustering and Querying, 2017, whose text has :func:`nmi`.
+    *Source:* the program of Shah, Clustering and Querying, 2017; the paper's text defines :func:`nmi` instead.
     """
     from sklearn.metrics.cluster import contingency_matrix
 

@@ -1,4 +1,4 @@
-"""Figures of runs and of embeddings, drawn without matplotlib's global state."""
+"""Figures of runs and embeddings, drawn without matplotlib's global state."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
 RIGHT, WRONG = "#2f9e44", "#e03131"
 _COLORS, _LINES = (BLUE, ORANGE, GRAY, RIGHT), ("o-", "s--", "^:", "d-.")
-_MARKERS = "os^D"  # by the index of a class's marker
-_LEGEND = 10  # classes in a legend at most
+_MARKERS = "os^D"  # indexed by a class's marker number
+_LEGEND = 10  # largest number of classes in a legend
 _THUMBNAIL = 220  # longest side of a thumbnail in pixels, twice its drawn size
 Parts = Mapping[str, tuple[Tensor, Tensor]]
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-Cell = tuple[Tensor, str, str]  # a picture, uint8 [C, H, W], its caption, the color of its frame and caption
+Cell = tuple[Tensor, str, str]  # image, uint8 [C, H, W]; caption; color of frame and caption
 
 
 class PlainFigure(Figure):  # type: ignore[misc]
-    """A figure whose texts may come from data: no mathtext, no control characters; boxes for letters without a font."""
+    """A figure with literal texts from data: no mathtext, no control characters; boxes for missing glyphs."""
 
     def draw(self, renderer: Any) -> None:
         """Draw the figure with literal texts."""
@@ -71,7 +71,7 @@ def _note(axes: Any, text: str) -> None:
 
 
 def _plot_percent(axes: Any, curves: Series) -> None:
-    for number, (label, (xs, values)) in enumerate(curves.items()):  # the 5th has the 1st color and the 2nd line
+    for number, (label, (xs, values)) in enumerate(curves.items()):  # the 5th has the 1st color, the 2nd style
         color, style = _COLORS[number % 4], _LINES[(number + number // 4) % 4]
         axes.plot(xs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
 
@@ -83,7 +83,7 @@ def loss_curves(series: Series) -> Figure:
     """
     figure, panels = subplots(min(3.4 * max(1, len(series)), 13), len(series))
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
-        window = np.ones(max(1, len(values) // 20))  # fewer values at the ends
+        window = np.ones(max(1, len(values) // 20))  # the window is shorter at the ends
         smoothed = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
         axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
         axes.plot(iterations, smoothed, color=BLUE, linewidth=1.6)
@@ -92,7 +92,7 @@ def loss_curves(series: Series) -> Figure:
 
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
-    """Draw metrics over the epochs, ``{metric: {images: (epochs, fractions)}}``: panels of lines."""
+    """Draw ``{metric: {image set: (epochs, fractions)}}`` over the epochs, one panel per metric."""
     figure, row = subplots(3.6 * len(panels), len(panels))
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         _plot_percent(axes, curves)
@@ -116,14 +116,14 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
 def similarity_distributions(
     parts: Parts, max_items: int = 1000, learned: Mapping[str, BaseDistance] | None = None
 ) -> Figure:
-    """Draw the distributions of the cosine similarities of positive and negative pairs, a panel for each part.
+    """Draw the distributions of the cosine similarities of positive and negative pairs, one panel per part.
 
     If all values of a part are equal (collapsed embeddings), the panel has a note.
 
     Args:
         parts: ``{title: (embeddings [N, D], labels [N])}``.
         max_items: largest number of rows per part; a larger part is sampled at random, with a fixed seed.
-        learned: learned metrics by title, whose values are drawn instead, on a scale of their own.
+        learned: learned metrics by title; their values replace the cosine similarities, on a separate scale.
     """
     learned = learned or {}
     figure, panels = subplots(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
@@ -138,7 +138,7 @@ def similarity_distributions(
         above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
         same = classes[:, None] == classes
         low, high = float(similarity.min()), float(similarity.max()) if title in learned else 1.0
-        alike = high - low <= ONE_POINT * max(1.0, abs(high))  # no range for the bins of a histogram
+        alike = high - low <= ONE_POINT * max(1.0, abs(high))  # the histogram would have an empty range
         if alike:
             _note(axes, f"all pairs have the value {high:.3g}")
         for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
@@ -165,16 +165,16 @@ def projections(
 ) -> Figure:
     """Draw normalized embeddings in two dimensions, colored by class, one panel per part.
 
-    Embeddings that have collapsed to one point are drawn as one, and the panel has a note.
+    Embeddings that have collapsed to one point are drawn as one point, and the panel has a note.
 
     Args:
-        parts: ``{title: (embeddings [N, D], labels [N])}``; parts of one length show the same rows.
+        parts: ``{title: (embeddings [N, D], labels [N])}``; parts of equal length show the same rows.
         class_names: names by label, for a legend of the 10 most frequent classes.
-        method: principal components, or t-SNE with them as its start.
+        method: principal components, or t-SNE initialized with them.
         max_items: largest number of rows per part; a larger part is sampled at random.
-        seed: of that draw and of t-SNE.
+        seed: seed of the sample and of t-SNE.
     """
-    named = 1.1 if len(class_names) else 0.0  # inches for names
+    named = 1.1 if len(class_names) else 0.0  # width of the legend, in inches
     shapes = [style.get_path().transformed(style.get_transform()) for style in map(MarkerStyle, _MARKERS)]
     figure, panels = subplots(3.6 * len(parts) + named, len(parts), 3.7)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
@@ -213,15 +213,15 @@ def _at_most(image: Tensor, side: int) -> Tensor:
 
 
 def answer(image: Tensor, caption: str, right: bool | None) -> Cell:
-    """Return the cell of an answer: green with a tick if it is right, red with a cross if wrong, gray if unknown."""
+    """Return the cell of a retrieved image: green with a tick if right, red with a cross if wrong, else gray."""
     tick, color = {None: ("", GRAY), True: ("✓ ", RIGHT), False: ("✗ ", WRONG)}[right]
     return image, tick + caption, color
 
 
 def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
-    """Draw rows of thumbnails with captions and frames on one Axes, which is faster than one for each."""
+    """Draw rows of thumbnails with captions and frames on one Axes, which is faster than one Axes per thumbnail."""
     captions = [cell[1] for row in rows for cell in row if cell is not None]
-    above = 0.12 * (2 + max(text.count("\n") for text in captions))  # the room over a picture, in inches
+    above = 0.12 * (2 + max(text.count("\n") for text in captions))  # space above a thumbnail, in inches
     width, height = 1.08 * max(map(len, rows)) + 0.1, (1 + above) * len(rows) + 0.1
     figure = PlainFigure(figsize=(width, height), dpi=110)
     axes = figure.add_axes((0, 0, 1, 1))  # in inches, from the top left corner

@@ -1,4 +1,4 @@
-"""Names from data as texts that can be drawn: DejaVu Sans, then installed fonts for the letters that it lacks."""
+"""Names from data as drawable texts: DejaVu Sans, with installed fonts for letters that it lacks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _WIDE = (
     *("PingFang", "Hiragino Sans", "Apple SD Gothic Neo", "Yu Gothic", "Microsoft YaHei", "Malgun Gothic"),
     *("Arial Unicode", "Unifont"),
 )
-_REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # a name could show as another one
+_REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")  # bidi controls, which disguise names
 
 
 def drawable(text: str) -> str:
-    """Return a text with marks for control characters, which no font has, and for bytes that are no UTF-8."""
+    """Return a text with a placeholder for control characters and for bytes that are not UTF-8."""
     return "".join(
         "�" if letter in _REVERSING or (letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")) else letter
         for letter in text
@@ -24,7 +24,7 @@ def drawable(text: str) -> str:
 
 
 def short_name(name: str, columns: int = 18) -> str:
-    """Return the end of a name, on one line, where it is longer than fits; Chinese and the like take two columns."""
+    """Return a name on one line, cut at the front to fit ``columns``; wide (e.g. Chinese) letters take two."""
     name = drawable(name.replace("\n", "�"))
     widths = [2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in name]
     if sum(widths) <= columns:
@@ -42,7 +42,7 @@ def families() -> list[str]:
 
 
 def font_file(text: str) -> str:
-    """Return the file of the first family that has every letter of a text, else of DejaVu Sans."""
+    """Return the font file of the first family that has every letter of a text, else that of DejaVu Sans."""
     from matplotlib.font_manager import findfont
 
     files = [findfont(family) for family in families()] if not text.isascii() else [findfont("DejaVu Sans")]

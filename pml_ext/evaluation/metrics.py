@@ -1,19 +1,19 @@
-r"""Metrics as pure functions, and the table of them that calculator, runs and reports go by.
+r"""Metrics as pure functions, and the table of metrics that the calculator, runs and reports use.
 
-A metric of neighbors gets two tensors of a search for the K nearest gallery items of each query:
+A neighbor metric gets two tensors from a search for the K nearest gallery items of each query:
 
-- ``right``, ``[Q, K]``, booleans: whether the neighbor j of query i, nearest first, is of the query's class, written
+- ``right``, ``[Q, K]``, booleans: whether neighbor j of query i, nearest first, has the query's class, written
   :math:`r_{ij}` below;
-- ``relevant``, ``[Q]``, integers: how many gallery items are of the query's class, the query itself left out, written
+- ``relevant``, ``[Q]``, integers: the number of gallery items of the query's class, without the query itself, written
   :math:`R_i`.
 
 It returns one value per query, ``[Q]``, float64 from 0 to 1, which :func:`mean`, :func:`class_means` and
-:func:`mean_of_class_means` reduce. A query is *lone* if its class has no item in the gallery, :math:`R_i = 0`: it
-cannot be answered. Columns that a small gallery cannot fill are missing and count as wrong.
+:func:`mean_of_class_means` reduce. A query is *lone* if its class has no other item in the gallery,
+:math:`R_i = 0`. In a gallery with fewer than K items, the missing columns count as wrong.
 
-A metric of clusters gets the classes and the clusters of the queries; see :mod:`pml_ext.evaluation.clustering`.
+A cluster metric gets the classes and the clusters of the queries; see :mod:`pml_ext.evaluation.clustering`.
 
-To add a metric, write its function and a row of ``_METRICS``.
+To add a metric, write its function and add a row to ``_METRICS``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def precision_at_k(right: Tensor, k: int) -> Tensor:
 
     .. math:: \frac{1}{k} \sum_{j \le k} r_{ij}
 
-    The divisor is k where K is smaller, too. The value is 0 for a lone query.
+    The divisor is k even if K is smaller. The value is 0 for a lone query.
     """
     return right[:, :k].sum(dim=1).to(torch.float64) / k
 
@@ -53,7 +53,7 @@ def r_precision(right: Tensor, relevant: Tensor) -> Tensor:
 
     .. math:: \frac{1}{R_i} \sum_{j \le R_i} r_{ij}
 
-    Where K is smaller than :math:`R_i`, K takes its place, as in PML. The value is NaN for a lone query.
+    If K is smaller than :math:`R_i`, K replaces :math:`R_i`, as in PML. The value is NaN for a lone query.
     """
     right = right & _within(right, relevant)
     return right.sum(dim=1).to(torch.float64) / relevant.clamp(max=right.shape[1])
@@ -70,33 +70,33 @@ def map_at_r(right: Tensor, relevant: Tensor) -> Tensor:
 
 
 def average_precision(right: Tensor, relevant: Tensor) -> Tensor:
-    r"""Return average precision, of which the mean over queries is MAP.
+    r"""Return average precision; its mean over queries is MAP.
 
     .. math:: \frac{1}{R_i} \sum_{j \le K} r_{ij} \, \frac{1}{j} \sum_{l \le j} r_{il}
 
-    K is the whole gallery for MAP as it is usually meant. The value is NaN for a lone query.
+    For the usual MAP, K is the size of the gallery. The value is NaN for a lone query.
     """
     return ((right.cumsum(dim=1) * right).to(torch.float64) / _ranks(right)).sum(dim=1) / relevant
 
 
 def reciprocal_rank(right: Tensor) -> Tensor:
-    r"""Return the reciprocal rank of the first right neighbor, of which the mean over queries is MRR.
+    r"""Return the reciprocal rank of the first right neighbor; its mean over queries is MRR.
 
     .. math:: \max_{j \le K} \frac{r_{ij}}{j}
 
-    K is the whole gallery for MRR as it is usually meant. The value is 0 where none of the K is right.
+    For the usual MRR, K is the size of the gallery. The value is 0 if none of the K neighbors is right.
     """
     first = right & (right.cumsum(dim=1) == 1)
     return (first.to(torch.float64) / _ranks(right)).sum(dim=1)
 
 
 def ndcg(gains: Tensor, ideal: Tensor) -> Tensor:
-    r"""Return NDCG@K: gains of the K nearest, discounted by rank, over those of the best order.
+    r"""Return NDCG@K: the discounted gains of the K nearest, divided by those of the ideal ranking.
 
     .. math:: \frac{\sum_{j \le K} g_{ij} / \log_2(j + 1)}{\sum_{j \le K} g^*_{ij} / \log_2(j + 1)}
 
-    ``gains``, ``[Q, K]``, are the weights of the neighbors, 1 and 0 without a graded relation; ``ideal``, ``[Q, K]``,
-    the K greatest of the gallery. The value is NaN where all of these are 0.
+    ``gains``, ``[Q, K]``, are the weights of the neighbors, 1 or 0 without a graded relation. ``ideal``, ``[Q, K]``,
+    are the K greatest gains in the gallery. The value is NaN if all ideal gains are 0.
     """
     discounts = 1 / torch.log2(1 + _ranks(ideal).to(torch.float64))
     return (gains * discounts[: gains.shape[1]]).sum(dim=1) / (ideal * discounts).sum(dim=1)
@@ -114,24 +114,24 @@ def _within(right: Tensor, relevant: Tensor) -> Tensor:
 class Metric:
     """A row of the table of metrics."""
 
-    name: str  # in metrics.json
-    title: str  # in a report
-    function: Callable[[Any, Any], Any]  # of right and relevant, or of the classes and clusters of the queries
-    neighbors: int | Literal["relevant", "gallery"] | None = None  # that it looks at; None for a metric of clusters
-    clusters: int = 0  # of k-means per class of the queries; 0 for a metric of neighbors
-    pml_name: str = ""  # in PML's calculator, where it differs from the name
-    lone_queries: bool = False  # whether a lone query may enter the mean, as a miss
+    name: str  # key in metrics.json
+    title: str  # heading in a report
+    function: Callable[[Any, Any], Any]  # takes right and relevant, or classes and clusters
+    neighbors: int | Literal["relevant", "gallery"] | None = None  # number of neighbors used; None for a cluster metric
+    clusters: int = 0  # k-means clusters per class of the queries; 0 for a neighbor metric
+    pml_name: str = ""  # name in PML's calculator, if different
+    lone_queries: bool = False  # whether lone queries may count as misses in the mean
     in_runs: bool = True  # whether runs report it
-    graded: bool = False  # whether the function is of gains and the greatest gains of the gallery
-    level: int = 0  # of a tree, whose ancestors say which neighbors are right; 0 for the relation's own
+    graded: bool = False  # whether the function takes gains and ideal gains
+    level: int = 0  # tree level at which neighbors are right if ancestors match; 0: the relation's own
 
     @property
     def accuracy(self) -> str:
-        """Its name in the calculator."""
+        """The name in the calculator."""
         return self.pml_name or self.name
 
     def columns(self, most_relevant: int, gallery: int) -> int:
-        """Return the number of neighbors it looks at, by the largest R of a query and the size of the gallery."""
+        """Return the number of neighbors needed, given the largest R of a query and the size of the gallery."""
         limits = {"relevant": most_relevant, "gallery": gallery}
         return min(limits[self.neighbors] if isinstance(self.neighbors, str) else self.neighbors or 0, gallery)
 
@@ -158,9 +158,9 @@ def metrics_of(
     ndcg_at: Iterable[int] = (),
     levels: Iterable[int] = (),
 ) -> list[Metric]:
-    """Return the table of metrics in the order of ``metrics.json``; arguments as of the calculator.
+    """Return the table of metrics in the order of ``metrics.json``; arguments as in the calculator.
 
-    ``levels``: those of a tree for which recall is reported too.
+    ``levels``: additional levels of a tree for which recall is reported.
     """
     recall_at = _counts("recall_at", recall_at)
 
@@ -203,12 +203,12 @@ def relevant_counts(query_labels: Tensor, gallery_labels: Tensor) -> Tensor:
 
 
 def mean(values: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of ``[Q]`` values over the queries that count, by default all; NaN where none does."""
+    """Return the mean of ``[Q]`` values over the ``counted`` queries, by default all; NaN if there are none."""
     return float((values if counted is None else values[counted]).mean())
 
 
 def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the classes in rising order, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
+    """Return the classes in ascending order, ``[C]`` or ``[C, L]``, and the mean of each, ``[C]`` or ``[C, D]``.
 
     Values are ``[Q]`` or ``[Q, D]``, labels ``[Q]`` or ``[Q, L]``. ``counted``, ``[Q]``: the queries that count; all by
     default.
@@ -222,5 +222,5 @@ def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -
 
 
 def mean_of_class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -> float:
-    """Return the mean of :func:`class_means`: each class counts alike, however many queries it has."""
+    """Return the mean of :func:`class_means`: all classes have equal weight, regardless of their query counts."""
     return float(class_means(values, labels, counted)[1].mean())

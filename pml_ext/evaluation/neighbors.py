@@ -1,4 +1,4 @@
-"""Searches for nearest neighbors in the form that PML's calculators call."""
+"""Nearest-neighbor searches with the ``knn_func`` interface of PML's calculators."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from ..pml import BaseDistance
 
-_PAIRS = 1 << 16  # pairs of a shortlist that are compared at a time
-_NEIGHBORS = 1 << 23  # that are in memory at a time
-_FAISS_GPU_NEIGHBORS = 2048  # that faiss gives on a GPU at most
+_PAIRS = 1 << 16  # query-candidate pairs that are re-ranked at a time
+_NEIGHBORS = 1 << 23  # neighbors in memory at a time
+_FAISS_GPU_NEIGHBORS = 2048  # largest k of faiss on a GPU
 
 Search = Callable[[Tensor, int, Tensor], tuple[Tensor, Tensor]]
 
@@ -30,7 +30,7 @@ def has_faiss() -> bool:
 
 
 def faiss_sees_a_gpu() -> bool:
-    """Return whether faiss is installed, is built for GPUs and has one."""
+    """Return whether faiss is installed with GPU support and finds a GPU."""
     if has_faiss():
         import faiss
 
@@ -39,9 +39,9 @@ def faiss_sees_a_gpu() -> bool:
 
 
 class NearestNeighbors:
-    """A ``knn_func`` for PML that leaves out the query itself by its index, as PML's own do.
+    """A ``knn_func`` for PML that excludes the query itself by its index, as PML's own functions do.
 
-    Unlike theirs, a gallery with fewer than ``k`` (other) items gives as many columns as it has.
+    Unlike PML's, it returns fewer than ``k`` columns if the gallery has fewer than ``k`` (other) items.
 
     Args:
         search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.
@@ -55,8 +55,8 @@ class NearestNeighbors:
     ) -> tuple[Tensor, Tensor]:
         """Return the distances and indices of the nearest references ``[R, D]`` of queries ``[N, D]``.
 
-        Both are ``[N, min(k, R - ref_includes_query)]``; where ``ref_includes_query``, the reference of the same index
-        is the query itself, and left out.
+        Both are ``[N, min(k, R - ref_includes_query)]``. With ``ref_includes_query``, reference i is query i itself and
+        is excluded.
         """
         _, distances, indices = next(self.tiles(query, k, reference, ref_includes_query, max(1, len(query))))
         return distances, indices
@@ -64,10 +64,10 @@ class NearestNeighbors:
     def tiles(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False, rows: int | None = None
     ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield slices of the queries with the neighbors of these, so that memory does not grow with queries x ``k``.
+        """Yield slices of the queries with their distances and indices, so that memory is bounded.
 
-        ``rows`` are queries per tile, the last of which also takes the rest; by default 8 million neighbors, in
-        multiples of faiss's own tiles of 4,096 where that is more.
+        ``rows`` is the number of queries per tile; the last tile also takes the remainder. The default gives 8 million
+        neighbors per tile, with ``rows`` above 4,096 rounded down to multiples of faiss's own tiles of 4,096.
         """
         k = min(k + ref_includes_query, len(reference))
         if rows is None:
@@ -85,7 +85,7 @@ class NearestNeighbors:
 def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
     """Return distances and indices ``[N, K - 1]`` without the query itself, whose index in the gallery is ``[N]``.
 
-    Where the query is not among its K neighbors (it has K exact duplicates), the last one goes.
+    If the query is not among its K neighbors (it has K exact duplicates), the last column is dropped.
     """
     if (indices[:, 0] == itself).all():
         return distances[:, 1:], indices[:, 1:]
@@ -98,7 +98,7 @@ def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor,
 def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
     """Return Euclidean distances and indices of the nearest references, ``[N, k]``, nearest first.
 
-    With faiss where it is built for the device, else with torch in tiles.
+    The search uses faiss if it supports the device, else torch in tiles.
     """
     if query.device.type == "cpu" and has_faiss():
         import faiss
@@ -120,7 +120,7 @@ def default_neighbors() -> NearestNeighbors:
 
 
 def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors:
-    """Return a search by any PML distance, learned or not; memory grows with ``tile``, queries at a time, x gallery."""
+    """Return a search by any PML distance, in tiles of ``tile`` queries; memory grows with tile x gallery."""
     from ..pml import CustomKNN
 
     knn = CustomKNN(distance, batch_size=tile)
@@ -133,7 +133,7 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
 
 
 def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
-    """Return ``[N, N]`` values of a PML distance between ``[N, D]`` points, without gradient and dropout."""
+    """Return ``[N, N]`` values of a PML distance between ``[N, D]`` points, without gradients or dropout."""
     with _in_use(distance):
         return distance(points)  # type: ignore[no-any-return]
 
@@ -152,10 +152,10 @@ def _in_use(distance: BaseDistance) -> Iterator[None]:
 def reranked_under(
     distance: BaseDistance, shortlist: int, nearest: Search = nearest_of, normalized: bool = False
 ) -> NearestNeighbors:
-    """Return a search that re-ranks the nearest by the Euclidean distance of normalized embeddings by a PML distance.
+    """Return a search that finds a shortlist by Euclidean distance and re-ranks it by a PML distance.
 
-    ``shortlist`` is the number of candidates for each query, or what is asked for, if that is more. ``nearest`` finds
-    them, exactly by default, with -1 where it has no more; ``normalized``: points have length 1 already.
+    The shortlist has max(k, ``shortlist``) candidates per query. ``nearest``, by default exact, finds them among
+    normalized embeddings, with index -1 for missing ones. ``normalized``: embeddings already have length 1.
     """
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +180,7 @@ def reranked_under(
 
 
 def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
-    """Return the distance that the first of the components and modules declares as its ``metric``, if any does."""
+    """Return the first attribute ``metric`` of the components and modules that is a PML distance; None without."""
     from ..pml import BaseDistance
 
     for part in parts:

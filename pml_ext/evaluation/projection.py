@@ -7,26 +7,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Paul Tol's bright colors, which color-blind people tell apart too; classes beyond them have other shapes.
+# Paul Tol's bright colors, which are color-blind safe; further classes reuse them with other marker shapes.
 COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
 SHAPES = 4
-ONE_POINT = 1e-5  # extent of unit vectors that are one point but for rounding
+ONE_POINT = 1e-5  # extent below which unit vectors count as one point
 
 
 def mark(rank: int) -> tuple[str, int]:
-    """Return the color of the class of a rank, and the number of its shape."""
+    """Return the color and the marker number of the class with a rank."""
     return COLORS[rank % len(COLORS)], rank // len(COLORS) % SHAPES
 
 
 def directions(points: Tensor) -> Tensor:
-    """Return rows ``[N, D]`` of length 1, on the CPU; float64 keeps lengths of collapsed embeddings from overflow."""
+    """Return rows ``[N, D]`` normalized to length 1, on the CPU; float64 avoids overflow of the norms."""
     return torch.nn.functional.normalize(points.detach().cpu().double()).float()
 
 
 def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArray[np.float32]:
-    """Return unit vectors ``[N, D]`` in two dimensions, ``[N, 2]``: zeros where they are one point.
+    """Return unit vectors ``[N, D]`` projected to two dimensions, ``[N, 2]``; zeros if they are one point.
 
-    ``method`` is ``"tsne"``, or ``"pca"``, which up to 10 points have anyway.
+    ``method`` is ``"tsne"`` or ``"pca"``; 10 points or fewer always use PCA.
     """
     if len(points) < 2 or np.ptp(points, axis=0).max() <= ONE_POINT:
         return np.zeros((len(points), 2), dtype=np.float32)
@@ -35,7 +35,7 @@ def flattened(points: NDArray[np.float32], method: str, seed: int = 0) -> NDArra
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
         tsne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", max_iter=400, random_state=seed)
-        with threadpool_limits(1):  # so few points keep one thread busy; more wait for each other 400 times
+        with threadpool_limits(1):  # more threads only add synchronization in each of the 400 steps
             return tsne.fit_transform(points)  # type: ignore[no-any-return]
     centered = torch.from_numpy(points - points.mean(axis=0))
     axes = torch.linalg.svd(centered, full_matrices=False).Vh[:2]

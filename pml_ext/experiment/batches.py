@@ -37,7 +37,7 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
 
 
 def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> Batches:
-    """Return the epoch's batches as rank 0 draws them; other processes' networks get random numbers of their own."""
+    """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks."""
     drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
     if rank() > 0:
         torch.manual_seed(hash((seed, epoch, rank())))
@@ -47,8 +47,8 @@ def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoc
 def epoch_batches(joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> Batches:
     """Return an epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
 
-    The augmentation of an image depends on the seed, the epoch and the place in it alone: on the number of neither
-    processes nor workers.
+    The augmentation of an image depends on the seed, the epoch and the place in it only, not on the number of
+    processes or workers.
     """
     seeds = iter(np.random.default_rng((seed, epoch)).integers(2**63, size=sum(map(len, joined))).tolist())
     whole = [list(zip(batch, islice(seeds, len(batch)), strict=True)) for batch in joined]
@@ -61,7 +61,7 @@ def indices_of(batch: list[Item]) -> Tensor:
 
 
 class BatchReader:
-    """Reader of the batches of epochs, by worker processes that live as long as it does."""
+    """Reader of the batches of epochs, by worker processes that live as long as the reader."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class BatchReader:
         return (on_device(number, *batch) for number, batch in enumerate(self._loader))
 
     def close(self) -> None:
-        """End the workers."""
+        """Terminate the workers."""
         del self._loader
 
 
@@ -159,7 +159,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         if workers > 0 and isinstance(images, LabeledImages):
             images, self.finish = images.for_workers()
         self._images = images
-        # of each worker: the number of its process, and the image that it reads
+        # per worker: its process id, and the index of the image that it reads
         self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         if workers > 0:
             _read.add(self)
@@ -171,7 +171,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([item])[0]
 
     def __getitems__(self, items: Sequence[int | Item]) -> list[tuple[Tensor, int]]:
-        """Return a whole batch, as a data loader asks for it."""
+        """Return a whole batch, called by torch's data loader."""
         worker, state, read = get_worker_info(), torch.get_rng_state(), []
         try:
             for item in items:
@@ -211,7 +211,7 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
 
 @atexit.register
 def _end_workers() -> None:
-    """Kill workers before multiprocessing sends them a single SIGTERM, which they ignore, and waits for ever."""
+    """Kill workers before multiprocessing sends them a single SIGTERM, which they ignore, and waits forever."""
     own = {process for images in list(_read) for process, _ in images.reading.tolist()}
     left = [child for child in multiprocessing.active_children() if child.pid in own]
     if left and hasattr(signal, "SIGCHLD"):
@@ -221,7 +221,7 @@ def _end_workers() -> None:
 
 
 def init_worker(worker: int) -> None:
-    """Begin a worker that leaves a scheduler's signals to its run, which ends it; a second SIGTERM does too."""
+    """Start a worker that ignores a scheduler's signals, since its run ends it; a second SIGTERM ends it too."""
     get_worker_info().dataset.reading[worker, 0] = os.getpid()  # type: ignore[union-attr]
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
     for number in ENDING:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, which run no code when they are read.
+"""Checkpoints of a run; reading them executes no code.
 
 ``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
 epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's test embeddings.
@@ -37,12 +37,12 @@ _SAFE: list[Any] = [
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; the old one stays until the new one is whole."""
+    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; keep the old one until the new is complete."""
 
     def write(temporary: Path) -> None:
         try:
             torch.save({**state, "versions": versions()}, temporary)
-        except RuntimeError as error:  # torch has no error of its own for a full disk
+        except RuntimeError as error:  # torch has no specific error for a full disk
             raise OSError(None, shortened(error, 200)) from error
 
     replace_file(path.parent.parent, f"{path.parent.name}/{path.name}", write)
@@ -58,7 +58,7 @@ def save_last(path: Path, state: Mapping[str, Any]) -> None:
 def load(
     path: Path, device: torch.device | str = "cpu", of: str | None = None, digest: str | None = None
 ) -> dict[str, Any]:
-    """Read a checkpoint without running code that may be in it.
+    """Read a checkpoint without executing code that it may contain.
 
     ``of`` is the ``identity`` of the run that asks; None takes a checkpoint of any run. ``digest`` is the file's
     SHA-256, where the caller has it. DataError for a file that is missing, damaged or of another run.
@@ -81,7 +81,7 @@ def load(
 
 
 def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the state of ``last.pt``, if that is damaged of ``previous.pt``, or None for neither; and a warning."""
+    """Return the state of ``last.pt``, or ``previous.pt`` if damaged (None if neither exists), and a warning."""
     previous = path.with_name("previous.pt")
     if not path.exists() and not previous.exists():
         return None, ""

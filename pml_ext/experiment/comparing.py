@@ -19,7 +19,7 @@ from .recipe.schema import PaperTable
 from .statistics import LEVEL, Difference, estimate, holm, paired_difference, sentence, too_few_for_ranks
 
 FOLD = "evaluation.fold"  # the setting in which the runs of a row may differ
-# Settings that a fair comparison has in common, as patterns of keys, by the name of the mark.
+# Settings that a fair comparison shares: patterns of keys, by the name of the mark.
 FAIR = {
     "data": r"data\.(name|split)",
     "trunk": r"model\.(trunk\.(?!weights$).*|freeze.*|lora.*|init)",
@@ -45,7 +45,7 @@ class Group:
 
     @property
     def folders(self) -> dict[int, Path]:
-        """The folder of a run of each seed."""
+        """The folder of one run per seed."""
         return {seed: Path(next(iter(runs.values()))["folder"]) for seed, runs in sorted(self.runs.items())}
 
     def values(self, phase: str, metric: str) -> dict[int, float]:
@@ -63,7 +63,7 @@ class Group:
         return found
 
     def seconds(self) -> float | None:
-        """Return the mean seconds of training of a run."""
+        """Return the mean training time of a run in seconds."""
         seconds = [run.get("seconds", {}).get("train") for runs in self.runs.values() for run in runs.values()]
         known = [float(value) for value in seconds if value is not None]
         return fmean(known) if known else None
@@ -88,7 +88,7 @@ class Group:
         return texts
 
     def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
-        """Return the values that the recipe's paper prints for a metric, with the texts that say which."""
+        """Return the values that the recipe's paper prints for a metric, with their descriptions."""
         if self.paper is None:
             return []
         data, paper = str(self.settings.get("data.name")), PaperTable.model_validate(self.paper)
@@ -134,7 +134,7 @@ def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -
 
 
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the fold of a recipe's tables, 0 for none, and its other settings by dotted key."""
+    """Return the fold of a recipe's tables (0 without folds) and its other settings by dotted key."""
     settings = flat({key: table for key, table in tables.items() if key not in ("paper", "description", "track")})
     return settings.pop(FOLD, 0), settings
 
@@ -164,7 +164,7 @@ def _read(place: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
 
 
 def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
-    """Return the group of a name, whole or the recipe's alone; the first that has runs for None."""
+    """Return the group of a name, full or only the recipe's; for None, the first group with runs."""
     if name is None:
         return next((group for group in groups if group.runs), groups[0])
     fitting = [group for group in groups if name in (group.name, group.name.partition(" ")[0])]

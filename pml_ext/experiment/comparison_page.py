@@ -166,7 +166,7 @@ def _queries(
 
     The first seed of each row is searched, by Euclidean distance of the embeddings.
     """
-    found: dict[str, tuple[Any, Any]] = {}  # by row: whether the nearest image is right, and its number
+    found: dict[str, tuple[Any, Any]] = {}  # by row: whether the nearest image is correct, and its index
     first: View | None = None
     problems = []
     for group in (each for each in groups if each.folders):
@@ -182,7 +182,7 @@ def _queries(
             if not np.array_equal(view.images(view.queries).labels, first.images(first.queries).labels):
                 raise DataError("its test images are others")
             found[group.name] = searched.right[:, 0].cpu(), searched.indices[:, 0].cpu()
-        except Exception as error:  # data that have moved, a damaged file: the page is drawn without the row
+        except Exception as error:  # moved data or a damaged file: draw the page without the row
             problem = str(error) if isinstance(error, DataError) else one_line(error)
             problems.append(ReportFigure(f"Queries of {group.name}", problem=problem))
     if first is None or len(found) < 2:

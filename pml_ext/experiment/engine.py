@@ -26,7 +26,7 @@ MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is bel
 
 
 class NotFiniteError(TrainingError):
-    """The loss, an embedding or a gradient is NaN or infinite; the step was not taken."""
+    """The loss, an embedding or a gradient is NaN or infinite; the step was not applied."""
 
 
 @dataclass
@@ -42,12 +42,12 @@ class Objective:
 
 @dataclass(frozen=True)
 class Step:
-    """A step that was taken."""
+    """The result of a training step."""
 
     loss: float
     embeddings: Tensor  # of its batch, [B, D], float32 or float64, without gradient
-    recorded: list[Any]  # what the objective records of it, as Python numbers
-    skipped: bool = False  # whether something was not finite, so that no parameter was changed
+    recorded: list[Any]  # values that the objective records of the step, as Python numbers
+    skipped: bool = False  # a value was not finite, so no parameter changed
 
 
 class Engine:
@@ -74,7 +74,7 @@ class Engine:
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
-        # The order in memory that images should have, as the weights.
+        # Memory format of the images, the same as that of the weights.
         self.memory_format = torch.channels_last if self.settings.channels_last else torch.contiguous_format
         if self.settings.channels_last:
             trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -83,7 +83,7 @@ class Engine:
             parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
         self._parts = [data_parallel(module) for module in parts]
         self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
-        self._overflows = 0  # steps left out in a row
+        self._overflows = 0  # consecutive skipped steps
 
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield every step after it was taken; the epoch ends with the last step.
@@ -168,7 +168,7 @@ class Engine:
         return Step(value, embeddings, recorded, bad is not None)
 
     def _skip(self, name: str, value: float) -> None:
-        """Leave a step out: in float16 one whose gradients overflow, with ``skip_nonfinite`` any; else raise."""
+        """Skip a non-finite step if float16 gradients overflowed or ``skip_nonfinite`` is set; else raise."""
         self._overflows += 1
         if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
             raise NotFiniteError(f"the {name} became {value}")
@@ -179,7 +179,7 @@ class Engine:
         self._undo()
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
-        """Return a function that undoes a step's changes but for parameters; a memory's queue has its rows copied."""
+        """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
         buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
         loss = unwrapped(objective.loss)
         rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
@@ -202,19 +202,19 @@ class Engine:
         return undo
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale of float16 and the number of steps left out in a row."""
+        """Return the loss scale of float16 and the number of consecutive skipped steps."""
         scaler = self._scaler.state_dict() if self._scaler is not None else {}
         return {"scaler": scaler, "overflows": self._overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the state of an engine with the same precision."""
+        """Load the state of an engine with the same precision."""
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         self._overflows = state["overflows"]
 
 
 def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
-    """Return a module with gradients averaged over the processes; itself for one process, or without parameters."""
+    """Return a module with gradients averaged over the processes; unchanged for one process or no parameters."""
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return nn.parallel.DistributedDataParallel(module, **settings)
@@ -228,7 +228,7 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
     filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
         return None
-    # the greatest absolute value of each: NaN stays NaN, and nothing is squared, which would overflow
+    # maximum absolute value of each: NaN stays NaN, and squares, which could overflow, are avoided
     greatest = torch.stack(torch._foreach_norm(list(filled.values()), math.inf)).tolist()
     return next(((name, value) for name, value in zip(filled, greatest, strict=True) if not math.isfinite(value)), None)
 

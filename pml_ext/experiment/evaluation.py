@@ -25,7 +25,7 @@ from .stages import Stages
 from .view import View
 
 COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
-RESOLUTION = 1e-6  # cosine similarities closer than this are equal to a search in float32
+RESOLUTION = 1e-6  # a search in float32 cannot distinguish closer cosine similarities
 QUERIES_FOR_COLLAPSE = 256
 NEIGHBORS = 8  # kept of a search, for the report
 
@@ -112,7 +112,7 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
-    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last where files were left out."""
+    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out."""
     left_out = {name: {"unreadable": len(paths)} for name, paths in view.unreadable.items()}
     return {
         name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
@@ -206,7 +206,7 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
         return None
     points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
     similarity = float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
-    if not similarity > COLLAPSED:  # NaN is none
+    if not similarity > COLLAPSED:  # NaN is not a collapse
         return None
     classes = torch.as_tensor(labels).cpu()
     rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()

@@ -16,8 +16,8 @@ from typing import Any, Literal, Protocol
 from ..errors import PmlExtError, StoppedError, needs_extra, one_line
 from . import signals
 
-_POLL = 0.5  # seconds between two looks at running jobs, and before a busy job is tried again
-_ATTEMPTS = 2  # of a job whose worker dies
+_POLL = 0.5  # seconds between polls of running jobs, and before a busy job is retried
+_ATTEMPTS = 2  # attempts of a job whose worker dies
 
 
 class BusyError(Exception):
@@ -26,30 +26,30 @@ class BusyError(Exception):
 
 @dataclass(frozen=True)
 class JobResult:
-    """The end of one execution of a job."""
+    """The outcome of one execution of a job."""
 
     error: str = ""
-    busy: bool = False  # another process does it
+    busy: bool = False  # another process executes the job
     stopped: int = 0  # the signal that ended it
-    died: bool = False  # its worker, without a result
+    died: bool = False  # the worker died without a result
 
 
 class Job(Protocol):
-    """A job that can be pickled, and resumes where it was left."""
+    """A job that can be pickled, and resumes from where it stopped."""
 
     @property
     def name(self) -> str:
         """The name that messages show."""
 
     def do(self, on_progress: Callable[[float | str], None]) -> None:
-        """Do the job; ``on_progress`` takes the share that is done, and warnings. BusyError if it is done elsewhere."""
+        """Execute the job; pass progress (0 to 1) and warnings to ``on_progress``; BusyError if it runs elsewhere."""
 
 
 OnProgress = Callable[[Job, float | str], None]
 
 
 def run_job(job: Job, on_progress: Callable[[float | str], None] = lambda _: None) -> JobResult:
-    """Do a job, and return how it ended."""
+    """Execute a job and return its outcome."""
     try:
         with signals.listening():
             job.do(on_progress)
@@ -63,27 +63,27 @@ def run_job(job: Job, on_progress: Callable[[float | str], None] = lambda _: Non
 
 
 class Executor:
-    """Jobs one by one in this process; subclasses do them elsewhere."""
+    """Executor of jobs one by one in this process; subclasses execute them elsewhere."""
 
     def __init__(self, jobs: int = 1) -> None:
-        self.jobs = jobs  # at a time
+        self.jobs = jobs  # number of jobs at a time
         self.running: dict[Any, Job] = {}
 
     def start(self, job: Job) -> None:
-        """Begin a job."""
+        """Start a job."""
         self.running[job] = job
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
-        """Yield the jobs that have ended, perhaps after a while, with their results."""
+        """Yield the ended jobs and their results; this may block."""
         for job in [*self.running]:
             with signals.waiting(False):
                 yield self.running.pop(job), run_job(job, lambda said, job=job: on_progress(job, said))  # type: ignore[misc]
 
     def stop(self) -> None:
-        """Ask the running jobs to end with a checkpoint."""
+        """Ask the running jobs to write a checkpoint and end."""
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """Terminate all jobs that still run."""
 
 
 class Processes(Executor):
@@ -96,7 +96,7 @@ class Processes(Executor):
         self._gpus = _gpus()
 
     def start(self, job: Job) -> None:
-        """Begin a job in an idle process, or in a new one."""
+        """Start a job in an idle process, or in a new one."""
         connection = next((each for each in self._workers if each not in self.running), None)
         if connection is None:
             number = min({*range(self.jobs)} - {int(process.name) for process in self._workers.values()})
@@ -126,7 +126,7 @@ class Processes(Executor):
                 on_progress(self.running[connection], said)
 
     def stop(self) -> None:
-        """Send SIGTERM to the processes that work."""
+        """Send SIGTERM to the busy processes."""
         for connection in self.running:
             self._workers[connection].terminate()
 
@@ -141,7 +141,7 @@ class Processes(Executor):
 
 
 def threads_for(jobs: int) -> int:
-    """Return the threads of each of so many processes: ``OMP_NUM_THREADS``, or a share of the processors."""
+    """Return the number of threads per process: ``OMP_NUM_THREADS``, or an equal share of the processors."""
     return int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
 
 
@@ -153,7 +153,7 @@ def _gpus() -> list[str]:
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
-    """Serve as a worker process: do the jobs that come through a pipe."""
+    """Run a worker process: execute the jobs received through a pipe."""
     os.environ.update(environment)  # before torch is imported, which the first job does
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C goes to the parent, which passes it on once
@@ -172,13 +172,13 @@ class OnRay(Executor):
         self._ray, here = ray, {} if address else {"num_cpus": jobs, "include_dashboard": False}
         ray.init(address=address, log_to_driver=False, **here)
         gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / jobs)
-        # Ray itself replaces a worker that dies and begins its task again.
+        # Ray itself replaces a worker that dies and restarts its task.
         options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": _ATTEMPTS - 1}
         threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
         self._task = ray.remote(**options, runtime_env=threads)(run_job)
 
     def start(self, job: Job) -> None:
-        """Begin a task."""
+        """Start a task."""
         self.running[self._task.remote(job)] = job
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
@@ -202,7 +202,7 @@ class OnRay(Executor):
 
 @dataclass(frozen=True)
 class _Submitted:
-    """A job that SLURM queues again where its time is over or its machine is taken away."""
+    """A job that SLURM requeues after a timeout or preemption."""
 
     job: Job
 
@@ -250,7 +250,7 @@ class OnSlurm(Executor):
 
 
 def make_executor(jobs: int, on: Literal["here", "ray", "slurm"], out: Path, address: str | None = None) -> Executor:
-    """Return the executor for so many jobs at a time."""
+    """Return the executor for a number of concurrent jobs."""
     if on == "ray":
         return OnRay(jobs, address)
     if on == "slurm":

@@ -83,7 +83,7 @@ class FeatureCache:
             if rank() == 0:
                 collection.compact()
             found = from_rank_0(collection.find(files)[0] if rank() == 0 else None)
-            first = {key: index for index, key in reversed([*enumerate(keys)])}  # equal images have one feature
+            first = {key: index for index, key in reversed([*enumerate(keys)])}  # equal images share one feature vector
             missing = sorted(first[key] for key in files if key not in found)
             own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
             if missing and rank() == 0:
@@ -95,7 +95,7 @@ class FeatureCache:
         return Features(vectors, torch.tensor([found[key] for key in keys]))
 
     def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
-        """Return the features of the unchanged files that the collection has, by place in the list."""
+        """Return the features of the unchanged files in the collection, by index in the list."""
         if not self.collection.exists:
             return {}
         keys = [_file_key(path) + _PLAIN for path in paths]
@@ -171,7 +171,7 @@ def with_features(
 
 
 class FeatureReader:
-    """Reader of batches of features, in place of images; see :class:`~.batches.BatchReader`."""
+    """Reader of batches of features instead of images; see :class:`~.batches.BatchReader`."""
 
     def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
         self.views, self.labels, self._device = views, torch.as_tensor(labels), device

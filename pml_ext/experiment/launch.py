@@ -28,21 +28,21 @@ from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
 
 Metrics = dict[str, Any]
 LOCK = ".lock"
-QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # the test alone
+QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # only the test
 MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
 _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run to do: the recipe with its name and variant, the seed of all generators, and the folder to write."""
+    """A planned run: the recipe with its name and variant, the seed of all generators, and the folder to write."""
 
     name: str
     recipe: Recipe
     seed: int
     folder: Path
     trials: int = 0  # of tuning, by which values of the recipe were chosen
-    epochs_before: int | None = None  # of the run that the folder holds
+    epochs_before: int | None = None  # epochs of the run that the folder holds
 
 
 def plan(
@@ -67,7 +67,7 @@ def plan(
         raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
     plans = []
     for full_name, recipe in recipes.items():
-        variant = re.sub(r"[/\\]|^\.+$", "-", printable(full_name.partition("@")[2]))  # a name below out
+        variant = re.sub(r"[/\\]|^\.+$", "-", printable(full_name.partition("@")[2]))  # a folder name below out
         for number in range(seed, seed + seeds):
             parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
             folder = out / "-".join(parts)  # out itself for a single run
@@ -134,7 +134,7 @@ def execute(
         falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
         text += f": {schedule.epochs} epochs in place of {before}{falls}; metrics and report are made again"
     run.listener.step(text)
-    again = metrics is not None and MODEL not in damaged and not longer  # else training goes on
+    again = metrics is not None and MODEL not in damaged and not longer  # else training continues
     with locked(folder) if rank() == 0 else contextlib.nullcontext():
         if rank() == 0:
             if MODEL in damaged:
@@ -149,7 +149,7 @@ def execute(
                 checksums.replace_file(folder, RECIPE, lambda path: path.write_text(recipe, "utf-8"))
             if again:
                 run.finish_again(metrics, damaged)
-        from_rank_0(None)  # the others read the folder's files now
+        from_rank_0(None)  # the other ranks read the folder's files now
         return metrics if again else run.train(resume)  # type: ignore[no-any-return]
 
 
@@ -169,7 +169,7 @@ def _finished(folder: Path) -> tuple[Metrics, list[str]]:
 
 
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
-    """Draw the report of a finished run again, and write its derived files where these are damaged or gone."""
+    """Regenerate the report of a finished run, and its damaged or missing derived files."""
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
             text = f"{folder}: no finished run (no {name} in it)"
@@ -242,7 +242,7 @@ def train(
                         metrics = execute(each, device, data, listener, resume, on_nonfinite)
                         results.append(metrics | {"folder": str(each.folder)})
                     except Exception as error:
-                        if len(plans) == 1 or num_processes() > 1:  # the others may wait for this one
+                        if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
                             raise
                         # Not the error itself, which would keep the networks of its run in memory.
                         text = str(error) if isinstance(error, PmlExtError) else one_line(error)
@@ -250,7 +250,7 @@ def train(
                         failures.append(about | {"error": text})
                         if listener is not None:
                             listener.warn(_FAILURE.format(**failures[-1]))
-                if len(plans) > 1 and rank() == 0 and place.exists():  # not if all failed before they wrote anything
+                if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
                     checksums.recover(place)
                     summary: Metrics = {**summarize(results), "failures": failures}
                     write_json(place / "summary.json", {key: value for key, value in summary.items() if value})

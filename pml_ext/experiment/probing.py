@@ -1,4 +1,4 @@
-"""Comparison of frozen trunks on a data set: as they are, by their principal components, and with a trained head."""
+"""Comparison of frozen trunks on a data set: unchanged, with whitened principal components, and with a trained head."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ HEADS = [*COLUMNS, "%", *METRICS]
 ROWS = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
 BASE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
-_TIMED = 3  # forward passes, of which the fastest counts
-_BATCH = 16  # images in each
+_TIMED = 3  # forward passes; the fastest is reported
+_BATCH = 16  # images per forward pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def probe(
         table = f"{{name={json.dumps(name)}" + (f", weights={json.dumps(weights)}" if weights else "") + "}"
         settings = [f"data.name={data_set}", f"model.trunk={table}", "model.freeze=trunk", *overrides]
         if head is not None:
-            load_recipe(head, settings)  # refused before anything is computed
+            load_recipe(head, settings)  # raise errors before any computation
         about = _about(settings, device, data)
         place = out / slug(trunk)
         own = [*settings, "model.embedder=none", f"model.embedding_size={about['features']}"]
@@ -96,7 +96,7 @@ def probe(
 
 
 def _about(settings: Sequence[str], device: str, data: Path | None) -> dict[str, Any]:
-    """Return the size of a trunk and its features, and how many images a second go through it."""
+    """Return the size of a trunk and its features, and its throughput in images per second."""
     recipe = load_recipe(BASE, settings)
     preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, data))
     network = build_network(recipe.model, preprocessing).to(choose_device(device)).eval()
@@ -138,7 +138,7 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
 
 
 def table_rows(probe: Probe) -> list[list[str]]:
-    """Return the rows of a trunk in the table: as it is, its components, its head, and what the head adds."""
+    """Return the rows of a trunk in the table: unchanged, its components, its head, and the head's gain."""
     first = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
     rows = [[ROWS[row], *(_mean_std(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
     if probe.gain:

@@ -30,9 +30,9 @@ class StepProfile:
     """Median times of training steps in milliseconds."""
 
     step: float  # with the check for finite values and the records
-    bare: float  # of a loop that reads, goes forward and backward and steps, in float32 and not compiled
-    ratio: float  # of the two, step by step
-    steps: int  # that were measured
+    bare: float  # of a loop that reads, does forward, backward and optimizer step, in float32 and not compiled
+    ratio: float  # median of the step-by-step ratios
+    steps: int  # number of measured steps
 
 
 def profile_steps(
@@ -44,7 +44,7 @@ def profile_steps(
     record: Callable[[Step], None] = lambda _: None,
     warm_up: int = 3,
 ) -> StepProfile:
-    """Time ``count`` steps of an engine and of a bare loop, in turns, so that a busy machine slows both alike.
+    """Time ``count`` steps of an engine and of a bare loop, alternately, so that a busy machine slows both equally.
 
     The engine reads ``batches``; the bare loop reads the same ones, ``plain``, with copies of the network, the loss,
     the miner and the optimizers. The first ``warm_up`` steps do not count.

@@ -29,7 +29,7 @@ Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and va
 ITERATION = "~iteration~"  # record-keeper's name for the column that counts
 VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
 TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
-_SAVE_SECONDS = 30.0  # between two writes inside of an epoch, for those who watch
+_SAVE_SECONDS = 30.0  # interval of writes inside an epoch, to monitor the run
 
 
 class Records:
@@ -66,7 +66,7 @@ class Records:
             self.save()
 
     def save(self) -> None:
-        """Write the values that were added since the last call."""
+        """Write the values added since the last call."""
         rows, self._rows, self._saved = self._rows, [], time.monotonic()
         flattened = [(number, _flattened(tables)) for number, tables in rows]
         for name, tracker in [*self._trackers]:
@@ -95,7 +95,7 @@ class Records:
             yield
         except (ConfigError, MissingExtraError):
             raise
-        except Exception as error:  # of anybody's code
+        except Exception as error:  # a tracker's code may raise anything
             if not isinstance(tracker, RecordKeeper):  # which may write again, once a disk has room
                 self._trackers = [each for each in self._trackers if each[1] is not tracker]
             self._warn(f"{name}: what happens is not recorded there ({one_line(error)}); training goes on without")
@@ -113,7 +113,7 @@ class RecordKeeper:
         self._writer = RecordWriter(str(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Take the values of a step; NaN becomes NULL."""
+        """Store the values of a step; NaN becomes NULL."""
         for name, value in values.items():
             self._writer.append(*name.split("/", 1), None if value != value else value, step)
 
@@ -122,13 +122,13 @@ class RecordKeeper:
         try:
             self._writer.save_records()
         finally:
-            self._writer.records.clear()  # else rows that could not be written are kept for ever
+            self._writer.records.clear()  # else unwritten rows stay in memory
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
-        """Do nothing: all is written."""
+        """Do nothing: all values are written already."""
 
     def _delete_rows_after(self, iteration: int, epoch: int) -> None:
-        """Delete the rows after a checkpoint; put a damaged database aside."""
+        """Delete the rows after a checkpoint; move a damaged database aside."""
         try:
             with closing(sqlite3.connect(self._database)) as connection, connection:
                 if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
@@ -155,7 +155,7 @@ def write_csv_files(folder: Path) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
-    """Write rows as a CSV file, in one step."""
+    """Write rows as a CSV file, atomically."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     write_text(path, text.getvalue())
@@ -178,7 +178,7 @@ def _rows(folder: Path, tables: tuple[str, ...] = ("",)) -> dict[str, list[dict[
 
 
 def _flattened(tables: Rows) -> dict[str, float]:
-    """Return values by table and column, ``"loss_histories/total_loss"``; truth values are 0 and 1."""
+    """Return values by table and column, ``"loss_histories/total_loss"``; booleans become 0 and 1."""
     named = {re.sub(r"\W", "_", table): row for table, row in tables.items()}  # record-keeper does not quote names
     return {
         f"{table}/{column}": int(value) if isinstance(value, int) else float(value)

@@ -1,4 +1,4 @@
-"""The story of one run: tests before, training by epochs, tests after, and the folder that is left."""
+"""A training run: tests before training, epochs, tests after training, and the run's folder."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
 _NETWORK = "network.json"
 FILES = ("checkpoints", "figures", METRICS, _NETWORK, RECIPE, "records", REPORT, "tensorboard")
 _DERIVED = ("figures/", _NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
-OnNonfinite = Literal["stop", "skip"]  # what follows a loss, an embedding or a gradient that is NaN or infinite
+OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, embedding or gradient
 
 
 class Listener(Protocol):
     """The observer of a run, such as the progress bar of the command line."""
 
     def step(self, text: str) -> None:
-        """Take a line about a step that begins, for example ``"testing"``, or an epoch that has ended."""
+        """Receive a line about a step that begins, for example ``"testing"``, or an epoch that has ended."""
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
-        """Take the number of iterations that are done of an epoch, and the last one's loss."""
+        """Receive the number of finished iterations of an epoch, and the loss of the last one."""
 
     def warn(self, text: str) -> None:
-        """Take a warning; the run goes on."""
+        """Receive a warning; the run continues."""
 
 
 class Silence:
@@ -68,7 +68,7 @@ class Silence:
 
 @dataclass
 class RunHistory:
-    """The findings of a run so far."""
+    """Metrics, warnings and timings of a run so far."""
 
     metrics: dict[str, Any] = field(default_factory=dict)  # by phase: "raw", "before" ...
     best: dict[str, Any] = field(default_factory=lambda: {"epoch": None, "value": -math.inf})  # on held-out classes
@@ -77,16 +77,16 @@ class RunHistory:
     test_seconds: float = 0.0
     baseline_seconds: float = 0.0  # of tests before training
     collapsed: bool = False  # at the end of the last epoch
-    skipped: int = 0  # iterations that were left out, since something was not finite
-    pseudo_labels: NDArray[np.int64] | None = None  # clusters of the training images, where these are their labels
+    skipped: int = 0  # iterations left out because a loss, embedding or gradient was not finite
+    pseudo_labels: NDArray[np.int64] | None = None  # clusters of the training images, if used as labels
 
 
 class Run(View):
-    """A run: what components see of it (:class:`View`), and the training itself.
+    """A run: the training itself, and the attributes that components may use (:class:`View`).
 
     The methods ``prepare(run)``, ``start_epoch(run)``, ``after_step(run, indices, embeddings)`` and ``figures(run)`` of
-    components are called with it. With several processes (``torchrun``) each has a run of its own, in step with the
-    others: rank 0 tests and writes. ``on_nonfinite="skip"`` leaves out iterations whose loss, embeddings or gradients
+    components are called with the run. With several processes (``torchrun``), each has its own synchronized run;
+    rank 0 tests and writes. ``on_nonfinite="skip"`` leaves out iterations whose loss, embeddings or gradients
     are NaN or infinite.
     """
 
@@ -107,13 +107,13 @@ class Run(View):
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
         self._history = RunHistory()
-        self._within: dict[str, Any] | None = None  # the state inside of the epoch in which the run ended
+        self._within: dict[str, Any] | None = None  # state of the unfinished epoch of a resumed run
         self._warn(self.note)
         for split, paths in self.unreadable.items():
             images = counted(len(paths), "image")
             self._warn(f"left out {images} of {split} that cannot be read; the first: {min(paths.values())}")
 
-    @functools.cached_property  # a report needs none
+    @functools.cached_property  # a report needs no engine
     def engine(self) -> Engine:
         """The engine that trains the networks."""
         freeze, skip = self.recipe.model.freeze_batch_norm, self._on_nonfinite == "skip"
@@ -122,23 +122,23 @@ class Run(View):
 
     @functools.cached_property
     def epochs(self) -> int:
-        """The number of epochs; 0 where nothing is trained: a frozen trunk, no embedder, a loss without parameters."""
+        """The number of epochs; 0 if there are no parameters to train in the trunk, the embedder and the losses."""
         trained = self.optimizers or any(stage.optimizer is not None for stage in self.stages)
         return self.recipe.schedule.epochs if trained else 0
 
     def train(self, resume: bool = False) -> dict[str, Any]:
         """Train, test and write everything; return the contents of ``metrics.json``.
 
-        TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
-        checkpoint that is damaged or does not fit, MissingExtraError for a tracker that is not installed, StoppedError
-        if a signal ends the run.
+        Raise TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
+        checkpoint that is damaged or does not match the run, MissingExtraError for a tracker that is not installed,
+        and StoppedError if a signal ends the run.
         """
         for table in self.recipe.track:
             import_tracker(table.name)
-        for split in self.splits if self.frozen else ():  # all processes compute a part
+        for split in self.splits if self.frozen else ():  # each process computes a part
             self.features(split)
         self._begin(resume)
-        within = len(self._within["losses"]) if self._within is not None else 0  # iterations of the epoch, done before
+        within = len(self._within["losses"]) if self._within is not None else 0  # finished iterations of the epoch
         records = self._records(self.stages.iterations_until(self.epoch) + within) if self.rank == 0 else None
         status, metrics, reader = "failed", dict[str, Any](), self.reader()
         try:
@@ -181,7 +181,7 @@ class Run(View):
         return Records(self.folder, iteration, self.epoch, self._warn, trackers)
 
     def reader(self) -> BatchReader | FeatureReader:
-        """Return the reader of training batches: of images, or of the features that a frozen trunk gives."""
+        """Return the reader of training batches: of images, or of features if the trunk is frozen."""
         if not self.frozen:
             workers, memory_format = self.recipe.data.workers, self.engine.memory_format
             return BatchReader(self.training_images, workers, self.device, memory_format)
@@ -190,7 +190,7 @@ class Run(View):
 
     def _begin(self, resume: bool) -> None:
         """Test the untrained network and prepare the components, or restore the state of a resumed run."""
-        self.engine  # noqa: B018  # its errors come before anything is tested
+        self.engine  # noqa: B018  # raise its errors before the tests
         last, within = self.checkpoint("last"), self.checkpoint("within")
         state, warning = checkpoint.load_to_resume(last, self.device, self.identity) if resume else (None, "")
         if state is not None:
@@ -223,7 +223,7 @@ class Run(View):
             self._write_json(_NETWORK, self.network_json())
 
     def _start_from(self, folder: Path) -> None:
-        """Take the weights of another run: the trunk's, and the embedder's where its sizes are the same."""
+        """Load the weights of another run: the trunk's, and the embedder's if its shapes match."""
         path = folder / "checkpoints" / "model.pt"
         if not path.is_file():
             raise ConfigError(f"model.init: {folder} is no finished run (no {path}); wanted the folder of one")
@@ -296,7 +296,7 @@ class Run(View):
         return losses
 
     def _between_iterations(self, records: Records | None, losses: list[float]) -> None:
-        """Write a checkpoint when one is due; end the run if one of its processes had a signal."""
+        """Write a checkpoint when one is due; stop the run if one of its processes received a signal."""
         minutes = self.recipe.engine.checkpoint_minutes
         due = records is not None and minutes is not None and time.monotonic() - self._saved >= 60 * minutes
         number, due_somewhere = divmod(max_over_ranks(2 * (signals.received() or 0) + due), 2)
@@ -306,13 +306,13 @@ class Run(View):
                 records.save()
                 checkpoint.save(self.checkpoint("within"), self._state() | {"losses": losses, "ranks": ranks})
             self._saved = time.monotonic()
-            from_rank_0(None)  # the others wait until it is written
+            from_rank_0(None)  # the other ranks wait until it is written
         if number:
             where = f"in epoch {self.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
             raise signals.stopped(number, where)
 
     def _end_epoch(self, records: Records) -> None:
-        """Do the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
+        """Run the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
         started = time.perf_counter()
         table, last = self.recipe.evaluation, self.epoch == self.recipe.schedule.epochs
         measured: dict[str, dict[str, float]] = {}
@@ -334,7 +334,7 @@ class Run(View):
         self.checkpoint("within").unlink(missing_ok=True)
 
     def _finish(self, records: Records) -> dict[str, Any]:
-        """Test the trained network; write ``metrics.json``, with which the run is finished, and the report."""
+        """Test the trained network; write ``metrics.json``, which marks the run as finished, and the report."""
         history, best, self.pseudo_labels = self._history, self.epoch, None
         self.listener.step("testing the trained network")
         started = time.perf_counter()
@@ -371,7 +371,7 @@ class Run(View):
         return result
 
     def finish_again(self, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
-        """Write the derived files of a finished run again, and warn of the damaged ones, which are gone or changed."""
+        """Regenerate the derived files of a finished run, and warn about the ``damaged`` (missing or changed) files."""
         self.load_model("model")
         self.epoch = self.epochs
         derived = _DERIVED if "records/logs.db" in damaged else (*_DERIVED, "records/")
@@ -387,7 +387,7 @@ class Run(View):
         replace_file(self.folder, name, lambda path: path.write_text(json.dumps(value, indent=2) + "\n", "utf-8"))
 
     def _write_report(self, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:
-        """Write the report and the checksums of the run's own files; checkpoints and lost files keep theirs."""
+        """Write the report and the checksums of the run's files; those of checkpoints and ``lost`` files stay."""
         self.listener.step("writing the report")
         write_run_report(self, self.stages, metrics, self.listener.warn)
         own, kept = [], {*lost, *(name for name in read_sums(self.folder) if name.startswith("checkpoints/"))}
@@ -399,7 +399,7 @@ class Run(View):
         write_sums(self.folder, own, kept.__contains__)
 
     def relabel(self, stage: Stage) -> None:
-        """Cluster the training images before an epoch, if clusters are the labels; epoch 1 has those of ``prepare``."""
+        """Cluster the training images before an epoch, if clusters are the labels; epoch 1 reuses the first ones."""
         if (table := self.recipe.data.pseudo) is None:
             return
         before, epoch = self._history.pseudo_labels, max(1, self.epoch)
@@ -411,12 +411,12 @@ class Run(View):
         set_sampler(stage, table, with_clusters(self.training_images, table, labels), self.seed, epoch)
 
     def call_parts(self, method: str) -> None:
-        """Call a method of every component that has it, with the run as the argument."""
+        """Call a method, with the run as the argument, on every component that has the method."""
         for part in self.stages.parts():
             self.call(part, method)
 
     def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, RecordedValues]:
-        """Return the objective of a stage, and the values that its steps record if ``recorded``."""
+        """Return the objective of a stage and its recorded values; its steps record them only if ``recorded``."""
         optimizers = {**self.optimizers} | ({"metric_loss_optimizer": stage.optimizer} if stage.optimizer else {})
         schedulers = [*self.schedules.values(), *([stage.scheduler] if stage.scheduler else [])]
         held = RecordedValues(stage.loss, stage.miner, optimizers)
@@ -429,20 +429,20 @@ class Run(View):
         return TrainingError(f"{what} {when}; {kept}. {remedy[:1].upper()}{remedy[1:] or 'Try a lower optimizer.lr'}")
 
     def _warn(self, text: str) -> None:
-        """Show a warning, and keep it for ``metrics.json``; once, in a resumed run too. An empty text is none."""
+        """Show a warning once (also across resumes), and keep it for ``metrics.json``; ignore an empty text."""
         if text and text not in self._history.warnings:
             self._history.warnings.append(text)
             self.listener.warn(text)
 
     def model_state(self, trunk: bool = True) -> dict[str, Any]:
-        """Return the weights of the networks and of the losses (a learned metric, say), the last stage's first."""
+        """Return the weights of the networks and of all stages' losses (for example a learned metric)."""
         *earlier, last = (stage.loss.state_dict() for stage in self.stages)
         networks = {"trunk": self.trunk.state_dict()} if trunk else {}
         networks |= {"embedder": self.embedder.state_dict()}
         return {**networks, "loss": last, "earlier_losses": earlier, "epoch": self.epoch, "of": self.identity}
 
     def load_model(self, name: str) -> dict[str, Any]:
-        """Take the weights of a checkpoint, :meth:`model_state`, and return it."""
+        """Load the weights of a checkpoint written from :meth:`model_state`, and return the checkpoint."""
         path = self.checkpoint(name)
         state = checkpoint.load(path, self.device, self.identity)
         with checkpoint.errors_with_path(path, state):
@@ -455,7 +455,7 @@ class Run(View):
         return state
 
     def _parts(self) -> dict[str, Any]:
-        """Return all objects with a state that training changes, by name; samplers are kept apart."""
+        """Return all objects whose state training changes, by name; samplers are saved separately."""
         parts: dict[str, Any] = {} if self.frozen else {"trunk": self.trunk}
         parts |= {"embedder": self.embedder, "engine": self.engine, **self.optimizers}
         parts |= {f"{name} schedule": schedule for name, schedule in self.schedules.items()}

@@ -22,28 +22,28 @@ from .run import METRICS, Silence
 
 
 def run_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Lock a folder that may be deleted, in a folder beside it; BusyError if another process has the lock."""
+    """Lock a folder that may be deleted, in a folder next to it; BusyError if another process has the lock."""
     return locked_folder(folder.with_name(f".{folder.name}"), BusyError())
 
 
 class ProgressShares(Silence):
-    """A listener that passes on the share of a run that is done, and its warnings."""
+    """A listener that forwards a run's progress (0 to 1) and its warnings."""
 
     def __init__(self, on_progress: Callable[[float | str], None], epochs: int, name: str) -> None:
         self._on_progress, self._epochs, self._name = on_progress, epochs, name
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:  # type: ignore[override]
-        """Pass on the share."""
+        """Forward the progress."""
         self._on_progress(min(0.99, (epoch - 1 + done / iterations) / self._epochs))  # tests follow
 
     def warn(self, text: str) -> None:  # type: ignore[override]
-        """Pass on a warning."""
+        """Forward a warning."""
         self._on_progress(f"{self._name}: warning: {text}")
 
 
 @dataclass(frozen=True, eq=False)
 class RunJob:
-    """A run to do, or to resume."""
+    """A run to start or to resume."""
 
     plan: Plan
     device: str
@@ -51,11 +51,11 @@ class RunJob:
 
     @property
     def name(self) -> str:
-        """Recipe and seed."""
+        """The recipe and the seed."""
         return f"{self.plan.name}, seed {self.plan.seed}"
 
     def do(self, on_progress: Callable[[float | str], None]) -> None:
-        """Do the run, once for all comparisons that want it."""
+        """Execute the run, once for all comparisons that need it."""
         listener = ProgressShares(on_progress, self.plan.recipe.schedule.epochs, self.name)
         with run_lock(self.plan.folder):
             execute(self.plan, self.device, self.data, listener, resume=True)
@@ -100,7 +100,7 @@ def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
 
 
 def slug(name: str) -> str:
-    """Return a recipe's name as part of a file's."""
+    """Return a recipe's name in a form fit for a file name."""
     return re.sub(r"[^\w.=-]+", "-", name.removesuffix(".toml")).strip("-.")
 
 
@@ -125,7 +125,7 @@ def rows_of(
     data: Path | None = None,
     begin: Callable[[int], None] = lambda runs: None,
 ) -> list[Group]:
-    """Do the runs that are missing, and return the rows of all of them and of the folders' runs.
+    """Execute the missing runs, and return the rows of all planned runs and of the folders' runs.
 
     A run counts as there if its folder has it, or one of ``folders`` has a run of the same recipe, settings, seed and
     version; recipes of the same settings share their runs. A run that fails stands in its row with its error.

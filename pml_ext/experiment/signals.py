@@ -20,7 +20,7 @@ _TWICE = 1.0  # seconds in which torchrun may pass on what its processes have ha
 
 
 class _SignalState:
-    process = 0  # that listens; 0 for none
+    process = 0  # id of the listening process; 0 if no process listens
     waits = False
     received: int | None = None
     at = 0.0
@@ -66,7 +66,7 @@ def _receive(number: int, _frame: FrameType | None) -> None:
 
 @contextlib.contextmanager
 def waiting(waits: bool = True) -> Iterator[None]:
-    """Note a first signal inside the block, see :func:`received`; with ``False``, end the run at once."""
+    """Record a first signal inside the block, see :func:`received`; with ``False``, end the run at once."""
     if not waits:
         check()
     before, _SignalState.waits = _SignalState.waits, waits
@@ -77,7 +77,7 @@ def waiting(waits: bool = True) -> Iterator[None]:
 
 
 def received() -> int | None:
-    """Return the signal that was noted; None if there was none, or nobody listens."""
+    """Return the recorded signal; None if there was no signal, or outside a listening block."""
     return _SignalState.received if _SignalState.process == os.getpid() else None
 
 

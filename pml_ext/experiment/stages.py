@@ -44,7 +44,7 @@ class Stage:
     mining: nn.Module | None  # the miner over all processes
 
     def parts(self) -> list[Any]:
-        """Return all modules of the loss and the miner, and the sampler: any of them may take part in the run."""
+        """Return all modules of the loss and the miner, and the sampler, whose hooks the run calls."""
         modules = [module for owner in (self.loss, self.miner) if owner is not None for module in owner.modules()]
         sampler = self.sampler.modules() if isinstance(self.sampler, nn.Module) else [self.sampler]
         return [*modules, *sampler]
@@ -67,7 +67,7 @@ class Stages(list[Stage]):
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
-    """Return the stages of a recipe, the recipe's own loss in the last; ConfigError for samplers as below."""
+    """Return the stages of a recipe, the recipe's own loss in the last; ConfigError as of :func:`build_sampler`."""
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
     stages, first, joined = Stages(), 1, num_processes() > 1
     for table in recipe.all_stages():
@@ -83,7 +83,7 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
         optimizer, scheduler = build_optimizer(optimizer_table, own) if own else None, None
         if optimizer is not None and optimizer_table.scheduled:
             scheduler = _scheduler(optimizer, recipe.schedule, first)
-        # A batch need not reach every parameter of a loss, and its buffers are alike in all processes.
+        # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
         trained = DistributedLoss(loss) if joined else loss
         trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
         mining = DistributedMiner(miner) if miner is not None and joined else miner
@@ -97,7 +97,7 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
 def build_optimizers(
     recipe: Recipe, trunk: nn.Module, embedder: nn.Module
 ) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
-    """Return the optimizers of trunk and embedder, where there is something to train, and their schedules, if any."""
+    """Return the optimizers of trunk and embedder, if they have parameters to train, and their schedules, if any."""
     table = recipe.optimizer
     optimizers = {
         f"{name}_optimizer": build_optimizer(table, parameters, factor)
@@ -154,7 +154,7 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
         sampler = registry.build(table.name, "sampler", context, **table.settings)
     except PmlExtError:
         raise
-    except Exception as error:  # of any kind, as a constructor raises it
+    except Exception as error:  # constructors may raise anything
         text = f"refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
         raise ConfigError(shortened(f"sampler: {table.name} {text}: {error}")) from None
     passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
@@ -181,7 +181,7 @@ def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> 
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
-    """Return :func:`build_sampler` for clusters of equal size, before training has made any."""
+    """Return :func:`build_sampler` for clusters of equal size, before training has computed any."""
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
     alike, tables = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters), [table]
@@ -192,7 +192,7 @@ def sampler_before_clusters(
 
 
 def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
-    """Give a stage the sampler of an epoch for images with clusters as labels, and its batch size, drawn too."""
+    """Give a stage the sampler of an epoch for images with clusters as labels, and a randomly drawn batch size."""
     generator, table = np.random.default_rng((seed, epoch)), stage.table.sampler
     assert table is not None
     if pseudo.batch_size is not None:

@@ -14,9 +14,9 @@ from ..errors import counted
 
 LEVEL = 0.05  # of the tests; intervals cover 1 - LEVEL
 POWER = 0.8
-MOST = 1000  # pairs that are looked at for the power
+MOST = 1000  # greatest number of pairs considered for the power
 _NO_SPREAD = 1e-12  # standard deviation below which differences are equal
-_RESAMPLES = 9999  # also the most sign changes that are all tried
+_RESAMPLES = 9999  # also the greatest number of sign changes to enumerate
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """Paired difference of a row from the baseline; None stands for what too few pairs, or equal ones, do not give."""
+    """Paired difference of a row from the baseline; None for values undefined with too few or equal pairs."""
 
     pairs: int
     p: float | None = None  # two-sided paired t-test
@@ -72,7 +72,7 @@ def paired_difference(baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL,
             (wins,), np.mean, n_resamples=_RESAMPLES, confidence_level=1 - LEVEL, method="percentile", random_state=seed
         )
         low, high = resampled.confidence_interval
-    elif wins[0] == 0.5:  # ties alone
+    elif wins[0] == 0.5:  # only ties
         low, high = 0.0, 1.0
     else:
         low, high = stats.binomtest(int(wins.sum()), pairs).proportion_ci(1 - LEVEL)
@@ -101,7 +101,7 @@ def pairs_wanted(effect: float, alpha: float = LEVEL) -> int | None:
     pairs = np.arange(2, MOST + 1)
     critical, noncentral = stats.t.ppf(1 - alpha / 2, pairs - 1), abs(effect) * np.sqrt(pairs)
     power = stats.nct.sf(critical, pairs - 1, noncentral)
-    enough = np.flatnonzero(np.nan_to_num(power, nan=1.0) >= POWER)  # nan far out, where the power is 1
+    enough = np.flatnonzero(np.nan_to_num(power, nan=1.0) >= POWER)  # nan far in the tail, where the power is 1
     return int(pairs[enough[0]]) if len(enough) else None
 
 

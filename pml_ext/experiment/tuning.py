@@ -23,9 +23,9 @@ from .records import Records
 from .run import Run
 from .running import ProgressShares, digest_of, run_lock, slug, validation_settings
 
-VALIDATION = 0.2  # share of the training classes, where a recipe holds out none
-_SEED = 0  # of all trials' runs
-_TESTS = 5  # of a trial's validation classes over its epochs
+VALIDATION = 0.2  # share of the training classes, for recipes without validation
+_SEED = 0  # seed of all trials' runs
+_TESTS = 5  # validations of a trial over its epochs
 
 
 class TrialRun(Run):
@@ -55,7 +55,7 @@ class Study:
     place: Path
 
     def optuna_study(self) -> Any:
-        """Open the study in its journal, or begin it."""
+        """Open the study in its journal, or create it."""
         with needs_extra("tune", "--tune"):
             import optuna
         from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
@@ -84,7 +84,7 @@ class Study:
         return study.ask({key: _distribution(each) for key, each in self.ranges.items()})
 
     def best(self) -> dict[str, Any]:
-        """Return the values of the best trial; nothing if none ended with a value."""
+        """Return the values of the best trial; empty if no trial ended with a value."""
         with contextlib.suppress(ValueError):
             return dict(self.optuna_study().best_params)
         return {}
@@ -96,7 +96,7 @@ class Study:
         study = self.optuna_study()
         trials = study.get_trials(deepcopy=False)
         importance: dict[str, float] = {}
-        with contextlib.suppress(ValueError, RuntimeError):  # too few trials, or all with the same value
+        with contextlib.suppress(ValueError, RuntimeError):  # too few trials, or equal values in all
             importance = optuna.importance.get_param_importances(study)
         return {
             "recipe": self.name,
@@ -175,7 +175,7 @@ class TrialJob:
 
     @property
     def name(self) -> str:
-        """Recipe and number."""
+        """The recipe and the number of the job."""
         return f"{self.study.name}, trial {self.number + 1} of {self.study.trials}"
 
     def do(self, on_progress: Callable[[float | str], None]) -> None:
@@ -228,7 +228,7 @@ class TrialJob:
             study.tell(left.number, sum(values) / len(values))
         except optuna.TrialPruned:
             study.tell(left.number, state=optuna.trial.TrialState.PRUNED)
-        except (ConfigError, TrainingError) as error:  # values that do not work are a trial too
+        except (ConfigError, TrainingError) as error:  # failing values count as a trial
             on_progress(f"{self.name} failed: {one_line(error)}")
             study.tell(left.number, state=optuna.trial.TrialState.FAIL)
         shutil.rmtree(self._folder(left.number), ignore_errors=True)

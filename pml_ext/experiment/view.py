@@ -1,4 +1,4 @@
-"""A run's data and network, as components see them: splits, labels, and embeddings that are computed once."""
+"""A run's data and network, as components may use them: splits, labels, and embeddings that are computed once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .batches import embed_batches
 from .features import FeatureCache, Features, with_features
 from .recipe import Recipe, build_dataset, build_network, build_relation, preprocessing_of
 
-SAMPLE = "train_sample"  # the split of the training images that are tested, where these are not all
+SAMPLE = "train_sample"  # the split of the training images that are tested, if not all are tested
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
 _CPU_BATCH, _CPU_VALUES = 16, 10_000_000  # images, and values of their pixels, in a forward pass of a test on a CPU
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class View:
         del tables["schedule"]["epochs"], tables["track"]  # a run may get more epochs, and other trackers
         named = json.dumps([tables, seed], sort_keys=True, default=str).encode()
         self.identity = hashlib.sha256(named).hexdigest()[:16]  # in all checkpoints of the run
-        self._kept: dict[Any, Any] = {}  # what was computed of the network as it is now
+        self._kept: dict[Any, Any] = {}  # results computed with the network's current weights
         checkpoint.seed_all(seed)
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
         self.pseudo_labels: NDArray[np.int64] | None = None  # of the training images, where clusters are their labels
@@ -65,12 +65,12 @@ class View:
         self.trunk, self.embedder = self.network.trunk, self.network.embedder
         self.frozen = recipe.model.freeze == "trunk"  # then features are computed once
         self._features: dict[tuple[str, int], Features] = {}
-        self._caches: dict[bool, FeatureCache] = {}  # of images as they are, and of augmented ones
+        self._caches: dict[bool, FeatureCache] = {}  # of plain (False) or augmented images
         self._tell = tell
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
         table, evaluation = self.recipe.data, self.recipe.evaluation
-        if self.rank > 0:  # rank 0 goes first, and may have to fetch the data
+        if self.rank > 0:  # rank 0 goes first, since it may download the data
             from_rank_0(None)
         splits = build_dataset(table, root)
         self.parents, self.note = splits.parents, splits.note
@@ -117,7 +117,7 @@ class View:
 
     @property
     def _batch_size(self) -> int:
-        """Images in a forward pass of a test: few on a CPU, where more take memory and save no time."""
+        """Images in a forward pass of a test: few on a CPU, where larger batches take memory and save no time."""
         most = self.recipe.evaluation.batch_size
         if self.device.type != "cpu":
             return most
@@ -163,13 +163,13 @@ class View:
             yield (features if layer == "trunk" else embeddings).float(), labels
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64, on the run's device; of ``"train"``, perhaps clusters."""
+        """Return the labels of a split, ``[N]``, int64, on the run's device; which may be clusters for ``"train"``."""
         if split == "train" and self.pseudo_labels is not None:
             return torch.as_tensor(self.pseudo_labels, device=self.device)
         return self.true_labels(split)
 
     def true_labels(self, split: str) -> Tensor:
-        """Return the labels that the data have, which tests go by."""
+        """Return the labels that the data have, which tests use."""
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabeledImages:
@@ -198,7 +198,7 @@ class View:
         return self._kept[key]  # type: ignore[no-any-return]
 
     def changed(self) -> None:
-        """Clear what was computed with the network's old weights."""
+        """Clear the results computed with the network's old weights."""
         self._kept.clear()
 
     def checkpoint(self, name: str) -> Path:

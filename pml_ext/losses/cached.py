@@ -1,4 +1,4 @@
-"""Gradient caching: a batch larger than the network's memory, in micro-batches, with the loss of the whole batch."""
+"""Gradient caching: the loss of a whole batch that is too large for the network, which runs in micro-batches."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from .calling import WrapperCapabilities, call_loss, check_module
 
 
 class CachedGradients(nn.Module):
-    r"""The loss of a batch whose network runs in micro-batches, with the gradients of the whole batch.
+    r"""The loss of a whole batch, gradients included, while the network runs in micro-batches.
 
-    The network embeds one micro-batch after the other and keeps nothing but its inputs; the loss sees the embeddings
-    of the whole batch; in the backward pass each micro-batch is computed again and takes its share of the gradient
-    (gradient caching). Pairs, hard negatives and memories are of the whole batch, unlike in gradient accumulation.
+    The network embeds one micro-batch after the other and saves only its inputs. The loss sees the embeddings of the
+    whole batch. The backward pass recomputes each micro-batch and backpropagates its part of the gradient (gradient
+    caching). Unlike in gradient accumulation, pairs, hard negatives and memories come from the whole batch.
 
-    Dropout, and batch norm in training mode, which a warning names, are of each micro-batch.
+    Dropout and training-mode batch norm act on each micro-batch; batch norm causes a warning.
 
-    *Cost:* the network twice forward and once backward; memory of one micro-batch and of the embeddings.
+    *Cost:* two forward passes and one backward pass of the network; memory of one micro-batch and of the embeddings.
 
     Args:
-        network: from inputs ``[B, ...]`` to embeddings ``[B, D]``.
+        network: maps inputs ``[B, ...]`` to embeddings ``[B, D]``.
         loss: any loss of PML or of ours, or a wrapper around one.
         micro_batch: how many inputs the network gets at a time, at least 1.
         miner: finds the ``indices_tuple``, or None.
@@ -56,7 +56,7 @@ class CachedGradients(nn.Module):
             """Return the loss of the whole batch: see :meth:`forward`."""
 
     def forward(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
-        """Return the loss of the whole batch of inputs ``[B, ...]``; further arguments as of the loss."""
+        """Return the loss of the whole batch of inputs ``[B, ...]``; further arguments are those of the loss."""
         embeddings = self.network(inputs)
         if self.miner is not None and others.get("indices_tuple") is None:
             others["indices_tuple"] = self.miner(embeddings, labels)
@@ -64,7 +64,7 @@ class CachedGradients(nn.Module):
 
 
 class MicroBatched(nn.Module):
-    """A network that runs in micro-batches and keeps their inputs alone; see :class:`CachedGradients`."""
+    """A network that runs in micro-batches and saves only their inputs; see :class:`CachedGradients`."""
 
     def __init__(self, network: nn.Module, micro_batch: int) -> None:
         check_count("CachedGradients", "micro_batch", micro_batch)
@@ -85,7 +85,7 @@ class MicroBatched(nn.Module):
                 TrainingWarning,
                 stacklevel=2,
             )
-        contexts = contextlib.nullcontext(), _StatisticsKept(self.network)  # of the forward and the backward pass
+        contexts = contextlib.nullcontext(), _StatisticsKept(self.network)  # for the forward pass and its recomputation
         parts = torch.split(inputs, self.micro_batch)
         outputs = [checkpoint(self.network, x, use_reentrant=False, context_fn=lambda: contexts) for x in parts]
         return torch.cat(outputs)
@@ -97,7 +97,7 @@ def _batch_norms(network: nn.Module) -> list[Any]:
 
 
 class _StatisticsKept:
-    """A block that leaves the statistics of batch norms as they are: they have counted the batch already."""
+    """Context that restores batch norm statistics on exit: the first forward pass has already updated them."""
 
     def __init__(self, network: nn.Module) -> None:
         self._network = network

@@ -1,4 +1,4 @@
-"""Calls and capabilities of losses, for what wraps them."""
+"""Calls and capabilities of losses, for the wrappers around them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..pairwise import Relation, check_batch, check_indices_tuple, check_referen
 
 
 class WrapperCapabilities:
-    """The ``capabilities`` of a class that wraps losses: ``at_most`` of the class, ``of(self)`` of an instance.
+    """Descriptor for ``capabilities`` of a loss wrapper: ``at_most`` on the class, ``of(self)`` on an instance.
 
-    An instance takes ``relation=`` in a call only where ``at_most`` has it.
+    An instance declares ``relation``, and takes ``relation=`` in a call, only if ``at_most`` has it.
     """
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
@@ -26,7 +26,7 @@ class WrapperCapabilities:
 
 
 class WrapsLoss:
-    """Mixin of wrappers around a ``loss``: its capabilities decide whether it fits, and they have its relation."""
+    """Mixin of wrappers around a ``loss``: capabilities decide which losses fit; a wrapper has its loss's relation."""
 
     loss: torch.nn.Module
 
@@ -41,7 +41,7 @@ class WrapsLoss:
 
 
 def check_module(owner: object, name: str, module: Any, example: str) -> None:
-    """Raise TypeError unless a setting is a module, not the class of one."""
+    """Raise TypeError unless a setting is a module; the class of a module is refused too."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{name} of {type(owner).__name__} must be an object such as {example}; got {module!r}")
 
@@ -57,14 +57,14 @@ def takes_all_pairs(loss: torch.nn.Module) -> bool:
 
 
 def relation_of(module: torch.nn.Module | None) -> Relation | None:
-    """Return the relation of a loss, a wrapper or a miner; None where labels are compared."""
+    """Return the relation of a loss, a wrapper or a miner; None if it compares labels for equality."""
     return getattr(unwrapped(module), "relation", None) if module is not None else None
 
 
 def check_call(
     relation: Relation | None, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Any, ref_labels: Any
 ) -> tuple[Any, Any]:
-    """Check the arguments of a wrapper; return labels and ref_labels, as tensors where a relation takes lists too."""
+    """Check a wrapper's arguments; return labels and ref_labels, converted to tensors if a relation takes lists."""
     check_indices_tuple(indices_tuple)
     check_batch(embeddings, labels if relation is None else None)
     check_references(embeddings, ref_emb, ref_labels if relation is None or ref_emb is None else None)
@@ -91,7 +91,7 @@ def call_loss(
 
 
 def shift_indices(indices_tuple: tuple[Tensor, ...], places: Tensor, first: int = 0) -> tuple[Tensor, ...]:
-    """Return pairs or triplets whose anchors are counted from ``first``, and whose partners are at ``places``."""
+    """Return pairs or triplets with ``first`` added to each anchor and each partner i replaced by ``places[i]``."""
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
     indices = [index.to(places.device) for index in indices_tuple]
     return tuple(index + first if number in anchors else places[index] for number, index in enumerate(indices))

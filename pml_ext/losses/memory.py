@@ -33,31 +33,31 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     is an anchor whose partners are all rows of the queue but its own. Past embeddings have no gradient; the batch's own
     do, so that a memory exactly as large as the batch gives the plain loss, gradients included.
 
-    The loss is any with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"``. A regularizer sees the
-    batch alone. Only training fills the queue: in ``eval()``, and where gradients are disabled, a batch is compared
-    with the queue and does not enter. :meth:`add_to_memory` writes in any mode.
+    Any loss with the capabilities ``"labels"``, ``"indices_tuple"`` and ``"references"`` fits. A regularizer sees only
+    the batch. Only training fills the queue: in ``eval()``, and where gradients are disabled, a batch is compared with
+    the queue and does not enter it. :meth:`add_to_memory` writes in any mode.
 
-    Queue, cursor and fill level are in the ``state_dict``: a memory saved and loaded gives the next loss to the last
-    digit. Each process keeps the queue of its own batches (no buffer, which DistributedDataParallel would overwrite),
-    or all the same one with ``DistributedLoss(CrossBatchMemory(...))``.
+    Queue, cursor and fill level are in the ``state_dict``: a restored memory gives the next loss to the last digit.
+    Each process has a queue of its own batches (not a buffer, since DistributedDataParallel would overwrite it); with
+    ``DistributedLoss(CrossBatchMemory(...))`` all processes have the same queue.
 
-    *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; pair losses of ours work in tiles, so
-    that a million references fit. PML's losses get a list of all ``B * memory_size`` pairs, unless a miner chooses.
+    *Cost:* that of the loss on ``B`` embeddings and ``memory_size`` references; our pair losses work in tiles, so that
+    a million references fit. PML's losses get a list of all ``B * memory_size`` pairs, or of those that a miner chose.
 
     Args:
         loss: the loss.
         embedding_size: D, the length of an embedding.
         memory_size: how many embeddings the queue holds; at least the batch size.
         miner: finds pairs or triplets between the batch and the queue; None for all pairs.
-        detach_batch: whether the batch's own rows in the queue are without gradient as well, as in PML's memory.
-        first_epoch: in a run of ``pml-ext train``, the epoch from which on it is active.
+        detach_batch: whether the batch's own rows in the queue have no gradient either, as in PML's memory.
+        first_epoch: in a run of ``pml-ext train``, the first epoch in which the memory is active.
 
     Attributes:
-        active: False for the plain loss (and the miner on the batch alone), which leaves the queue as it is.
+        active: if False, a call gives the plain loss, mined within the batch, and does not change the queue.
         embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``; ``[memory_size, C]`` for
             label sets, where the loss has a relation.
-        queue_idx: the row that the next batch begins at; the rows before it are filled, or all (``has_been_filled``).
-        curr_batch_idx: the rows that the last batch entered.
+        queue_idx: the row at which the next batch begins; rows before it are filled, or all if ``has_been_filled``.
+        curr_batch_idx: the rows that hold the last batch.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -68,7 +68,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     *Source:* Wang et al., Cross-Batch Memory for Embedding Learning, 2020, https://arxiv.org/abs/1912.06798.
     """
 
-    capabilities = frozenset({"labels", "indices_tuple", "state"})  # its own references take the place of the loss's
+    capabilities = frozenset({"labels", "indices_tuple", "state"})  # the queue serves as the loss's references
     expected_failed_checks: ClassVar[dict[str, str]] = {
         "check_tensors_are_registered": "the queue is each process's own, and in the state dict without being a buffer"
     }
@@ -121,11 +121,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         self.curr_batch_idx = torch.zeros(0, dtype=torch.long)
         self._cursor, self.has_been_filled = torch.tensor(0, device="cpu"), False
 
-    # A tensor, since torch.compile compiles again for every value of a module's integer; on the CPU, where reading it
-    # does not wait for a device.
+    # The cursor is a tensor, since torch.compile recompiles for every new value of an integer attribute. It is on the
+    # CPU, so that reading it does not wait for a device.
     @property
     def queue_idx(self) -> int:
-        """The row that the next batch begins at."""
+        """The row at which the next batch begins."""
         return int(self._cursor)
 
     @property
@@ -140,11 +140,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         indices_tuple: tuple[Tensor, ...] | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the queue; in training, after it has entered.
+        """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the queue; in training, it enters first.
 
         An ``indices_tuple`` adds pairs or triplets of rows of the batch. Rows where ``enqueue_mask``, ``[B]``, is True
-        enter the queue without gradient and are no anchors (the keys of a momentum encoder, say); the others are
-        anchors and do not enter.
+        enter the queue without gradient and are not anchors (for example, the keys of a momentum encoder). The other
+        rows are anchors and do not enter the queue.
         """
         labels, _ = check_call(self.relation, embeddings, labels, indices_tuple, None, None)
         if labels is None:
@@ -171,7 +171,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             if len(embeddings) == 0 or (len(queue) == 0 and indices_tuple is None):
                 return 0 * embeddings.sum()
             own = self.curr_batch_idx
-            if indices_tuple is not None and not in_queue:  # the batch stands behind the queue, for the tuple alone
+            if indices_tuple is not None and not in_queue:  # the batch is appended to the queue, for the tuple only
                 own = len(queue) + torch.arange(len(embeddings), device=embeddings.device)
             mined: Any = AllButItself(own) if in_queue else None
             if indices_tuple is not None or self.miner is not None or not takes_all_pairs(self.loss):
@@ -200,7 +200,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
-        """Write embeddings over the oldest rows of the queue, as a call in training does; ``batch_size`` is PML's."""
+        """Write embeddings over the oldest rows of the queue, as a call in training does; ``batch_size`` is unused."""
         labels, _ = check_call(self.relation, embeddings, labels, None, None, None)
         count = len(embeddings)
         if count > self.memory_size:
@@ -225,7 +225,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         self._cursor = (self._cursor + count) % self.memory_size
 
     def snapshot(self, count: int) -> Callable[[], None]:
-        """Return a function that puts the queue back to how it is now, after one call that enters embeddings."""
+        """Return a function that restores the queue's present state after a call that enters ``count`` embeddings."""
         rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
         rows = rows.to(self.embedding_memory.device)
         held, labels = self.embedding_memory[rows], self.label_memory[rows]
@@ -250,7 +250,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     def _mined(
         self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, own: Tensor | None
     ) -> tuple[Tensor, ...]:
-        """Return what the miner finds between the batch and the queue, or all pairs; no embedding with itself."""
+        """Return the miner's indices between batch and queue, or all pairs; no embedding is paired with itself."""
         if self.miner is not None and len(queue):
             mined = self.miner(embeddings, labels, queue, queue_labels)
         elif self.relation is not None:
@@ -289,7 +289,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 f"size mismatch for {prefix}embedding_memory: it has shape {tuple(embeddings.shape)} in the state, "
                 f"{tuple(self.embedding_memory.shape)} in a memory of these sizes"
             )
-        else:  # in the dtypes of the state
+        else:  # keep the dtypes of the state
             self.embedding_memory = embeddings.detach().to(self.embedding_memory.device, copy=True)
             self.label_memory = labels.detach().to(self.label_memory.device, copy=True)
             self._cursor = torch.tensor(int(cursor), device="cpu")
@@ -301,7 +301,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
 
 def _joined(mined: tuple[Tensor, ...], added: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Return both tuples in one, in the form of the first."""
+    """Return both tuples concatenated, as pairs or triplets like the first."""
     if len(mined) == 4 and len(added) == 3:
         added = convert_to_pairs(added, None)
     elif len(mined) == 3 and len(added) == 4:

@@ -43,7 +43,7 @@ class Given(NamedTuple):
     indices_tuple: tuple[Tensor, ...] | None
     ref_emb: Tensor
     ref_labels: Tensor | None
-    own: Tensor | None  # the reference that is a copy of each embedding, [B]
+    own: Tensor | None  # the column of each embedding's own copy, [B]
     related: Related | None  # a relation and its labels, where these are not classes
 
 
@@ -57,23 +57,23 @@ class PairLossSettings(LossSettings, total=False):
 class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
     """Base of losses over the pairs or triplets of a batch. A subclass writes its settings and its equation.
 
-    The base checks the batch, leaves autocast and half precision, computes the matrix of the distance and the masks of
-    positive and negative pairs, and answers an empty batch with 0. Where ``tiles`` says so, it also computes tiles of
-    anchors with all of their columns: same value and gradient, memory linear in the batch.
+    The base checks the batch, disables autocast, converts half precision to float32, computes the distance matrix and
+    the masks of positive and negative pairs, and returns 0 for an empty batch. If ``tiles`` is set, it can also compute
+    tiles of anchors with all columns: same value and gradient, memory linear in the batch.
 
     Class attributes:
         nearer: ``"larger"`` where the equation is written for similarities (the default distance is then the cosine
             similarity), ``"smaller"`` where it is written for distances (then the Euclidean distance of normalized
             embeddings), ``"either"`` where it takes both.
         recorded: names of the statistics that :meth:`record` sets with ``collect_stats``.
-        tiles: ``"rows"`` where what an anchor gives depends on its own row alone; ``"classes"`` where it depends on the
-            rows of its class too; None where the equation needs the whole matrix.
-        graded: whether the equation uses ``pairs.weights``, those of positive pairs by a graded relation.
+        tiles: ``"rows"`` if an anchor's value depends only on its own row; ``"classes"`` if it also depends on the rows
+            of its class; None if the equation needs the whole matrix.
+        graded: whether the equation uses ``pairs.weights``, the weights of positive pairs in a graded relation.
 
     Args:
-        tile_size: how many anchors are computed at a time; None chooses.
-        relation: in place of equal labels, a :class:`pml_ext.SharedLabel`, :class:`pml_ext.Hierarchy`, ...; a call may
-            have another one.
+        tile_size: number of anchors per tile; None chooses it.
+        relation: replaces equality of labels: a :class:`pml_ext.SharedLabel`, :class:`pml_ext.Hierarchy`, ...; a call
+            may override it.
         kwargs: PML's keyword arguments of losses.
 
     Raises:
@@ -100,20 +100,20 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             _REQUIRED[self.nearer](self, self.distance)
         self._check_relation(relation)
         self.tile_size, self.relation = tile_size, relation
-        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # of statistics, of the tile at hand
+        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # totals and counts of statistics in the current tile
         self.add_to_recordable_attributes(list_of_names=number_settings(type(self)), is_stat=False)
         self.add_to_recordable_attributes(list_of_names=list(self.recorded), is_stat=True)
 
     def equation(self, pairs: Pairs) -> Terms:
-        """Return the values, unreduced: :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
+        """Return unreduced values, made by :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return how the equation of a matrix with so many rows is compiled; asked under ``torch.compile``.
+        """Return how ``torch.compile`` treats the equation for a matrix with this number of rows.
 
-        ``alone``: pairs follow from the labels of the batch alone. True: ``pairs.listed`` may be all places, so that no
-        shape follows from the labels (for a reducer that weighs all values alike). False: the loss is to run outside of
-        the graph. None: the equation has no such shapes, and is one graph.
+        ``alone``: whether pairs follow only from the batch's labels. True: ``pairs.listed`` may be all matrix entries,
+        so that no shape depends on the labels (for a reducer that weights all values equally). False: the loss runs
+        outside the graph. None: no shape of the equation depends on the labels, and it is one graph.
         """
         return None
 
@@ -126,7 +126,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_labels: Tensor | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss; arguments as in PML's losses, labels as the relation takes them, if there is one."""
+        """Return the reduced loss; arguments as in PML's losses; with a relation, labels are in its form."""
         self._check_relation(relation)
         if (relation := self.relation if relation is None else relation) is not None:
             found = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
@@ -146,7 +146,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             )
 
     def _everywhere(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
-        """Return :meth:`takes_all_places` of a batch; False for listed triplets and for values wanted one by one."""
+        """Return :meth:`takes_all_places`; False, not True, for listed triplets, statistics and per-value reducers."""
         alone = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
         takes = self.takes_all_places(len(embeddings), alone)
         listed = indices_tuple.indices_tuple if isinstance(indices_tuple, Related) else indices_tuple
@@ -206,7 +206,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         }
 
     def _in_tiles(self, size: int, given: Given) -> Terms:
-        """Return the same terms, computed ``size`` anchors at a time."""
+        """Return the terms of :meth:`_dense`, computed ``size`` anchors at a time."""
         embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related = given
         references, order, ends = ref_emb is not embeddings, None, None
         alone = not references and indices_tuple is None and related is None
@@ -217,7 +217,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             ends = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
             ref_emb = embeddings
         own_apart = own is not None and self.tiles == "rows" and ref_emb.requires_grad
-        if own_apart:  # a memory's other rows have no gradient: it would be as large as the memory
+        if own_apart:  # only own rows need a gradient; that of all rows would be as large as the memory
             ref_emb = ref_emb.detach()
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
@@ -263,7 +263,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         return joined.terms(results)
 
     def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
-        """Set recorded statistics, where they are wanted: tensors by name, or totals and what they are divided by."""
+        """Set statistics by name if ``collect_stats``: tensors, to be averaged, or pairs (total, divisor)."""
         if not self.collect_stats:
             return
         for name, value in statistics.items():
@@ -271,7 +271,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             self._sums[name] = total.detach(), torch.as_tensor(count, dtype=total.dtype, device=total.device)
 
     def _statistics(self, like: Tensor) -> list[Tensor]:
-        """Return totals and counts of the tile at hand, each of one entry."""
+        """Return the current tile's totals and counts of statistics, one entry each."""
         if not self.collect_stats:
             return []
         none = like.new_zeros(()), like.new_zeros(())
@@ -292,14 +292,14 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
 
 class _JoinedTerms:
-    """Terms of tiles as tensors that can be joined, and back; ``order``, ``[B]``: the row that each row of tiles is."""
+    """Conversion of tiles' terms to tensors to concatenate, and back; ``order``, ``[B]``: batch row of each row."""
 
     def __init__(self, owner: str, order: Tensor | None) -> None:
         self._owner, self._order = owner, order
-        self._kinds: dict[str, tuple[str, bool]] = {}  # by name: the kind of reduction, and whether values are elements
+        self._kinds: dict[str, tuple[str, bool]] = {}  # by name: reduction type, and whether the divisor is the count
 
     def flat(self, terms: Terms, start: int) -> list[Tensor]:
-        """Return the values of a tile that begins at a row, and then their indices and divisors."""
+        """Return the values of a tile whose first row is ``start``, followed by their indices and divisors."""
         values, rest = [], []
         for name, info in terms.items():
             losses, indices, divisor = info["losses"], info["indices"], info.get("divisor")
@@ -318,7 +318,7 @@ class _JoinedTerms:
         return [*values, *rest]
 
     def terms(self, results: tuple[Tensor, ...]) -> Terms:
-        """Return the terms of the whole batch, pairs in row-major order, from what :meth:`flat` gave, joined."""
+        """Return the terms of the whole batch, pairs in row-major order, from the joined results of :meth:`flat`."""
         terms, left = {}, iter(results[len(self._kinds) :])
         for losses, (name, (kind, elements)) in zip(results, self._kinds.items(), strict=False):
             indices = [next(left) for _ in range({"element": 1, "triplet": 3}.get(kind, 2))]

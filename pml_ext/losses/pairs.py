@@ -18,14 +18,14 @@ Triplets = tuple[Tensor, Tensor, Tensor]
 
 
 class AllButItself(NamedTuple):
-    """An ``indices_tuple`` for all pairs by the labels, where the references have the batch at ``places``, ``[B]``."""
+    """An ``indices_tuple`` for all pairs by label, except embedding i with its own copy, reference ``places[i]``."""
 
     places: Tensor
 
 
 @dataclasses.dataclass
 class Pairs:
-    """The pairs of a batch: of all anchors, or of a tile of T of them. Matrices are ``[T, R]``."""
+    """The pairs of all anchors of a batch, or of a tile of T anchors. Matrices are ``[T, R]``."""
 
     matrix: Tensor  # similarities or distances, by the loss's distance
     positives: Tensor  # masks
@@ -35,19 +35,19 @@ class Pairs:
     ref_emb: Tensor  # the columns, [R, D], likewise
     distance: BaseDistance
     references: bool  # whether the columns are references and not the batch itself
-    labels: Tensor | None = None  # of the anchors, where pairs follow from the labels of the batch alone
-    triplets: Triplets | None = None  # of an indices_tuple of three, anchors as rows of the tile
-    first: int = 0  # the row of the batch that the first anchor is
-    whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in its order
-    normalized: tuple[Tensor, Tensor] | None = None  # anchors and columns as the distance takes them
-    compare: Callable[[Tensor, Tensor], Tensor] | None = None  # the matrix of two sets of such
-    everywhere: bool = False  # all places stand for the positive pairs; see PairLoss.takes_all_places
+    labels: Tensor | None = None  # of the anchors, if pairs follow only from the batch's labels
+    triplets: Triplets | None = None  # of an indices_tuple of triplets; anchors are rows of the tile
+    first: int = 0  # the first anchor's row in the batch
+    whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in the same order
+    normalized: tuple[Tensor, Tensor] | None = None  # anchors and columns, as points and columns return them
+    compare: Callable[[Tensor, Tensor], Tensor] | None = None  # gives the matrix of two such tensors
+    everywhere: bool = False  # listed has every entry of the matrix; see PairLoss.takes_all_places
 
     @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:
         """Anchors (rows of the tile) and partners (columns) of the positive pairs, each ``[P]``, in row-major order.
 
-        A GPU waits for P. ``everywhere`` these are all places, ``[T * R]``, and :func:`per_pair` leaves out the others.
+        The host waits for a GPU to get P. With ``everywhere`` all entries are listed, and :func:`per_pair` masks them.
         """
         return all_places(self.positives) if self.everywhere else self._listed
 
@@ -71,9 +71,9 @@ class Pairs:
         return normalized
 
     def between(self, partners: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the matrix ``[U, R]`` of some columns ``[P]``, each once, with all, and the row of each, ``[P]``.
+        """Return the matrix ``[U, R]`` of the distinct partners with all columns, and each partner's row in it.
 
-        A GPU waits for U where the columns are references or the tile does not hold them.
+        Without ``whole_classes``, the host waits for a GPU to get U.
         """
         if self.whole_classes:
             return self.matrix, partners - self.first
@@ -82,19 +82,19 @@ class Pairs:
             used = partners.new_zeros(1)
         if self.compare is not None:
             return self.compare(self.columns[used], self.columns), rows
-        # not of the cached columns: cached in a part that the backward pass computes again, they would lose gradients
+        # not from the cached columns: cached in a part that the backward pass recomputes, they would lose gradients
         return self.distance(self.ref_emb[used], self.ref_emb), rows
 
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per anchor, ``[T]``; ``divisor``: how many elements they stand for, if not T."""
+    """Return terms of one value per anchor, ``[T]``; ``divisor``: number of elements in a mean, T by default."""
     return _term(losses, torch.arange(len(losses), device=losses.device), "element", divisor)
 
 
 def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None) -> Terms:
-    """Return terms of one value per positive pair, ``[P]``, in the order of ``pairs.listed``, finite at all places.
+    """Return terms of one value per positive pair, ``[P]``, in the order of ``pairs.listed``; all must be finite.
 
-    ``divisor``: how many elements they stand for, if not P.
+    ``divisor``: number of elements in a mean, P by default.
     """
     if pairs.everywhere:
         mask = pairs.positives.flatten()

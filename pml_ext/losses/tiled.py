@@ -52,7 +52,7 @@ class _SummedByRow(_TiledLoss):
                 )
 
     def finished(self, terms: Terms, given: Given) -> Terms:
-        """Reduce the terms here if a reducer of PML was given, which would take the sums for single values."""
+        """Reduce the terms here if the reducer is PML's, which would mistake row sums for single values."""
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
             if not isinstance(reducer, SumOverDivisorReducer) and info["reduction_type"] in ("element", "pos_pair"):
@@ -174,7 +174,7 @@ class TiledNTXentLoss(_TiledLoss):
         self.temperature = temperature
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
-        """Return True: a value for every place costs no more than the matrix."""
+        """Return True: a value for every entry costs no more than the matrix."""
         return True
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -293,7 +293,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         return per_pair(totals, pairs, divisor=counts.sum())
 
     def _values(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor | None = None) -> Tensor:
-        """Return the losses of triplets, ``[T]``; without ``n``, of pairs with every column, ``[P, R]``."""
+        """Return the losses of triplets, ``[T]``; without ``n``, of pairs (a, p) with every column as n, ``[P, R]``."""
         columns = slice(None) if n is None else n
         d_ap, d_an = pairs.matrix[a, p], pairs.matrix[a, columns]
         if self.swap:

@@ -52,7 +52,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
     Args:
         loss: any PML loss or loss wrapper.
-        regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML; a labeled one is refused beside a loss with
+        regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML; a labeled one is refused if the loss has
             a relation.
         weight: of the regularizer; may be 0.
         kwargs: as in PML's losses.
@@ -88,7 +88,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether the loss does; see :func:`takes_all_pairs`."""
+        """Whether the loss accepts AllButItself; see :func:`takes_all_pairs`."""
         return takes_all_pairs(self.loss)
 
     def forward(
@@ -99,9 +99,9 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         ref_emb: Tensor | None = None,
         ref_labels: Any = None,
     ) -> Any:
-        """Return the weighted sum; arguments as of the loss."""
+        """Return the weighted sum; arguments are those of the loss."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        if self.relation is not None and labels is not None and labels.ndim > 1:  # which PML's base refuses
+        if self.relation is not None and labels is not None and labels.ndim > 1:  # PML's base refuses label sets
             indices_tuple, labels, ref_labels = _Given(labels, indices_tuple, ref_labels), None, None
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
 
@@ -134,7 +134,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     Args:
         losses: a list or a dictionary of losses, PML's or registered ones; at least one.
-        miners: a miner, or None, for each loss of a list; for some of the keys of a dictionary.
+        miners: a miner or None for each loss of a list, or miners for some of the keys of a dictionary.
         weights: a number for each loss; 1 by default, 0 is allowed.
     """
 
@@ -162,7 +162,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether all of the losses do, and none has a miner; see :func:`takes_all_pairs`."""
+        """Whether all losses accept AllButItself and there is no miner; see :func:`takes_all_pairs`."""
         return not self.miners and all(takes_all_pairs(loss) for _, loss in self.items())
 
     @property
@@ -198,12 +198,12 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[misc]
     r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
 
-    Values are those of PML's, which refuses our losses by name; here the capabilities of a loss decide (see
+    It gives the values of PML's class, which accepts losses by name. Here the capabilities of a loss decide (see
     :func:`pml_ext.components.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
 
     Args:
-        loss: the loss; it has ``"labels"``, and ``"references"`` where ``symmetric`` is False, and no memory, number of
-            classes or processes.
+        loss: a loss with the capability ``"labels"``, and ``"references"`` if ``symmetric`` is False; without a memory,
+            a fixed number of classes, or DistributedLoss inside.
         symmetric: whether the views are anchors too, as one batch of twice the size; else they are references.
     """
 
@@ -233,7 +233,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
 
 
 def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
-    """Return the reason why a loss does not fit into SelfSupervisedLoss, or nothing."""
+    """Return the reason why a loss does not fit into SelfSupervisedLoss, or an empty string."""
     name, has = type(unwrapped(loss)).__name__, capabilities(unwrapped(loss))
     if "labels" not in has:
         return f"{name} takes no labels"
@@ -245,7 +245,7 @@ def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
             return f"{part} compares with past batches, where other images have the same labels"
         if hasattr(module, "num_classes"):
             return f"{part} has a fixed number of classes; take a loss that compares embeddings with each other"
-    # PML's list has NCALoss too, which takes references, if only other ones than the batch itself.
+    # PML's list also has NCALoss, which takes references if they are not the batch itself.
     fits = symmetric or "references" in has or name in pml.SelfSupervisedLoss.supported_losses()
     return "" if fits else f"{name} takes no references; type symmetric=True"
 
@@ -255,9 +255,9 @@ class WithRelation(torch.nn.Module):
 
     Labels have any form that the relation takes. Our pair losses and miners get the relation itself. Another loss gets
     all positive and negative pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``, ``FastAPLoss``,
-    ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` need labels and refuse. Another miner is called once for each
-    anchor, with the related items as references, labeled positive or negative. The result is that of the whole batch
-    for a miner that chooses for each anchor by itself: all of PML's but ``HDCMiner`` and ``UniformHistogramMiner``.
+    ``NCALoss``, ``NPairsLoss`` and ``SmoothAPLoss`` need labels and raise an error. Another miner is called once
+    for each anchor, with its positives and negatives as references. The result is that of the whole batch if the miner
+    treats each anchor independently: all of PML's but ``HDCMiner`` and ``UniformHistogramMiner``.
 
     *Cost:* around PML's losses a list of all pairs; around PML's miners a call for each anchor. Around ours, nothing.
 
@@ -266,7 +266,7 @@ class WithRelation(torch.nn.Module):
         relation: not graded, unless the loss is one of ours that takes weights.
 
     Raises:
-        TypeError: something else. ValueError: a graded relation for a loss or miner of PML.
+        TypeError: any other loss, miner or relation. ValueError: a graded relation for a loss or miner of PML.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -297,7 +297,7 @@ class WithRelation(torch.nn.Module):
         self.inner, self.relation = loss_or_miner, relation
 
     def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
-        """Return the loss or the mined indices; arguments as of the loss or the miner inside."""
+        """Return the loss or the mined indices; arguments are those of the loss or miner inside."""
         return (self._mined if self.mines else self._loss)(embeddings, labels, *arguments, **named)
 
     def _loss(

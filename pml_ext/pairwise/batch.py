@@ -11,14 +11,14 @@ from torch import Tensor
 
 from .transforms import apart
 
-_LEAST_HALF = 2.0**-8  # the length that a row of float16 counts as where it is shorter, in the gradient
+_LEAST_HALF = 2.0**-8  # a shorter row of float16 has the gradient of a row of this length
 
 
 def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] = ("embeddings", "labels")) -> None:
-    """Refuse embeddings ``[B, D]``, floating point, and labels ``[B]``, integers or booleans, that do not fit together.
+    """Check embeddings ``[B, D]``, floating point, and labels ``[B]``, integers or booleans, by dtype and shape.
 
-    Floating point labels, which PML takes, are refused: float32 merges 16777216 and 16777217. ``names`` are for the
-    texts. Raises TypeError for no tensor or a wrong dtype, ValueError for a wrong shape.
+    Floating point labels, which PML takes, are refused: float32 merges 16777216 and 16777217. ``names`` appear in
+    the messages. Raise TypeError for a wrong dtype or a value that is no tensor, ValueError for a wrong shape.
     """
     what, labels_what = names
     if not isinstance(embeddings, Tensor) or not embeddings.is_floating_point():
@@ -40,7 +40,7 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
 
 
 def check_indices_tuple(indices_tuple: Any) -> None:
-    """Refuse an ``indices_tuple`` that is no tuple or list, such as references in its place, with a TypeError."""
+    """Raise TypeError unless an ``indices_tuple`` is None, a tuple or a list; references are a common mistake."""
     if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
         raise TypeError(
             "indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
@@ -50,7 +50,7 @@ def check_indices_tuple(indices_tuple: Any) -> None:
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
-    """Refuse references ``[R, D]`` and their labels that fit neither together nor to embeddings ``[B, D]``."""
+    """Check references ``[R, D]`` and their labels against each other and against embeddings ``[B, D]``."""
     if ref_emb is None:
         if ref_labels is not None:
             raise ValueError("ref_labels are given without ref_emb, the references they belong to")
@@ -63,7 +63,7 @@ def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
 
 
 def describe(value: Any) -> str:
-    """Return a value in words, for the text of an error."""
+    """Describe a value for an error message."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -74,8 +74,8 @@ def describe(value: Any) -> str:
 def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
     """Return ``x`` itself if it is float32 or float64, else ``x`` in float32.
 
-    Where ``x`` are rows that will be ``normalized``, a row of float16 shorter than 2^-8 gets the gradient of a row of
-    that length, at most 256 times that of the normalized row: float16 ends at 65,504.
+    If the rows of ``x`` will be ``normalized``, a float16 row shorter than 2^-8 gets the gradient of a row of that
+    length, at most 256 times that of the normalized row, since the largest float16 is 65,504.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if not normalized or x.dtype != torch.float16:
@@ -88,7 +88,7 @@ def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
 def pair_to_full_precision(
     embeddings: Tensor, ref_emb: Tensor | None, normalized: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Return embeddings and references in one dtype, float32 or float64; one object if they are one."""
+    """Return embeddings and references in one dtype, float32 or float64; the same object if they are the same."""
     first = to_full_precision(embeddings, normalized)
     if ref_emb is None or ref_emb is embeddings:
         return first, None if ref_emb is None else first
@@ -105,7 +105,7 @@ def normalizes(module: Any) -> bool:
 
 
 def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
-    """Return a loss's value, or NaN where an input holds NaN or infinity, in rows without partners too."""
+    """Return a loss's value, or NaN if any row of an input has NaN or infinity, even one without partners."""
     if not isinstance(value, Tensor):
         return value
     for x in inputs:
@@ -115,7 +115,7 @@ def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
     return value
 
 
-# Asked once, since torch.compile of torch 2.4 cannot trace the question.
+# Computed at import, since torch.compile of torch 2.4 cannot trace is_autocast_available.
 _WITH_AUTOCAST = frozenset(name for name in ("cpu", "cuda", "mps", "xpu") if torch.amp.is_autocast_available(name))
 
 
@@ -123,7 +123,7 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context without autocast on a device, if the device has autocast at all."""
     if device.type not in _WITH_AUTOCAST:
         return nullcontext()
-    if not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):  # the question breaks a graph
+    if not (torch.compiler.is_compiling() or torch.is_autocast_enabled(device.type)):  # the query breaks a graph
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
@@ -131,8 +131,8 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
 class FullPrecisionForward:
     """Mixin before PML's loss base that checks the batch and runs loss, regularizer and reducer in float32 or float64.
 
-    A number that is NaN or infinite, in any row of embeddings or references, makes the value NaN. A loss with
-    ``capabilities`` of labels alone refuses a call without them, or with anything else.
+    A NaN or infinite number in any row of embeddings or references makes the value NaN. A loss whose only capability
+    is ``"labels"`` refuses a call without labels or with an indices_tuple or references.
     """
 
     def forward(
@@ -146,8 +146,8 @@ class FullPrecisionForward:
         """Return the reduced loss of embeddings ``[B, D]``, of any floating point dtype, as in PML.
 
         Labels ``[B]`` may be None with an ``indices_tuple``, of triplets (three index tensors) or pairs (four).
-        References ``[R, D]`` and their labels ``[R]`` take the place of the batch as partners. An argument of a wrong
-        kind or shape raises TypeError or ValueError.
+        References ``[R, D]`` and their labels ``[R]`` replace the batch as partners. An argument of a wrong type
+        or shape raises TypeError or ValueError.
         """
         others = (each is not None for each in (indices_tuple, ref_emb, ref_labels))
         if getattr(self, "capabilities", ()) == {"labels"} and (labels is None or any(others)):
@@ -170,7 +170,7 @@ class FullPrecisionMining:
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> Any:
-        """Return indices of pairs or triplets, in row-major order; arguments and errors as of a loss."""
+        """Return indices of pairs or triplets, in row-major order; arguments and errors are those of a loss."""
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):

@@ -1,4 +1,4 @@
-"""A batch sorted into classes, and the classes that a component has a row for."""
+"""Batches grouped by class, and lookup of a class's row by its label."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 
 class ClassLabels(nn.Module):
-    """The row of each class, by its label, in a component with a row per class.
+    """Lookup of a class's row by its label, for components with a row per class.
 
-    Called with labels ``[B]`` it gives their rows; a label of no class gives any row, see :meth:`known`.
+    A call with labels ``[B]`` returns their rows; the row of an unknown label is arbitrary, see :meth:`known`.
 
     Args:
         num_classes: how many classes.
         labels: the label of each row, ``num_classes`` different integers; None for 0 to ``num_classes`` - 1.
 
     Raises:
-        ValueError: other labels.
+        ValueError: ``labels`` are not ``num_classes`` different integers.
     """
 
     ordered: Tensor
@@ -45,7 +45,7 @@ class ClassLabels(nn.Module):
         return labels.long().clamp(0, len(self.rows) - 1) if self.are_rows else self.rows[self._places(labels)]
 
     def check(self, labels: Tensor, owner: str) -> None:
-        """Refuse labels of no class; on an accelerator in the first call alone, so that later ones do not wait."""
+        """Raise ValueError for unknown labels; on an accelerator only in the first call, so that others do not wait."""
         labels = labels.to(self.rows.device, torch.long)
         if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
             return
@@ -59,7 +59,7 @@ class ClassLabels(nn.Module):
             )
 
     def known(self, labels: Tensor) -> Tensor:
-        """Return which labels are of a class, ``[B]``."""
+        """Return a mask of the labels that belong to a class, ``[B]``."""
         return self.ordered[self._places(labels)] == labels
 
     def _places(self, labels: Tensor) -> Tensor:
@@ -67,18 +67,18 @@ class ClassLabels(nn.Module):
 
 
 class ClassMembers(NamedTuple):
-    """The rows of each class of a batch, in a rectangle."""
+    """The rows of each class of a batch, as a padded matrix."""
 
-    members: Tensor  # rows by class and place, [C, M], filled up with 0
+    members: Tensor  # rows by class and place, [C, M], padded with 0
     class_of: Tensor  # the class of every row, [B]
     place: Tensor  # its place in the class, [B]
 
 
 def class_members(labels: Tensor, small: int = 192, most_fill: int = 4) -> ClassMembers:
-    """Sort a batch with labels ``[B]`` into classes, for products within each; into one group where that is cheaper.
+    """Group a batch with labels ``[B]`` by class, for products within each class; into one group if that is cheaper.
 
-    One group are up to ``small`` rows, a rectangle with more entries than ``most_fill`` times B, and, so that no shape
-    follows from the labels, any batch when compiled.
+    There is one group if there are at most ``small`` rows, if the padded matrix has more than ``most_fill`` times B
+    entries, and under torch.compile, so that no shape depends on the labels.
     """
     rows = torch.arange(len(labels), device=labels.device)
     if len(labels) <= small or torch.compiler.is_compiling():

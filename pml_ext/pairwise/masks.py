@@ -20,17 +20,17 @@ def pair_masks(
 ) -> tuple[Tensor, Tensor]:
     """Return the masks of positive and negative pairs, ``[B, R]`` each, from labels or from a miner's tuple.
 
-    A tuple's pairs (or the (a, p) and the (a, n) of its triplets) are all the pairs there are, each once. Without
-    references an embedding is no partner of itself, by index; with references nothing is left out.
+    With an ``indices_tuple``, the masks have only its pairs, or the (a, p) and (a, n) of its triplets, each once.
+    Without references the diagonal is left out: an embedding is no partner of itself. References leave nothing out.
 
     Args:
         matrix: any tensor of shape ``[B, R]`` on the device wanted; its values are not read.
         labels: of the rows, ``[B]``; not needed with an ``indices_tuple``.
         indices_tuple: three index tensors (anchors, positives, negatives) or four (anchors, positives, anchors,
             negatives), or None.
-        ref_labels: of the columns, ``[R]``; needed without an ``indices_tuple``, but for rows that are the columns.
+        ref_labels: of the columns, ``[R]``; needed without an ``indices_tuple``, unless the columns are the rows.
         references: whether the columns are references and not the batch itself.
-        first: without references, the column that the first row is: the rows are a part of the batch.
+        first: without references, the column of the first row, if the rows are a part of the batch.
     """
     if indices_tuple is not None:
         a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
@@ -49,17 +49,17 @@ def pair_masks(
 
 
 def all_places(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and column of every place of a matrix ``[B, R]``, ``[B * R]`` each, in row-major order."""
+    """Return row and column of every entry of a matrix ``[B, R]``, ``[B * R]`` each, in row-major order."""
     places = torch.arange(matrix.shape[0] * matrix.shape[1], device=matrix.device)
     return places // matrix.shape[1], places % matrix.shape[1]
 
 
 class PairsOfRows:
-    """The pairs of any rows of a batch, as :func:`pair_masks` gives them for all rows; arguments as there.
+    """Pair masks of any slice of the rows of a batch; arguments as of :func:`pair_masks`.
 
-    ``own_columns``, ``[B]``: the reference that is a copy of each embedding, and no partner of it; None for no copies.
-    ``rows``: B where slices of the rows are asked for, else None. ``related``: a relation with its labels, in place of
-    labels.
+    ``own_columns``, ``[B]``: the column of each embedding's own copy, excluded as its partner; None without copies.
+    ``rows``: B if slices of the rows will be requested, else None. ``related``: a relation with its labels, instead
+    of labels.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PairsOfRows:
                 self._starts = [torch.searchsorted(pairs[0], numbers).tolist() for pairs in self._lists]
 
     def _listed(self, number: int, rows: slice | None) -> tuple[Tensor, ...]:
-        """Return the entries of a list for some rows, counted from the first of them."""
+        """Return the listed pairs or triplets of a slice of rows, anchors counted from the slice's start."""
         assert self._lists is not None
         if rows is None:
             return self._lists[number]
@@ -96,11 +96,11 @@ class PairsOfRows:
         return (first - rows.start, *others)
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
-        """Return the masks of positive and negative pairs of some rows; of all by default."""
+        """Return the masks of positive and negative pairs of a slice of rows; of all rows by default."""
         return self.weighted_masks(matrix, rows)[:2]
 
     def weighted_masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the masks, and the weights of a graded relation, ``[T, R]``; None where there is none."""
+        """Return the masks, and the weights of a graded relation, ``[T, R]``, or None without one."""
         chosen, first = slice(None) if rows is None else rows, 0 if rows is None else rows.start
         weights = None
         if self._related is not None and (self._lists is None or self._graded):
@@ -121,7 +121,7 @@ class PairsOfRows:
         return *masks, weights.to(matrix.dtype) if weights is not None and self._graded else None
 
     def triplets(self, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the listed triplets of some rows, their anchors counted from the first of them; None for pairs."""
+        """Return the listed triplets of a slice of rows, anchors counted from the slice's start; None for pairs."""
         if self._lists is None or len(self._lists) < 3:
             return None
         a, p, n = self._listed(2, rows)

@@ -1,4 +1,4 @@
-"""Masked reductions over the rows of a matrix; defined, with finite gradients, where a row's mask is empty."""
+"""Masked reductions over the rows of a matrix; an empty mask gives a defined value and finite gradients."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def moments_of_pairs(
         \mu^N_i = \frac{1}{|N_i|} \sum_{j \in N_i} s_{ij}, \qquad
         v_i = \sum_{j \in N_i} (s_{ij} - \mu^N_i)^2
 
-    ``matrix`` and the masks are ``[B, R]``; ``counts`` are the masks' sums, floating point, ``[B]``. Where there are no
-    pairs the results are 0. The gradient is written into one matrix, from the deviations, which the forward pass keeps.
-    It can be differentiated again. Under torch.func and in forward mode it is written out, of any order.
+    ``matrix`` and the masks are ``[B, R]``; ``counts`` are the masks' sums, floating point, ``[B]``. Without pairs
+    the results are 0. The backward pass writes one matrix, from the deviations that the forward pass saved, and can be
+    differentiated again. Under torch.func and in forward mode, plain operations give derivatives of any order.
     """
     if transformed(matrix):
         means = [masked_mean(matrix, mask, count) for mask, count in zip((positives, negatives), counts, strict=True)]
@@ -60,7 +60,7 @@ class _MomentsOfPairs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         matrix, positives, negatives, num_pos, num_neg, deviations = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: from the matrix again
+        if torch.is_grad_enabled():  # double backward: recompute from the matrix
             deviations = torch.where(negatives, matrix - masked_mean(matrix, negatives, num_neg)[:, None], 0)
         gradient = deviations * (2 * grads[2])[:, None]
         gradient.addcmul_(positives, (grads[0] / num_pos)[:, None])
@@ -85,16 +85,16 @@ def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: flo
 def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> tuple[Tensor, ...]:
     r"""Return :math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, for several sums over one matrix.
 
-    The gradient of all sums is written into one matrix, from the share of each term in its sum, which the forward pass
-    keeps. It can be differentiated again. Under torch.func and in forward mode it is written out, of any order.
+    The backward pass writes one matrix for all sums, from each term's share of its sum, which the forward pass saved,
+    and can be differentiated again. Under torch.func and in forward mode, plain operations give all derivatives.
     *Cost:* four passes for each sum forward, one or two backward.
 
     Args:
         matrix: :math:`s`, finite, ``[B, R]``; the exponents may be far beyond the range of ``exp``.
-        sums: of each the mask :math:`M`, boolean, ``[B, R]``, the slope :math:`k`, not 0, and the center :math:`c`.
+        sums: for each, the mask :math:`M`, boolean, ``[B, R]``, the slope :math:`k`, not 0, and the center :math:`c`.
 
     Returns:
-        Of each sum ``[B]``; a very low number, without gradient, for a row without entries.
+        ``[B]`` for each sum; a row without entries has a very low number, without gradient.
     """
     if transformed(matrix):
         return tuple(_written_out(matrix, *each) for each in sums)
@@ -104,9 +104,9 @@ def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> tuple[Te
 
 
 def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope: float) -> Tensor:
-    r"""Return the matrix whose exponentials :math:`e^{k s_{ij}}` are multiplied by weights inside of a mask.
+    r"""Return a matrix with its exponentials :math:`e^{k s_{ij}}` multiplied by weights inside a mask.
 
-    The matrix itself where there are no weights; ``weights``, ``[B, R]``, are above 0 in the mask.
+    Without weights, return the matrix itself; ``weights``, ``[B, R]``, are above 0 in the mask.
     """
     return matrix if weights is None else matrix + torch.where(mask, weights, 1).log() / slope
 
@@ -117,12 +117,12 @@ def log_one_plus_exp(x: Tensor) -> Tensor:
 
 
 def _lowest(like: Tensor) -> float:
-    """Return the logarithm that stands for that of an empty sum."""
+    """Return the finite value used as the logarithm of an empty sum."""
     return torch.finfo(like.dtype).min / 4
 
 
 def _outside(like: Tensor, slope: float) -> float:
-    """Return the value that stands outside of a mask: its exponent is very low, and finite."""
+    """Return the fill value outside a mask: its exponent is very low but finite."""
     return math.copysign(_lowest(like) / max(1.0, abs(slope)), -slope)
 
 
@@ -155,7 +155,7 @@ class _LogSumsExp(torch.autograd.Function):
         matrix, *saved = ctx.saved_tensors
         count = len(grads)
         masks, shares, weights = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: from the matrix again
+        if torch.is_grad_enabled():  # double backward: recompute from the matrix
             kept = zip(masks, ctx.slopes, strict=True)
             shares = [torch.softmax(k * torch.where(mask, matrix, _outside(matrix, k)), 1) for mask, k in kept]
         scales = [(grad * weight)[:, None] for grad, weight in zip(grads, weights, strict=True)]
@@ -166,6 +166,6 @@ class _LogSumsExp(torch.autograd.Function):
 
 
 def exp_bounded(x: Tensor) -> Tensor:
-    """Return ``exp(x)``, continued as a straight line with equal slope from 66 (float64: 532) on: finite."""
+    """Return ``exp(x)``, continued linearly with equal slope above 66 (float64: 532), so that it stays finite."""
     limit = 0.75 * math.log(torch.finfo(x.dtype).max)
     return x.clamp(max=limit).exp() * (1 + (x - limit).clamp(min=0))

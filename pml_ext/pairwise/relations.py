@@ -21,7 +21,7 @@ class Relation(nn.Module):
     Attributes:
         graded: whether positive pairs have weights other than 1, for the losses that use them.
         levels: the other levels of a tree.
-        places: the number of classes, where labels are places in a list of classes; None where they are any integers.
+        places: the number of classes if labels are indices in a list of classes; None if they are any integers.
         needs_labels: whether labels must be given.
     """
 
@@ -43,7 +43,7 @@ class Relation(nn.Module):
         return self.weights(x, y) > 0
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return the labels of ``count`` items as a tensor ``[count, ...]``; TypeError or ValueError for others.
+        """Return the labels of ``count`` items as a tensor; raise TypeError or ValueError if invalid.
 
         ``axis``: 0 for the rows of the matrix, 1 for its columns.
         """
@@ -58,7 +58,7 @@ class Relation(nn.Module):
         return _counted(labels.to(device, torch.long), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Return integers ``[B]``, equal for positive items and different for negative ones; None if there are none."""
+        """Return integers ``[B]``, equal for positive pairs and different for negative ones, or None if none exist."""
         return None
 
     def extra_repr(self) -> str:
@@ -73,7 +73,7 @@ class SharedLabel(Relation):
     .. math:: w_{ij} = [\,|L_i \cap L_j| > 0\,], \qquad \text{graded: } w_{ij} = |L_i \cap L_j| \, / \, |L_i \cup L_j|
 
     Pairs that share labels, but have a Jaccard index below ``threshold``, are neither positive nor negative. An item
-    without labels is nobody's positive.
+    without labels has no positives.
 
     Labels are multi-hot, ``[B, C]``, of any dtype (nonzero is a label), or a list of B collections of integers;
     with ``sets`` they are integers ``[B]``.
@@ -84,7 +84,7 @@ class SharedLabel(Relation):
         threshold: least Jaccard index of a positive pair, from 0 to 1.
         graded: whether the Jaccard index is the weight.
         num_labels: C, where labels are lists; by default one more than the largest in the list.
-        sets: the labels of each class, where items have a class ``[B]`` whose label is a place in this list.
+        sets: the label set of each class, if the labels of items are classes ``[B]``, indices in this list.
 
     Example:
         >>> relation = SharedLabel(graded=True)
@@ -114,7 +114,7 @@ class SharedLabel(Relation):
         self.register_buffer("table", table, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return multi-hot labels ``[count, C]``, booleans, or integers ``[count]`` that are classes."""
+        """Return multi-hot labels ``[count, C]``, booleans, or class indices ``[count]`` with ``sets``."""
         labels = _from_array(labels)
         if self.table is not None:
             return super().tensor(labels, count, device, axis)
@@ -132,7 +132,7 @@ class SharedLabel(Relation):
         return _counted(multi_hot(labels, width).to(device), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
-        """Return the single label of each item, where each has one; asks the device for that, but for ``sets``."""
+        """Return the label of each item if each has exactly one, else None; waits for the device without ``sets``."""
         if self.table is not None:
             return self.table.long().argmax(1).to(labels.device)[labels] if self._one_each else None
         return labels.long().argmax(1) if labels.shape[1] and bool((labels.sum(1) == 1).all()) else None
@@ -172,8 +172,8 @@ class Hierarchy(Relation):
 
     .. math:: w_{ij} = [\,d_{ij} \ge \ell\,], \qquad \text{graded: } w_{ij} = [\,d_{ij} \ge \ell\,] \, d_{ij} / D
 
-    with :math:`d_{ij}` the depth of the lowest common ancestor, 0 where the first name differs and D, the depth of the
-    tree, within a class. Labels are integers ``[B]``, places in ``paths``, or a list of paths.
+    where :math:`d_{ij}` is the depth of the lowest common ancestor: 0 if the first name differs; D, the depth of the
+    tree, within a class. Labels are integers ``[B]``, indices in ``paths``, or a list of paths.
 
     Args:
         paths: the path of each class from the root, such as ``"animal/bird/sparrow"`` or a sequence of names.
@@ -198,7 +198,7 @@ class Hierarchy(Relation):
             raise ValueError(f"level of Hierarchy must be from 1 to {self.depth}, the depth of the tree, not {level!r}")
         self.level, self.graded, self.places = level, graded, len(self.paths)
         self.levels = [each for each in range(1, self.depth + 1) if each != level]
-        nodes: dict[tuple[str, ...], int] = {}  # numbers of the beginnings of paths
+        nodes: dict[tuple[str, ...], int] = {}  # number of each node, by its path
         filled = [path + ("",) * (self.depth - len(path)) for path in self.paths]
         codes = [[nodes.setdefault(path[:end], len(nodes)) for end in range(1, self.depth + 1)] for path in filled]
         self.register_buffer("codes", torch.tensor(codes), persistent=False)
@@ -208,7 +208,7 @@ class Hierarchy(Relation):
         return Hierarchy(self.paths, level).to(self.codes.device)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
-        """Return integers ``[count]``, the places of classes in ``paths``."""
+        """Return integers ``[count]``, the indices of classes in ``paths``."""
         if isinstance(labels, (list, tuple)) and labels and not isinstance(labels[0], int):
             known = {path: place for place, path in enumerate(self.paths)}
             given = [tuple(each.split("/") if isinstance(each, str) else each) for each in labels]
@@ -222,7 +222,7 @@ class Hierarchy(Relation):
         return None if self.graded else self.codes.to(labels.device)[labels][..., self.level - 1]
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return 1 where the ancestor at the level is common, or the depth of the lowest one over D."""
+        """Return 1 where the ancestor at the level is common; if graded, the depth of the lowest common one over D."""
         codes = self.codes.to(x.device)
         first, second = codes[x.long()], codes[y.long()]
         if not self.graded:
@@ -239,9 +239,9 @@ class Hierarchy(Relation):
 class FromMatrix(Relation):
     """Pairs from a matrix ``[B, R]``: 1 positive, 0 negative, NaN neither.
 
-    Row i is the i-th item of the batch, column j the j-th reference, or item of the batch; labels are not needed and
-    not read. With ``by_label`` rows and columns are classes, and labels their places, integers ``[B]``, which travel
-    through memories and processes.
+    Row i is item i of the batch; column j is reference j, or item j without references. Labels are not needed and not
+    read. With ``by_label`` rows and columns are classes, and labels, integers ``[B]``, are their indices; this works
+    with memories and several processes.
 
     Args:
         matrix: floating point, ``[B, R]``, or booleans.
@@ -280,9 +280,9 @@ class FromMatrix(Relation):
 
 
 class NegativesOnly(Relation):
-    """Equal labels, and items of unknown class: nobody's positive, and negatives of all items of known class.
+    """Equal labels; an item of unknown class has no positives and is a negative of all items of known class.
 
-    Two unknown items are neither. Labels are integers ``[B]``.
+    Two unknown items are neither positive nor negative. Labels are integers ``[B]``.
 
     Args:
         unknown: the label of items whose class is not known.
@@ -298,7 +298,7 @@ class NegativesOnly(Relation):
 
     @classmethod
     def of_classes(cls, names: Sequence[str], unknown: str = "unknown") -> NegativesOnly:
-        """Return the relation in which the class of the name ``unknown`` is that of unknown items."""
+        """Return the relation whose unknown items have the class named ``unknown``; ValueError if there is none."""
         if unknown not in names:
             raise ValueError(f"no class is called {unknown!r}; classes: {', '.join(names)[:200]}")
         return cls(list(names).index(unknown))
@@ -313,7 +313,7 @@ RELATIONS: dict[str, Callable[..., Relation]] = {
 
 
 class Related(NamedTuple):
-    """An ``indices_tuple`` that carries a relation, the labels that it compares, and the tuple that was given."""
+    """An ``indices_tuple`` that carries a relation, the labels that it compares, and the caller's tuple."""
 
     relation: Relation
     labels: Tensor  # of the batch, [B, ...]
@@ -340,9 +340,9 @@ def label_tensors(
 def related(
     relation: Relation, embeddings: Tensor, labels: Any, indices_tuple: Any, ref_emb: Tensor | None, ref_labels: Any
 ) -> tuple[Tensor | None, Any, Tensor | None]:
-    """Return labels, indices_tuple and ref_labels as PML's base classes take them, of a batch with a relation.
+    """Convert a batch with a relation; return labels, indices_tuple and ref_labels for PML's base classes.
 
-    Labels that are classes are returned as such: one-hot sets give what labels give, to the last bit.
+    Labels that are equivalent to classes are returned as classes: one-hot sets give the result of labels, bit for bit.
     """
     if labels is None and indices_tuple is not None and not relation.graded:
         return None, indices_tuple, None
@@ -357,7 +357,7 @@ def related(
 
 
 def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself: bool) -> tuple[Tensor, ...]:
-    """Return a list of all pairs, as an ``indices_tuple`` of four; ``itself``: the columns are the rows."""
+    """Return all pairs as an ``indices_tuple`` of four tensors; ``itself``: whether the columns are the rows."""
     weights = relation.matrix(labels, ref_labels)
     positives, negatives = weights > 0, weights == 0
     if itself:
@@ -367,7 +367,7 @@ def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself
 
 
 def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
-    """Return lists of integers below a width as booleans ``[B, width]``."""
+    """Convert lists of integers from 0 to ``width`` - 1 to booleans ``[B, width]``."""
     lists = [[int(label) for label in each] for each in labels]
     if twice := [each for each in lists if len(set(each)) < len(each)]:
         raise ValueError(f"the list of labels {twice[0]} has one of them twice; multi-hot labels go as a tensor")
@@ -380,7 +380,7 @@ def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
 
 
 def _from_array(labels: Any) -> Any:
-    """Return an array as a tensor, and all else as it is."""
+    """Convert an array to a tensor; return any other value unchanged."""
     return torch.as_tensor(labels) if hasattr(labels, "__array__") else labels
 
 

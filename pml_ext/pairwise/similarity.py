@@ -53,7 +53,7 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         x, rows, scales, is_long = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: from the input again
+        if torch.is_grad_enabled():  # double backward: recompute from the input
             norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             rows, scales = x / norm.clamp(min=_EPS), _scales(norm)
         along = torch.linalg.vecdot(grad, rows, dim=1)[:, None] * is_long  # shorter rows are divided by a constant
@@ -88,7 +88,7 @@ def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
 
 
 def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized: bool = True) -> Tensor:
-    """Return distances between rows, by one matrix product; of near pairs, by differences.
+    """Return distances between rows, from one matrix product; near pairs are computed from differences.
 
     Equal rows have distance 0 with gradient 0. Higher derivatives and forward mode work; ``vmap`` does not, since the
     choice of near pairs depends on the values. *Cost:* one product of ``B x D x R`` forward and one backward (two with
@@ -98,8 +98,8 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized:
         x: ``[B, D]``.
         references: ``[R, D]``, or None for ``x`` itself.
         normalized: whether rows are as :func:`normalize` returns them. Then the gradient omits a multiple of the row,
-            which the gradient of ``normalize`` removes. Otherwise it is whole, and rows nearer than rounding errors of
-            a product, eps times the root of D times their length, count as equal.
+            which the gradient of ``normalize`` removes. Otherwise it is complete, and rows nearer than the product's
+            rounding error, eps times the root of D times their length, count as equal.
     """
     if transformed(x, x if references is None else references):
         return _distances_written_out(x, references, normalized)
@@ -135,7 +135,7 @@ def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _distances_written_out(x: Tensor, references: Tensor | None, normalized: bool) -> Tensor:
-    """Return the same values by plain operators, with the derivatives of ``-2 x @ y.T``, or of all, for the squares."""
+    """Return the same values by plain operations; if ``normalized``, squares have the gradient of ``-2 x @ y.T``."""
     y = x if references is None else references
     fixed, moving = x.detach(), -2 * x @ y.T
     if not normalized:

@@ -1,8 +1,8 @@
 """Functions of the rows of a pair matrix, computed a tile of rows at a time, forward and backward.
 
 A tile holds whole rows, so that an anchor's hardest negative, or the mean of its similarities, is that of the dense
-matrix. No tile is kept: where a gradient is wanted, a tile is computed again in the backward pass, or its gradient is
-written in the same pass as its values. Memory is then linear in the batch.
+matrix. No tile is kept: if a gradient is needed, the backward pass recomputes each tile, or the forward pass computes a
+tile's gradient with its values. Memory is then linear in the batch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.utils.checkpoint import checkpoint
 
 from .transforms import transformed
 
-# A tile's values by its slice, the rows it has of the tensors by row, and the whole tensors.
+# Returns a tile's values, given its slice, its rows of the by-row tensors, and the whole tensors.
 Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor]]
 
-# Chosen where no size is given, by device. On a CPU, tiles of up to 256 rows stay in its caches, and a tensor beyond
-# 32 MiB is memory that the system hands out anew each time.
+# Defaults by device, if no size is given. On a CPU, tiles of up to 256 rows stay in its caches, and a tensor above
+# 32 MiB is allocated by the system anew each time.
 _ENTRIES, _ENTRIES_ELSEWHERE = {"cpu": 1 << 22}, 1 << 25
 _MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 8
 _DENSE, _DENSE_ELSEWHERE = {"cpu": 1 << 21}, 1 << 26  # entries up to which tiles are not faster, or not needed
@@ -30,16 +30,16 @@ _SHARED = 1 << 18  # entries up to which processes do not share: waiting for eac
 
 
 class Sharing(Protocol):
-    """The tiles of one batch, which each of several processes has, shared by them."""
+    """Division of the tiles of one batch among processes that all have the whole batch."""
 
     def part(self, count: int) -> slice:
         """Return which of ``count`` tiles this process computes."""
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """Return every tensor, joined over the processes in the order of the tiles, and where its own part begins."""
+        """Return each tensor, joined over processes in tile order, and the row where this process's part begins."""
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return every tensor, added up over the processes."""
+        """Return each tensor, summed over the processes."""
 
 
 _sharing: list[Sharing] = []
@@ -56,12 +56,12 @@ def shared(sharing: Sharing) -> Iterator[None]:
 
 
 def sharing() -> Sharing | None:
-    """Return how processes share tiles here; None where each computes all of them."""
+    """Return the active :class:`Sharing`; None if each process computes all tiles."""
     return _sharing[-1] if _sharing else None
 
 
 def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.device) -> int | None:
-    """Return the number of rows of a tile of a matrix: ``tile_size``, or None for the dense matrix where that fits."""
+    """Return the rows per tile of a matrix: ``tile_size`` or a default; None for a dense matrix if small enough."""
     if tile_size is not None:
         return tile_size
     dense = _DENSE.get(device.type, _DENSE_ELSEWHERE) if sharing() is None else _SHARED
@@ -72,7 +72,7 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
 
 
 def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
-    """Return slices of rows of a size, at least one; with ``ends``, in order, each up to the first end at its size."""
+    """Return one slice or more of ``size`` rows; with ascending ``ends``, each stops at the first end that fills it."""
     if ends is None:
         return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]
     slices, start = [], 0
@@ -84,9 +84,9 @@ def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> li
 
 
 def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[Any]:
-    """Return a function's results of parts of tensors, ``size`` entries each; the backward pass computes a part again.
+    """Return a function's results on parts of tensors, ``size`` entries each; the backward pass recomputes parts.
 
-    Under torch.func all parts are kept, since it cannot do that; torch.compile gets one part of any size.
+    Under torch.func, which cannot recompute, all parts are kept; under torch.compile there is one part of any size.
     """
     if torch.compiler.is_compiling():
         return [function(*tensors)]
@@ -98,7 +98,7 @@ def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """The arguments of :func:`in_tiles`; ``by_row`` of its tensors are sliced, ``whole`` are not, then parameters."""
+    """The arguments of :func:`in_tiles`; its tensors: ``by_row`` sliced ones, ``whole`` unsliced ones, parameters."""
 
     part: Part
     tiles: Sequence[slice]
@@ -125,20 +125,20 @@ def in_tiles(
     values: int = 1,
     at_once: bool = False,
 ) -> tuple[Tensor, ...]:
-    """Compute a function of rows in tiles and return each of its results, joined over the tiles.
+    """Compute a function of rows in tiles and return each of its results, concatenated over the tiles.
 
-    Under torch.func and torch.compile, in forward mode, and where a gradient is to be differentiated, tiles are kept:
-    that has the memory of a dense matrix.
+    Under torch.func and torch.compile, in forward mode and in double backward, all tiles are kept, which takes the
+    memory of a dense matrix.
 
     Args:
-        part: gives the results of a tile, each of one dimension, from the slice, the tile's rows of ``by_row`` and the
+        part: returns the results of a tile, each one-dimensional, from the slice, the tile's rows of ``by_row`` and the
             tensors of ``whole``.
         by_row: tensors whose rows are anchors, each ``[B, ...]``.
         whole: tensors that every tile needs whole.
         tiles: slices of the rows.
         parameters: other tensors that ``part`` uses and that may want a gradient.
         values: how many of the results have a gradient; they come first.
-        at_once: write the gradient in the forward pass, where one value's entries are weighted alike, as in a mean.
+        at_once: whether the forward pass computes the gradient, for one value with equally weighted entries (a mean).
     """
     plan = _Plan(part, tiles, len(by_row), len(whole), values, at_once and values == 1, sharing())
     tensors = (*by_row, *whole, *parameters)
@@ -194,7 +194,7 @@ class _Gradients:
             total.add_(gradient)
 
     def everywhere(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-        """Return the totals, of all processes where they share the tiles."""
+        """Return the total gradients, summed over the processes if they share tiles."""
         if self.plan.sharing is None:
             return self.total
         numbers = [number for number, want in enumerate(self.needed) if want]
@@ -205,7 +205,7 @@ class _Gradients:
 
 
 class _Results:
-    """Results of tiles, in memory that is there before the tiles: a small tensor between two would keep both."""
+    """Results of tiles, in memory allocated before the tiles: a small tensor between two keeps both allocated."""
 
     def __init__(self, tiles: int) -> None:
         self._tiles = tiles
@@ -213,7 +213,7 @@ class _Results:
         self._lengths: list[int] = []
 
     def add(self, results: Sequence[Tensor]) -> None:
-        """Write the results of the next tile behind the others."""
+        """Append the results of the next tile."""
         if not self._lengths:
             self._buffers = [result.new_empty(len(result) * max(1, self._tiles)) for result in results]
             self._lengths = [0] * len(results)
@@ -227,7 +227,7 @@ class _Results:
             self._lengths[number] = stop
 
     def joined(self) -> tuple[Tensor, ...]:
-        """Return each result, joined over the tiles."""
+        """Return each result, concatenated over the tiles."""
         return tuple(b[:n].clone() for b, n in zip(self._buffers, self._lengths, strict=True))
 
 
@@ -259,8 +259,8 @@ class _InTiles(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:]
         grads = grads[: plan.values]
-        if torch.is_grad_enabled():  # the gradient is to be differentiated: all tiles with a graph
-            kept = plan.by_row + plan.whole  # of each a view, since rows and columns may be one tensor
+        if torch.is_grad_enabled():  # double backward: all tiles with a graph
+            kept = plan.by_row + plan.whole  # views, since rows and columns may be one tensor
             tensors = (*(tensor.view_as(tensor) for tensor in tensors[:kept]), *tensors[kept:])
             results = _joined([plan.compute(tile, tensors) for tile in plan.tiles])
             return (None, *_differentiable(results[: plan.values], tensors, grads, needed))
@@ -289,14 +289,14 @@ def _differentiable(
 
 
 def _alike(grad: Tensor) -> bool:
-    """Return whether all weights are one number, as of a sum or a mean; a GPU is not waited for."""
+    """Return whether all weights are equal, as of a sum or mean; on a GPU only by the strides, without waiting."""
     if len(grad) == 0 or grad.stride() == (0,):
         return True
     return grad.device.type == "cpu" and bool((grad == grad[0]).all())
 
 
 def _taken(grads: Sequence[Tensor], starts: list[int], values: Sequence[Tensor]) -> list[Tensor]:
-    """Return the next entries of each gradient, as many as its value has."""
+    """Return the next entries of each gradient, one per entry of its value, and advance ``starts``."""
     taken = [grad[start : start + len(v)] for grad, start, v in zip(grads, starts, values, strict=True)]
     starts[:] = [start + len(v) for start, v in zip(starts, values, strict=True)]
     return taken

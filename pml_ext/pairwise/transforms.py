@@ -1,4 +1,4 @@
-"""Questions about the caller: torch.func, forward-mode differentiation, torch.compile."""
+"""Detection of torch.func, forward-mode differentiation and torch.compile."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-# An autograd.Function with setup_context and jvp would serve all of these, but takes 7 to 13 microseconds longer in
+# An autograd.Function with setup_context and jvp would support all of these, but takes 7 to 13 microseconds longer in
 # every ordinary call (a step of CBMLLoss has three and takes a millisecond), and torch.compile refuses one with a jvp.
-# So each such Function here has a second form in torch's own operations, for which these questions are asked.
+# So each such Function here has a second form in plain torch operations, used where ``transformed`` returns True.
 
 
 class _Probe(Function):
@@ -37,7 +37,7 @@ def transformed(*tensors: Tensor) -> bool:
 
 
 def apart(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; under torch.compile between two graphs, for one whose shapes follow from values."""
+    """Call a function; under torch.compile outside the graph, for functions whose shapes depend on values."""
     if not torch.compiler.is_compiling():
         return function(*arguments)
     from .disabled import call

@@ -1,4 +1,4 @@
-"""Clusters of embeddings: k-means where their number is known, HDBSCAN where it is not; their table and sheets."""
+"""Clusters of embeddings: k-means for a given number, HDBSCAN otherwise; their table and contact sheets."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from ..files import write_atomically
 from .pictures import PictureReader
 
 AUTO = "auto"
-NOISE = -1  # the number of images that HDBSCAN puts in no cluster
-SMALLEST = 5  # images of a cluster of HDBSCAN, at least
-DENSE = 8000  # images that HDBSCAN compares with each other: 8 s and 1.3 GB; of more, this number is drawn
-SPARSE = 4000  # images up to which a tree takes no longer than a matrix of their distances, and no memory
-SHEET = 60  # images of a cluster on its contact sheet
-SHEETS = 100  # clusters that have one
+NOISE = -1  # the cluster number of images that HDBSCAN assigns to no cluster
+SMALLEST = 5  # default minimum size of an HDBSCAN cluster
+DENSE = 8000  # most images that HDBSCAN compares pairwise (8 s, 1.3 GB); larger sets are sampled
+SPARSE = 4000  # most images for which a ball tree is as fast as a distance matrix; it saves the memory
+SHEET = 60  # maximum images on a cluster's contact sheet
+SHEETS = 100  # maximum number of contact sheets
 CELL = 108  # pixels from one picture of a sheet to the next
 _ROW, _GAP, _TITLE, _CAPTION = 10, 6, 30, 16
-_LETTERS = 15  # of a caption
+_LETTERS = 15  # maximum length of a caption
 _INK = "#1a202c"
 _TABLE = "clusters.csv"
 _COLUMNS = ["path", "cluster", "distance_to_center", "class", "sheet"]
@@ -44,17 +44,17 @@ Number = int | str
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Images that lie together; ``number`` counts from 0, the largest first, and is -1 for images in no cluster."""
+    """A cluster of images; ``number`` counts from 0 by decreasing size, and is -1 for images in no cluster."""
 
     number: int
-    members: list[int]  # numbers of images, the nearest to the center first
-    name: str = ""  # the class that most of its images have
-    share: float | None = None  # of its images that have this class; None where there are no classes
-    shares: tuple[tuple[str, float], ...] = ()  # its most frequent classes, at most three
+    members: list[int]  # image numbers, nearest to the center first
+    name: str = ""  # the most frequent class
+    share: float | None = None  # fraction of its images in this class; None without classes
+    shares: tuple[tuple[str, float], ...] = ()  # name and fraction of the three most frequent classes
 
     @property
     def title(self) -> str:
-        """Its size, and its class where there is one."""
+        """The cluster's size, and its most frequent class if there are classes."""
         images = counted(len(self.members), "image")
         what = f"no cluster (noise): {images}" if self.number == NOISE else f"cluster {self.number}: {images}"
         return what if self.share is None else f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
@@ -62,17 +62,17 @@ class Cluster:
 
 @dataclasses.dataclass(frozen=True)
 class Grouping:
-    """All clusters of a folder's images; those in no cluster come last and have no distance."""
+    """All clusters of a folder's images; images in no cluster come last, with a distance of NaN."""
 
     embedded: Embedded
     method: str
     numbers: Numbers  # the cluster of each image
-    distances: Vectors  # of each image from its cluster's center
+    distances: Vectors  # distance of each image to its cluster's center
     clusters: list[Cluster]
 
 
 def check_clusters(clusters: Number, smallest: int | None) -> None:
-    """Refuse a number of clusters that no images can have."""
+    """Raise ConfigError for an invalid number or minimum size of clusters."""
     if clusters != AUTO and (not isinstance(clusters, int) or clusters < 1):
         raise ConfigError(f"--clusters {clusters}: wanted 1 or more, or auto")
     if smallest is not None and (clusters != AUTO or smallest < 2):
@@ -82,11 +82,11 @@ def check_clusters(clusters: Number, smallest: int | None) -> None:
 def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> Grouping:
     """Return the clusters of images, numbered by size.
 
-    K-means is that of the evaluation, :func:`pml_ext.evaluation.kmeans`. ``"auto"`` is
-    :class:`sklearn.cluster.HDBSCAN`, which leaves images out that lie in no cluster. It compares up to 8,000 images
-    with each other; of more it sees 8,000 drawn at random, and each of the others goes where the nearest of these is.
+    A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` runs :class:`sklearn.cluster.HDBSCAN`, which
+    assigns outliers to no cluster. It compares up to 8,000 images pairwise. Of a larger set it clusters a random
+    sample of 8,000; each other image gets the cluster of its nearest sampled image.
 
-    ``smallest``: with ``"auto"``, images that a cluster has at least; 5 by default.
+    ``smallest``: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
     """
     check_clusters(clusters, smallest)
     images, least = len(embedded.paths), clusters if isinstance(clusters, int) else smallest or SMALLEST
@@ -100,7 +100,7 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
         if images > DENSE:
             method += f" of {DENSE} images, drawn at random; the others by their nearest"
     sizes = np.bincount(unordered[unordered >= 0], minlength=1)
-    rank = np.argsort(np.argsort(-sizes, kind="stable"))  # the inverse of the order
+    rank = np.argsort(np.argsort(-sizes, kind="stable"))  # inverse permutation
     numbers = np.where(unordered < 0, NOISE, rank[unordered.clip(0)]).astype(np.int64)
     points, classes = embedded.embeddings.cpu().numpy(), embedded.classes
     distances, found = np.full(images, np.nan, dtype=np.float32), []
@@ -119,7 +119,7 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
 
 
 def _by_density(points: Tensor, smallest: int) -> Numbers:
-    from sklearn.cluster import HDBSCAN  # 90 MB, and a second, that other uses of clusters do without
+    from sklearn.cluster import HDBSCAN  # takes 90 MB and a second, which k-means does not need
 
     drawn = sample_indices(len(points), DENSE, seed=0)
     algorithm = "ball_tree" if len(drawn) <= SPARSE else "brute"
@@ -135,7 +135,7 @@ def _by_density(points: Tensor, smallest: int) -> Numbers:
 
 
 class Clusters(dict[str, int]):
-    """The cluster of every path; ``table`` and ``sheets``, by cluster, are the files that were written."""
+    """The cluster of every path; ``table`` and ``sheets`` (by cluster) are the written files."""
 
     def __init__(self, grouping: Grouping, table: Path, sheets: dict[int, Path]) -> None:
         super().__init__(zip(grouping.embedded.paths, grouping.numbers.tolist(), strict=True))
@@ -144,9 +144,9 @@ class Clusters(dict[str, int]):
 
 
 def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
-    """Write ``clusters.csv`` and the largest clusters' contact sheets, in place of those that an older table lists.
+    """Write ``clusters.csv`` and the largest clusters' contact sheets; delete the sheets listed in an older table.
 
-    A ConfigError says that another file has one of the names; nothing is written then.
+    Raise ConfigError, before writing, if a file that no earlier call wrote has one of the names.
     """
     chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:SHEETS]
     drawn = {cluster.number: place / _sheet_name(cluster.number) for cluster in chosen}
@@ -158,7 +158,7 @@ def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
         (place / name).unlink(missing_ok=True)
     write_atomically(place / _TABLE, functools.partial(_write_table, grouping=grouping, sheets=drawn))
     reader = PictureReader(channels)
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # Pillow decodes without Python's lock
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while decoding
         for cluster in chosen:
             sheet = _draw_sheet(grouping, cluster, reader, pool)
             write_atomically(drawn[cluster.number], functools.partial(sheet.save, format="PNG"))
@@ -186,7 +186,7 @@ def _earlier_sheets(table: Path) -> set[str]:
 
 
 def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> None:
-    # Bytes of a name that are no UTF-8 go back to what they are on the disk.
+    # surrogateescape writes file names that are not valid UTF-8 with their original bytes.
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer, embedded = csv.writer(file), grouping.embedded
         writer.writerow(_COLUMNS)
@@ -197,7 +197,7 @@ def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> Non
 
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
-    """Draw a contact sheet; images of other classes than the cluster's are framed red."""
+    """Draw a contact sheet; images of a class other than the cluster's are framed red."""
     embedded, shown = grouping.embedded, cluster.members[:SHEET]
     title = cluster.title if cluster.number == NOISE else f"{cluster.title}, nearest to its center first"
     files = [embedded.folder / embedded.paths[member] for member in shown]
@@ -211,7 +211,7 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
 def contact_sheet(
     title: str, images: Sequence[Image.Image], captions: Sequence[str] = (), strange: Sequence[bool] = ()
 ) -> Image.Image:
-    """Draw images below a title in rows of ten, each in a cell of :data:`CELL` pixels; ``strange`` ones red."""
+    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; ``strange`` ones are framed red."""
     from ..evaluation.figures import GRAY, WRONG
 
     below = _CAPTION if captions else 0
@@ -225,7 +225,7 @@ def contact_sheet(
         left, top = _GAP + column * CELL, _TITLE + row * (CELL + below)
         shown = image.convert("RGB")
         shown.thumbnail((side, side))
-        if max(shown.size) < side:  # a drawing of a few pixels is enlarged, with its pixels
+        if max(shown.size) < side:  # a drawing of a few pixels is enlarged without interpolation
             shown = ImageOps.contain(shown, (side, side), Image.Resampling.NEAREST)
         corner = left + (side - shown.width) // 2, top + (side - shown.height) // 2
         sheet.paste(shown, corner)

@@ -30,8 +30,8 @@ from ..network import Network, Preprocessing
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
 
 READ = 64  # images per batch of a reading worker
-WRITTEN, SECONDS = 1000, 30.0  # a folder's embeddings are written after this many, or this long
-SEVERAL = 8  # least new single files of a batch to store: for fewer, the transaction costs more
+WRITTEN, SECONDS = 1000, 30.0  # embeddings of a folder are written after this many images or seconds
+SEVERAL = 8  # minimum new files of a batch to store; for fewer, the transaction costs more
 
 
 class SkippedImage(UserWarning):
@@ -43,7 +43,7 @@ class Progress:
     """The progress of a pass over images."""
 
     done: int
-    images: int  # total for this process to embed
+    images: int  # total number that this process embeds
     rate: float  # images per second since the pass began
     seconds_left: float
 
@@ -53,7 +53,7 @@ Listener = Callable[[Progress], None]
 
 Batch = Mapping[int, Vectors | str]
 """By an image's place: its embedding, or why it cannot be read."""
-_NOT_FINITE = ""  # in place of the number of a vector that has NaN or infinity
+_NOT_FINITE = ""  # result of an image whose embedding has NaN or infinity
 
 
 class ImageEmbedder:
@@ -64,13 +64,13 @@ class ImageEmbedder:
         run: Path,
         network: Network,
         device: torch.device,
-        weights: str,  # their digest
+        weights: str,  # digest of the weights
         precision: Precision,
         place: Path,
-        replace: bool = True,  # whether to replace a collection of other weights in that place
+        replace: bool = True,  # whether to replace a collection of other weights in the same folder
         workers: int | None = None,
         listener: Listener | None = None,
-        frozen: bool = False,  # whether the trunk is frozen, so that its features are in the cache that runs share
+        frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
     ) -> None:
         self.run, self.network, self.device = run, network, device
         self.replace, self._workers, self._listener = replace, workers, listener
@@ -89,12 +89,12 @@ class ImageEmbedder:
 
     @functools.cached_property
     def transform(self) -> Steps:
-        """The steps from a stored image to the network's input; torchvision is imported for them."""
+        """The steps from a stored image to the network's input; imports torchvision."""
         return self.network.preprocessing.transforms()[1]
 
     @functools.cached_property
     def _features(self) -> FeatureCache | None:
-        """Features that runs share."""
+        """The feature cache that runs share; None unless the trunk is frozen."""
         if not self._frozen:
             return None
         about = [self.network.preprocessing.model_dump(include=set(Preprocessing.model_fields)), ""]
@@ -121,7 +121,7 @@ class ImageEmbedder:
         return rows
 
     def _embed_batch(self, images: Sequence[Path | Tensor]) -> Tensor:
-        """Return the embeddings of a batch; look files up in the collection, and compute the others."""
+        """Return a batch's embeddings; look files up in the collection, and compute the missing ones."""
         files = {place: _key_and_stat(image) for place, image in enumerate(images) if isinstance(image, Path)}
         keys = [files[place][0] if place in files else place for place in range(len(images))]
         facts, known = dict(files.values()), dict[bytes | int, Tensor]()
@@ -186,7 +186,7 @@ class ImageEmbedder:
                 collection.compact(gone)
 
     def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
-        """Embed files, or open ones, in batches of 64: yield embeddings, or why an image cannot be read."""
+        """Embed files (paths or open files) in batches of 64; yield embeddings, or why a file is unreadable."""
         for batch in self._embedded(files, READ, workers=workers):
             bad = [place for place, row in batch.items() if not isinstance(row, str) and not np.isfinite(row).all()]
             if bad:
@@ -196,7 +196,7 @@ class ImageEmbedder:
     def _embedded(
         self, files: Sequence[Any], size: int, keep: bool = False, workers: int | None = None
     ) -> Iterator[Batch]:
-        """Embed files in batches, and tell the listener."""
+        """Embed files in batches, and report progress to the listener."""
         workers = self._workers if workers is None else workers
         workers = default_workers(len(files)) if workers is None else workers
         begun, done = time.perf_counter(), 0
@@ -215,7 +215,7 @@ class ImageEmbedder:
     def _embed_missing(
         self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
     ) -> dict[int, int | str]:
-        """Embed images and write them; return the numbers of their vectors, or why there are none."""
+        """Embed images and write the vectors; return each vector's number, or the reason for a failure."""
         results, waiting, last = dict[int, int | str](), dict[int, Vectors](), time.perf_counter()
 
         def write() -> None:
@@ -238,7 +238,7 @@ class ImageEmbedder:
                     write()
                     last = time.perf_counter()
         except BaseException:
-            with contextlib.suppress(OSError):  # what is finished is written; the original error says more
+            with contextlib.suppress(OSError):  # save finished embeddings; raise the original error
                 write()
             raise
         write()
@@ -274,7 +274,7 @@ class ImageEmbedder:
 
     @torch.no_grad()
     def _forward(self, images: Tensor, files: Sequence[Path] = ()) -> Tensor:
-        """Return L2-normalized embeddings, ``[B, D]``, float32; keep the features of files if the trunk is frozen."""
+        """Return L2-normalized embeddings, ``[B, D]``, float32; cache the features of files if the trunk is frozen."""
         images = images.to(self.device, memory_format=self._memory_format)
         with autocast(self.device, self.precision):
             if self._features is None or not files:
@@ -300,7 +300,7 @@ class ImageEmbedder:
 
     @contextlib.contextmanager
     def _features_may_fail(self) -> Iterator[None]:
-        """Go on without the features that runs share if these cannot be read or written."""
+        """Warn and continue without the shared feature cache if it cannot be read or written."""
         try:
             yield
         except (DataError, UnwritableError, OSError) as error:
@@ -329,14 +329,14 @@ class ImageEmbedder:
 
 
 def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:
-    """Return a file's path in its resolved folder, its size and time of change; raise DataError if it is missing."""
+    """Return a file's path in its resolved folder, its size and modification time; raise DataError if it is missing."""
     if (facts := file_stat(file)) is None:
         raise DataError(f"{file}: no such file")
     return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), facts
 
 
 def warn_of_skipped(skipped: Mapping[str, str]) -> None:
-    """Warn of each skipped file, whose reason has its path."""
+    """Warn of each skipped file; the reason contains its path."""
     for why in skipped.values():
         warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
 

@@ -1,4 +1,4 @@
-"""The network of a run for programs without this package: weights, graphs, preprocessing and a model card."""
+"""Export of a run's network for other programs: weights, ONNX graph, preprocessing and a model card."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ..network import Network
 from ..pretrained import merged_lora
 
 WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "preprocess.json", "README.md"
-MOST = 1e-4  # the largest accepted difference of an embedding's number
-COMPARED = 100  # images of noise by which a graph is compared with the network
+MOST = 1e-4  # largest accepted absolute difference of an embedding's component
+COMPARED = 100  # noise images on which the graph is compared with the network
 
 
 class Normalized(nn.Module):
-    """Embeddings of length 1 of transformed images, ``[B, C, S, S]`` to ``[B, D]``."""
+    """Network from transformed images to embeddings of length 1, ``[B, C, S, S]`` to ``[B, D]``."""
 
     def __init__(self, trunk: nn.Module, embedder: nn.Module) -> None:
         super().__init__()
@@ -41,9 +41,9 @@ class Normalized(nn.Module):
 
 
 def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False) -> None:
-    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and the checksums of all.
+    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and their checksums.
 
-    A graph of an earlier export that is not wanted now is removed; a card that somebody has changed stays.
+    Without ``onnx``, the graph of an earlier export is removed. A model card that a user has edited is kept.
     """
     with needs_extra("train", "export"):
         from safetensors.torch import save_file
@@ -90,8 +90,8 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
 def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size.
 
-    Return the largest difference of a number of an embedding of these images, in batches of one and of seven. A
-    ConfigError says that torch cannot write the network, or that it is above 1e-4; the file is not kept.
+    Return the largest absolute difference of an embedding's component on these images, in batches of one and of seven.
+    Raise ConfigError and delete the file if torch cannot export the network, or if the difference is above 1e-4.
     """
     import onnxruntime
 
@@ -101,7 +101,7 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"], "dynamic_shapes": shapes}
     settings |= {"dynamo": True, "external_data": False}
     try:
-        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):  # torch's own
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):  # torch's messages
             write_atomically(path, lambda new: torch.onnx.export(network, (images[:2],), str(new), **settings))
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         parts = (images[:1], *torch.split(images, 7))
@@ -112,7 +112,7 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
                 f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "
                 f"than {MOST:.0e}; it is not kept. model.safetensors has the weights"
             )
-    except Exception as error:  # torch's tracers have no common error
+    except Exception as error:  # torch's exporters have no common base class of errors
         path.unlink(missing_ok=True)
         if isinstance(error, (ConfigError, OSError)):
             raise
@@ -124,7 +124,7 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
 
 
 def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
-    """Return the text of a model card, for ``preprocess.json``: Markdown with a head in YAML, as model hubs read it."""
+    """Return a model card for the content of ``preprocess.json``: Markdown with YAML metadata, as in model hubs."""
     measured: dict[str, Any] = {}
     with contextlib.suppress(OSError, DamagedError):
         measured = read_json(run / "metrics.json")
@@ -132,6 +132,6 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     values = {key: measured.get(key) or {} for key in ("after", "before")}
     values["title"] = measured.get("recipe") or recipe.loss.name
-    values["data"] = recipe.data.name.partition(":")[0]  # a folder's place on a disk is nobody else's business
+    values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private
     values["weights"] = recipe.model.trunk.settings.get("weights")
     return str(template.render(values, about={"onnx": None, **about}, recipe=recipe))

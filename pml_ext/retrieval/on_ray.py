@@ -1,4 +1,4 @@
-"""Embedding with Ray Data: workers embed segments of a listing, and this process writes the files."""
+"""Embedding with Ray Data: workers embed segments of a listing, and the calling process writes the files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ with needs_extra("ray", "--on ray"):
 
 
 class Embedder:
-    """The network in a worker, which embeds a segment at a time."""
+    """A worker's network, which embeds one segment per call."""
 
     def __init__(self, run: str, device: str, work: Any) -> None:
         import ray
@@ -25,7 +25,7 @@ class Embedder:
         self._run, self._work = load_run(run, device, workers=0), ray.get(work)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the number, the images and the Parquet file of a segment."""
+        """Return a segment's number, its number of images and its Parquet file as bytes."""
         ((number, table),) = tables(self._run.images, self._work, [row["number"]])
         file = io.BytesIO()
         parquet.write_table(table, file)
@@ -35,9 +35,9 @@ class Embedder:
 def write_on_ray(
     run: Path, device: str, work: Work, part: int, parts: int, out: Path, address: str | None, jobs: int, gpus: float
 ) -> int:
-    """Embed a part of a listing with workers of Ray Data, as :func:`~.parts.write_part`; return how many images.
+    """Embed a part of a listing with Ray Data workers, as :func:`~.parts.write_part`; return the number of images.
 
-    Workers read the run and the images by their paths, so that a cluster needs both in a place that all machines share.
+    Workers read the run and the images by their paths, so both must be on storage that all machines share.
     A worker that dies is replaced, and its segments are embedded again.
     """
     with needs_extra("ray", "--on ray"):

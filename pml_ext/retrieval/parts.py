@@ -1,11 +1,11 @@
-"""Parts of a large collection: embeddings as Parquet, written by any number of processes, and read into an index.
+"""Embeddings of a large collection as Parquet parts, written by any number of processes and read into an index.
 
-A listing of images is cut into at most 1,024 *segments* of whole batches of 64, the same ones for any number of parts.
-A segment becomes one Parquet file, in one step, and a part is a range of segments; see :meth:`TrainedRun.embed_part`.
-Computing a part on two machines changes nothing.
+A listing of images is cut into at most 1,024 *segments* of whole batches of 64, independent of the number of parts.
+Each segment is written atomically as one Parquet file. A part is a range of segments; see
+:meth:`TrainedRun.embed_part`. Two machines may compute the same part: the files are the same.
 
-Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; of images in tables and
-shards their CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata have the network's identity, the
+Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; for images in tables
+and shards, the CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata hold the network's identity, the
 listing's digest and the skipped files.
 """
 
@@ -38,12 +38,12 @@ with needs_extra("parquet", "embeddings as Parquet"):
     import pyarrow
     import pyarrow.parquet as parquet
 
-FILES = 1024  # segments of a listing, at most; of tables and of shards, each row group and each shard is one
+FILES = 1024  # maximum number of segments of a listing; in tables each row group is a segment, in tar files each shard
 _META = b"pml_ext"
 
 
 class _ImageBytes(io.BytesIO):
-    """The bytes of an image, which errors name by its path."""
+    """The bytes of an image, with its path as name in errors."""
 
     def __init__(self, content: bytes, name: str) -> None:
         super().__init__(content)
@@ -55,12 +55,12 @@ class _ImageBytes(io.BytesIO):
 
 @dataclasses.dataclass(frozen=True)
 class Segment:
-    """Images that one file of embeddings has: of a folder, of a row group of a table, or of a shard."""
+    """The images of one embeddings file: some of a folder, a row group of a table, or a shard."""
 
-    place: str  # a folder, or an address of one; a table; a shard
+    place: str  # path of a folder, a table or a shard, or address of a folder
     names: tuple[str, ...] = ()
     facts: tuple[FileStat, ...] = ()
-    group: int = 0  # of a table's rows
+    group: int = 0  # row group of a table
 
     @property
     def packed(self) -> bool:
@@ -69,12 +69,12 @@ class Segment:
 
     @property
     def files(self) -> list[Path] | None:
-        """The paths of images that are files of this machine; None of others."""
+        """The paths of images that are local files, else None."""
         return None if self.packed or "://" in self.place else [Path(self.place, name) for name in self.names]
 
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of the images' names, sizes and times, which needs no image to be read."""
+        """Digest of the images' names, sizes and times, computed without reading an image."""
         return _digest([self.names, self.facts, self.group] + [self.place] * self.packed)
 
     def images(self) -> Iterator[tuple[str, FileStat, Path | _ImageBytes]]:
@@ -100,13 +100,13 @@ class Segment:
 class Work:
     """A listing, cut into segments."""
 
-    folder: str  # which the paths are relative to
+    folder: str  # root of the relative paths
     segments: list[Segment]
     others: Mapping[str, str] = dataclasses.field(default_factory=dict)  # why a file of the folder is no image
 
     @functools.cached_property
     def digest(self) -> str:
-        """The digest of the images' names, which is that of all parts."""
+        """The digest of the images' names, equal for all parts."""
         return _digest([[segment.names, *[segment.place] * segment.packed] for segment in self.segments])
 
     def file(self, number: int) -> str:
@@ -114,7 +114,7 @@ class Work:
         return f"embeddings-{number:05d}-of-{len(self.segments):05d}.parquet"
 
     def part(self, part: int, parts: int) -> range:
-        """Return the numbers of the segments of a part, which counts from 1."""
+        """Return the segment numbers of a part; parts are counted from 1."""
         if not 1 <= part <= parts:
             last = max(1, parts)
             raise ConfigError(f"--part {part}/{parts}: wanted 1/{last} to {last}/{last}")
@@ -122,13 +122,13 @@ class Work:
         return range(count * (part - 1) // parts, count * part // parts)
 
     def pending(self, part: int, parts: int, out: Path, identity: str) -> list[int]:
-        """Return a part's segments that are not written, or whose images have changed; refuse files of other listings.
+        """Return a part's segments that are not written, or whose images have changed.
 
-        The folder is made.
+        Create the folder. Raise ConfigError if it has files of another listing or another run.
         """
         numbers = self.part(part, parts)
         check_writable("-o", out)
-        file = min(out.glob("embeddings-*.parquet"), default=None)  # all are of one listing, which the index checks
+        file = min(out.glob("embeddings-*.parquet"), default=None)  # parts_pass() checks the others
         if file is not None:
             about = _about(file)
             if (about["identity"], about["listing"]) != (identity, self.digest):
@@ -152,7 +152,7 @@ def listed(items: Listed, folder: str | Path | None = None) -> Work:
         items: a folder, or an address of one that pyarrow's file systems know, such as ``s3://bucket/photos``; a
             Parquet table of ``path`` and ``image`` (bytes); tar shards of webdataset, ``photos-{000..015}.tar``; or a
             sequence of paths of images, relative to ``folder``.
-        folder: of the paths in a sequence; by default the deepest one that has them all.
+        folder: the root of the paths in a sequence; by default their deepest common folder.
     """
     if not isinstance(items, (str, os.PathLike)):
         if not items:
@@ -242,7 +242,7 @@ def _digest(value: Any) -> str:
 
 
 def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: Path) -> int:
-    """Embed a part of a listing; return how many images were embedded now. See :meth:`TrainedRun.embed_part`."""
+    """Embed a part of a listing; return the number of newly embedded images. See :meth:`TrainedRun.embed_part`."""
     numbers = work.pending(part, parts, out, embedder.collection.identity)
     if part == 1:
         warn_of_skipped(work.others)
@@ -257,7 +257,7 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
     """Embed segments; yield the number and the table of each."""
     local = [work.segments[number].files for number in numbers]
     files = None if None in local else [file for each in local for file in each or ()]
-    # One stream of batches for all files, since workers take a second to start; segments end where batches do.
+    # One data loader for all segments, since workers take a second to start; segments end at batch boundaries.
     stream = None if files is None else embedder.embed_files(files)
     kinds = {"path": pyarrow.string(), "class": pyarrow.string(), "size": pyarrow.int64(), "time": pyarrow.int64()}
     kinds["embedding"] = pyarrow.list_(pyarrow.float32(), embedder.collection.size)
@@ -291,7 +291,7 @@ def embeddings_of(table: pyarrow.Table) -> Vectors:
 
 
 def _read(file: Path) -> Any:
-    """Open a Parquet file; a DataError says that it is none."""
+    """Open a Parquet file; raise DataError if it is not one."""
     try:
         return parquet.ParquetFile(file)
     except (OSError, pyarrow.ArrowException) as error:
@@ -309,7 +309,7 @@ def _about(file: Path) -> dict[str, Any]:
 
 
 def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
-    """Return the metadata of the files of a whole listing; a DataError says what is missing, or of another network."""
+    """Return the metadata of a complete listing's files; raise DataError if one is missing or of another network."""
     every = {file: _about(file) for file in sorted(place.glob("embeddings-*.parquet"))}
     if not every:
         raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
@@ -328,7 +328,7 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
 
 @contextlib.contextmanager
 def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Iterator[Embedded]:
-    """Write new embeddings of a whole listing's files, and lock the collection while the block runs."""
+    """Add a complete listing's new embeddings to the collection, and lock it while the block runs."""
     every, collection = _whole(place, embedder.collection.identity), embedder.collection
     skipped = {name: why for about in every.values() for name, why in about["skipped"].items()}
     folder = folder or Path(every[min(every)]["folder"])

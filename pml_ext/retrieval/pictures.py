@@ -1,4 +1,4 @@
-"""Pictures of queries and their answers; an image that is gone leaves a placeholder, not a failure."""
+"""Pictures of queries and their answers, with a placeholder for each image that cannot be read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .query import Answer
 
 PICTURED = 50  # answers of a query in a picture
-_PANELS = 600  # images of a picture: it is as high as queries need, and 65,536 pixels is the end
-_THUMBNAIL = 220  # pixels of a small picture's longer side, twice what it is drawn with
+_PANELS = 600  # maximum images in a picture, which keeps its height below 65,536 pixels
+_THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the figure
 
 
 def thumbnail(path: Path, channels: int = 3, longest: int = _THUMBNAIL) -> Image.Image:
-    """Read a small picture of an image file, upright; a JPEG is decoded small where that is enough.
+    """Return an upright thumbnail of an image file; a JPEG is decoded at a reduced size if that suffices.
 
     *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``benchmarks/contact_sheets.py``).
     """
@@ -37,7 +37,7 @@ def thumbnail(path: Path, channels: int = 3, longest: int = _THUMBNAIL) -> Image
 
 
 def placeholder(size: int = 64) -> Image.Image:
-    """Return a gray square with a cross, which stands for an image that cannot be shown."""
+    """Return a gray square with a cross, the placeholder for an image that cannot be shown."""
     image = Image.new("L", (size, size), 225)
     draw = ImageDraw.Draw(image)
     for start, end in (((0, 0), (size, size)), ((0, size - 1), (size, -1))):
@@ -46,14 +46,14 @@ def placeholder(size: int = 64) -> Image.Image:
 
 
 class PictureReader:
-    """Reads small pictures; one that cannot be read is a placeholder, and is remembered."""
+    """Reader of thumbnails that replaces unreadable images by placeholders and records their errors."""
 
     def __init__(self, channels: int) -> None:
         self.channels = channels
         self.missing: dict[Path, str] = {}
 
     def image(self, path: Path, longest: int = _THUMBNAIL) -> Image.Image:
-        """Read a picture, with a longer side of at most this many pixels."""
+        """Return a thumbnail whose longer side has at most ``longest`` pixels."""
         try:
             return thumbnail(path, self.channels, longest)
         except DataError as error:
@@ -61,11 +61,11 @@ class PictureReader:
             return placeholder()
 
     def __call__(self, path: Path) -> Tensor:
-        """Read a picture as uint8 ``[C, H, W]``."""
+        """Return a thumbnail as uint8 ``[C, H, W]``."""
         return image_tensor(self.image(path), self.channels)
 
     def warn(self, what: str) -> None:
-        """Warn of the images that could not be read, if there are some."""
+        """Warn of the images that could not be read, if any."""
         if self.missing:
             images = "an image" if len(self.missing) == 1 else f"{len(self.missing)} images"
             text = f"{what} a placeholder for {images} that cannot be read; the first: "
@@ -73,7 +73,7 @@ class PictureReader:
 
 
 def answers_picture(answers: Sequence[Answer], folder: Path, channels: int) -> Figure:
-    """Draw queries and their answers, at most 50 of each, framed green and red where the classes are known."""
+    """Draw queries, each with at most 50 answers, framed green (right) or red (wrong) if the classes are known."""
     from ..evaluation.figures import BLUE, answer, gallery
     from ..evaluation.fonts import short_name
 

@@ -1,4 +1,4 @@
-"""Search in the index of a collection, or in a store that it was brought over to; near-duplicates; many queries."""
+"""Search in the index of a collection or in a store that mirrors it; near-duplicates; many queries."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ if TYPE_CHECKING:
     from .parts import Work
 
 METRICS = ("euclidean", "learned")
-RADIUS = 0.1  # of near-duplicates: a cosine similarity of 0.995
-SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # and the address of a store
+RADIUS = 0.1  # maximum distance of near-duplicates: a cosine similarity of 0.995
+SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # scheme and address of a store
 _PATHS = "SELECT path, vector FROM images"
-_TILE, _BLOCK = 2048, 256  # images that are compared at a time, with each other and by faiss
-_PAIRS = 1 << 18  # pairs whose distance is computed at a time
+_TILE, _BLOCK = 2048, 256  # images per block of the all-pairs search, and of the search by faiss
+_PAIRS = 1 << 18  # pairs per block of the distance computation
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """The nearest images to a query, nearest first."""
 
-    query: str  # its path, or its number
+    query: str  # path or number of the query
     paths: list[str]
-    distances: list[float]  # Euclidean, of normalized embeddings, or values of the learned metric
-    classes: list[str]  # the sub-folder of each
-    query_class: str | None  # the query's sub-folder, where it lies in the indexed folder
+    distances: list[float]  # Euclidean distances of normalized embeddings, or values of the learned metric
+    classes: list[str]  # sub-folder of each answer
+    query_class: str | None  # sub-folder of the query if it is in the index
     ids: list[int] = dataclasses.field(default_factory=list)  # an image keeps its id while it is in the index
 
 
@@ -69,10 +69,10 @@ Answers = Callable[[Sequence[str], Tensor], list[Answer]]
 
 
 class Gallery:
-    """The index of a collection, which :meth:`reading` opens for search.
+    """The searchable index of a collection, opened by :meth:`reading`.
 
-    Vectors and faiss's lists are mapped into memory, so that a query reads only those that it is compared with. When
-    another process has replaced the index, the next query searches the new one.
+    Vectors and faiss's lists are memory-mapped, so that a query reads only those that it is compared with. When another
+    process has replaced the index, the next query searches the new one.
     """
 
     def __init__(self, collection: Collection, device: torch.device, changes: Changes | None = None) -> None:
@@ -81,7 +81,7 @@ class Gallery:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """Begin a transaction, in which the index does not change; open an index that was written meanwhile."""
+        """Begin a transaction on a fixed version of the index; reopen the index if it has been rewritten."""
         with self._lock:
             if self._opened[1] < 0 and not self._collection.exists:
                 raise DataError(f"{self.place}: no index; type: {self._collection.command()}")
@@ -119,7 +119,7 @@ class Gallery:
 
     @functools.cached_property
     def embedded(self) -> Embedded:
-        """All images, read now: paths, vectors, sizes, times and ids."""
+        """The paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
             images = [self._checked(*row) for row in current.images("ORDER BY vector")]
             facts = np.array([(image.size, image.time) for image in images], dtype=np.int64)
@@ -127,7 +127,7 @@ class Gallery:
             return Embedded(self.folder, [image.path for image in images], self._vectors, {}, facts, ids=ids)
 
     def check(self) -> tuple[list[str], list[str]]:
-        """Read every row, every vector and faiss's file; return the images that are gone and that have changed."""
+        """Verify every row, every vector and faiss's file; return the missing images and the changed ones."""
         with self.reading() as current:
             problem = current.connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":
@@ -157,7 +157,7 @@ class Gallery:
         return image
 
     def _image_of(self, current: Transaction, name: str) -> Image | None:
-        """Return the indexed image of a file, by its own path or by that of the file that it links to."""
+        """Return the indexed image of a file, by its path or, for a symbolic link, by its target's path."""
         folder, (parent, last) = os.path.join(self._index.folder, ""), os.path.split(name)
         place = os.path.join(os.path.realpath(parent), last)
         for path in (place, os.path.realpath(place)):
@@ -167,7 +167,7 @@ class Gallery:
         return None
 
     def images_of(self, names: Sequence[str]) -> list[Image | None]:
-        """Return the indexed image of each file; None of other files, and of an empty name."""
+        """Return the indexed image of each file, or None if it is not indexed or the name is empty."""
         with self.reading() as current:
             return [self._image_of(current, name) if name else None for name in names]
 
@@ -182,7 +182,7 @@ class Gallery:
         metric: BaseDistance | None = None,
         shortlist: int | None = None,
     ) -> list[Answer]:
-        """Return the answers to queries of these embeddings, ``[Q, D]``; options are those of TrainedRun.query."""
+        """Return the answers to query embeddings ``[Q, D]``; options are those of :meth:`TrainedRun.query`."""
         within, radius = where
         check_query(k, radius if metric is None else None)
         if shortlist is not None and (metric is None or shortlist < 1):
@@ -219,7 +219,7 @@ class Gallery:
         """Return the rows of the vectors of a class's images."""
         inside = path_bytes(name) + b"/"
         numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", inside, inside[:-1] + b"0")
-        if not len(numbers):  # none has it as its first folder; images in shards have theirs inside
+        if not len(numbers):  # no first folder has this name; images in shards have their class inside the shard
             found = [(class_of(os.fsdecode(path)), vector) for path, vector in current.connection.execute(_PATHS)]
             numbers = np.array(sorted(vector for own, vector in found if own == name), dtype=np.int64)
         if not len(numbers):
@@ -228,7 +228,7 @@ class Gallery:
         return np.searchsorted(self._numbers, numbers)
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
-        """Warn of answers whose files are gone."""
+        """Warn of answers whose files no longer exist."""
         paths = {path for answer in answers for path in answer.paths}
         gone = sorted(path for path in paths if not os.path.exists(self.folder / in_shard(path)))
         if gone:
@@ -238,10 +238,10 @@ class Gallery:
             warnings.warn(f"{text}; type: {self.again}", RetrievalWarning, stacklevel=4)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
-        """Return groups of images that pairs within a radius connect.
+        """Return the connected components of the images, where pairs within a radius are connected.
 
-        *Cost:* an index ``IVF...`` compares an image with the lists that a query looks at; else each is compared with
-        each: 10,000 take less than a second.
+        *Cost:* with an ``IVF...`` index, an image is compared with the lists that a query searches. Otherwise all pairs
+        are compared: 10,000 images take less than a second.
         """
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
@@ -264,7 +264,7 @@ class Gallery:
 
     def _near(self, points: Tensor, radius: float) -> Iterator[Tensor]:
         """Yield pairs ``[2, P]`` that may be within a radius."""
-        # |x - y|^2 = 2 - 2 x.y for length 1, a little more generous than float32's rounding
+        # |x - y|^2 = 2 - 2 x.y for length 1; the tolerance exceeds float32's rounding error
         if self.faiss is not None and self.faiss.setting == "nprobe":
             for start in range(0, len(points), _BLOCK):
                 yield self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5) + torch.tensor([[start], [0]])
@@ -276,7 +276,7 @@ class Gallery:
 
 
 def check_query(k: int, radius: float | None) -> None:
-    """Refuse a number of answers below 1, and a radius that is no distance."""
+    """Raise ConfigError if the number of answers is below 1 or the radius is not above 0."""
     if k < 1:
         raise ConfigError(f"-k {k}: wanted 1 or more")
     if radius is not None and not radius > 0:  # NaN too
@@ -291,7 +291,7 @@ def answers_of(
     where: Where,
     reason: str,
 ) -> list[Answer]:
-    """Return the first k images found for each query, without the query itself; warn of fewer, with the reason."""
+    """Return the first k images found for each query, without the query itself; warn if there are fewer."""
     answers = list[Answer]()
     for name, mine, row in zip(names, own, found, strict=True):
         kept = [each for each in row if mine is None or each.id != mine.id][:k]
@@ -309,7 +309,7 @@ def answers_of(
 
 
 def is_store(text: str) -> bool:
-    """Return whether a text is the address of a store, ``SCHEME:ADDRESS``, and no folder."""
+    """Return whether a text is the address of a store, ``SCHEME:ADDRESS``, and not a folder."""
     return bool(SCHEME.fullmatch(text)) and not os.path.isdir(text)
 
 
@@ -333,13 +333,13 @@ def bring_over(embedded: Embedded, store: Store) -> Changes:
     gone = sorted(known.keys() - {*ids.tolist()})
     for start in range(0, len(gone), BATCH):
         store.delete(gone[start : start + BATCH])
-    store.write(batches())  # of none too: an index that an earlier write did not complete is completed
+    store.write(batches())  # also without batches: completes a database index that an interrupted write left incomplete
     new = int((before < 0).sum())
     return Changes(new, len(differs) - new, len(gone), len(ids) - len(differs))
 
 
 def recall_of(embedded: Embedded, store: Store) -> float | None:
-    """Return recall@10 of a store against exact search, on a sample of at most 200 images; None of a single image."""
+    """Return recall@10 of a store against exact search, on a sample of at most 200 images; None for fewer than 2."""
     if len(embedded.paths) < 2:
         return None
     places = {id: place for place, id in enumerate(embedded.ids.tolist())}
@@ -354,7 +354,7 @@ def recall_of(embedded: Embedded, store: Store) -> float | None:
 def answers_from(
     store: Store, gallery: Gallery | None, names: Sequence[str], points: Tensor, k: int, where: Where
 ) -> list[Answer]:
-    """Return the answers of a store to queries of these embeddings, without the query where the gallery has it."""
+    """Return a store's answers to query embeddings, without the query itself if the gallery has it."""
     check_query(k, where.radius)
     own = [None] * len(names) if gallery is None else gallery.images_of(names)
     found = store.search(points.cpu().numpy(), k + 1, where)
@@ -366,10 +366,10 @@ def answers_from(
 
 
 def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tuple[int, int]:
-    """Write the answers to all images of a listing; return how many images and answers.
+    """Write the answers to all images of a listing; return the numbers of images and answers.
 
     Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
-    object per image. A file that is there is replaced when all is written.
+    object per image. An existing file is replaced once all answers are written.
     """
     from .parts import embeddings_of, tables
 

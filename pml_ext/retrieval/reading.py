@@ -1,4 +1,4 @@
-"""Images of a folder, listed and read in batches; single images that a caller passes, as tensors."""
+"""Listing a folder's images and reading them in batches; conversion of single images to tensors."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Listing(NamedTuple):
     folder: Path
     names: list[str]
     facts: list[FileStat]
-    others: dict[str, str]  # why each of the others is no image
+    others: dict[str, str]  # reason why each other file is not read as an image
 
 
 def list_folder(folder: Path) -> Listing:
-    """List a folder without opening a file; hidden files, and hidden and linked folders, are left out."""
+    """List a folder without opening its files; skip hidden files, hidden folders and linked folders."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query need not
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query saves
 
     listing = Listing(folder, [], [], {})
 
@@ -70,7 +70,7 @@ def list_folder(folder: Path) -> Listing:
 
 
 class FileImages(Dataset[Item]):
-    """Transformed images of files, each with its number and why it could not be read."""
+    """Transformed images of files; an item is ``(image or None, number, error message or "")``."""
 
     def __init__(self, paths: Sequence[Path], channels: int, steps: Steps) -> None:
         self.paths, self._channels, self._steps = paths, channels, steps
@@ -87,7 +87,7 @@ class FileImages(Dataset[Item]):
 
 
 def default_workers(images: int) -> int:
-    """Return how many processes read so many files by default: none for few, or where processes cannot be forked."""
+    """Return the default number of worker processes: 0 for few images, or where processes cannot be forked."""
     if images < FEW or multiprocessing.get_all_start_methods()[0] == "spawn":
         return 0
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -97,7 +97,7 @@ def default_workers(images: int) -> int:
 def read_batches(
     paths: Sequence[Path], channels: int, steps: Steps, batch_size: int, workers: int, device: torch.device
 ) -> Iterator[Batch]:
-    """Read image files for a network, in order."""
+    """Yield batches of transformed images, in order."""
     if workers < 0:
         raise ConfigError(f"--workers {workers}: wanted 0 or more")
     early, last = steps.divided()
@@ -126,7 +126,7 @@ _WANTED = (
 
 
 def as_images(images: Images) -> Any:
-    """Return what a caller passes for images as something to iterate over once; a single image becomes a list."""
+    """Return images as an iterable; a single image becomes a list. Raise TypeError for other values."""
     if isinstance(images, (str, os.PathLike, Image.Image)):
         return [images]
     if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
@@ -135,7 +135,7 @@ def as_images(images: Images) -> Any:
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
-    """Return what a caller passes for an image as uint8 ``[C, H, W]``."""
+    """Return a path, PIL image, array or tensor as a uint8 image ``[C, H, W]``."""
     if isinstance(image, (str, os.PathLike)):
         return read_image(Path(image), channels, smallest=smallest)
     if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and 0 not in image.shape:
@@ -147,7 +147,7 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
             image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
         if isinstance(image, Image.Image):
             return image_tensor(image, channels)
-    except (OSError, SyntaxError, ValueError, TypeError) as error:  # no image by its shape, or decoded only now
+    except (OSError, SyntaxError, ValueError, TypeError) as error:  # invalid shape, or damaged and decoded only now
         raise DataError(f"an image cannot be read ({error})") from None
     raise TypeError(f"{_WANTED}; not {_described(image)}")
 

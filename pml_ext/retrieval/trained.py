@@ -1,4 +1,4 @@
-"""A trained run: its network, read from the run's folder, and the uses of it."""
+"""A trained run: its network, loaded from the run's folder, for embedding, search, clustering and export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .embedding import ImageEmbedder, Listener
 from .query import METRICS, RADIUS, SCHEME, Answer, Answers, Gallery, answers_from, bring_over, match, recall_of
 from .reading import Images, Listed, as_images
 
-if TYPE_CHECKING:  # seconds to import, which a query need not take
+if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
 
     from ..pml import BaseDistance
@@ -42,7 +42,7 @@ _WEIGHTS = "checkpoints/model.pt"
 
 
 class NetworkFacts(Preprocessing):
-    """The content of ``network.json``: length of the trunk's features, labels and names of the training classes."""
+    """The content of ``network.json``: size of the trunk's features, labels and names of the training classes."""
 
     features: int = Field(ge=1)
     classes: list[int]
@@ -61,12 +61,12 @@ def load_run(
     Args:
         path: the run's folder.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
-        workers: processes that read the images of a folder; 0 for this one. By default none for fewer than 256 images
-            that are to be read, else as many as there are processors, up to 8; none on Windows and macOS.
+        workers: number of processes that read a folder's images; 0 to read in the calling process. By default 0 for
+            fewer than 256 images to read, else one per processor, up to 8; on Windows and macOS 0.
         store: the folder of the collection, with embeddings and index; by default ``collection`` in the run's folder.
         listener: called with a :class:`Progress` after each batch of a folder's images.
 
-    A DataError says that the folder has no finished run, or which file of it is empty, cut or of another run.
+    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run.
     """
     return TrainedRun(Path(path), choose_device(device), workers, store, listener)
 
@@ -97,7 +97,7 @@ class TrainedRun:
         try:
             network = build_network(self.recipe.model, self._facts, self._facts.features, trained=True)
         except ConfigError as error:
-            self._checked_recipe()  # an error of the recipe is told as one
+            self._checked_recipe()  # raises the recipe's own error, if it has one
             raise self._damaged("network.json", error) from None
         self.trunk, self.embedder = network.trunk, network.embedder
         with checkpoint.errors_with_path(folder / _WEIGHTS, state):
@@ -112,7 +112,7 @@ class TrainedRun:
         self._gallery: Gallery | None = None
 
     def _read_recipe(self) -> Recipe:
-        """Read the recipe; plugins are imported, which takes a second, only where the network is of one."""
+        """Read the recipe; import plugins, which takes a second, only if a plugin provides the trunk."""
         try:
             tables = read_toml(self.folder / "recipe.toml", "run")
         except DamagedError as error:
@@ -142,7 +142,7 @@ class TrainedRun:
 
     @functools.cached_property
     def metric(self) -> BaseDistance | None:
-        """The learned metric of the run's loss, in evaluation mode, if it has one."""
+        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
         from ..evaluation import learned_metric
 
         recipe = self._checked_recipe()
@@ -161,27 +161,27 @@ class TrainedRun:
             images: a folder, or one or several images in a list, a generator, an array or a tensor. An image is a path,
                 a PIL image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
                 channels. Files and PIL images are turned upright; all but tensors are converted to the run's channels.
-            batch_size: images at a time; of several, no more are held.
+            batch_size: images per batch; of single images, at most one batch is held in memory.
 
         Returns:
-            ``[N, D]``, float32, of length 1, on the run's device; of a folder, in the order of its paths.
+            ``[N, D]``, float32, of length 1, on the run's device; for a folder, in the order of its paths.
 
         Raises:
             DataError: a file cannot be read, a folder has no readable image, or the network gives NaN. Unreadable
-                files of a folder are left out with a :class:`SkippedImage` warning.
+                files of a folder are skipped with a :class:`SkippedImage` warning.
         """
-        if isinstance(images, str) and not images:  # which pathlib takes for this folder
+        if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
             raise ConfigError("the path '' is empty; wanted an image or a folder")
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             return self.embed_folder(images, batch_size).embeddings
         return self.images.embed(images, batch_size)
 
     def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
-        """Embed all images below a folder; those that the collection has are not computed again.
+        """Embed all images below a folder, reusing the embeddings in the collection.
 
-        They are written after each 1,000 images or 30 seconds: an interrupted call goes on from there. A file is
-        embedded again if its size or its time of modification has changed. Processes that ``torchrun`` started embed a
-        part each, and return all. Errors are those of :meth:`embed`; an UnwritableError names a full disk.
+        New embeddings are written after each 1,000 images or 30 seconds; an interrupted call resumes from there. A file
+        is embedded again if its size or modification time has changed. Under ``torchrun``, each rank embeds a part and
+        returns all embeddings. Errors are those of :meth:`embed`, and UnwritableError, for example for a full disk.
         """
         with self.images.folder_pass(Path(folder), batch_size) as embedded:
             return embedded
@@ -191,16 +191,16 @@ class TrainedRun:
     ) -> Path:
         """Embed a part of a listing of images into Parquet files, without the collection; return their folder.
 
-        Together, the parts write the same files, to the last bit, however many they are, where processes have as many
-        threads. A file that is there is not written again: a part that was killed goes on where it was.
+        For any number of parts the files are bitwise identical, if all processes have the same number of threads. An
+        existing file is not written again, so that a killed part resumes when it is called again.
 
         Args:
-            items: a folder, an address of one, a Parquet table of ``path`` and ``image`` (bytes), tar shards, or paths
-                of images; see :func:`pml_ext.retrieval.parts.listed`.
-            part: which part, from 1 to ``parts``.
-            parts: how many there are; of a listing, at most 1,024 are not empty.
-            out: the folder to write, which all parts share; :meth:`write_index` takes it.
-            folder: which the paths of a sequence are in; by default the deepest one that has them all.
+            items: a folder, the address of a folder, a Parquet table of ``path`` and ``image`` (bytes), tar shards,
+                or paths of images; see :func:`pml_ext.retrieval.parts.listed`.
+            part: number of the part, from 1 to ``parts``.
+            parts: number of parts; of a folder or a sequence, at most 1,024 are not empty.
+            out: the folder to write, shared by all parts; the input of :meth:`write_index`.
+            folder: the root of the paths in a sequence; by default their deepest common folder.
         """
         from .parts import listed, write_part
 
@@ -212,7 +212,7 @@ class TrainedRun:
     def write_index(self, parts: str | Path, folder: str | Path | None = None, factory: str = "") -> Gallery:
         """Index the embeddings that :meth:`embed_part` wrote, without embedding; otherwise as :meth:`index`.
 
-        ``folder`` has the images; by default the one that they were read from. A DataError says that a part is missing.
+        ``folder`` has the images; by default the folder that they were read from. Raise DataError if a part is missing.
         """
         from .parts import parts_pass
 
@@ -221,32 +221,32 @@ class TrainedRun:
 
     def _write_index(self, embedding: contextlib.AbstractContextManager[Embedded], factory: str) -> Gallery:
         if factory and factory != EXACT:
-            new_index(factory, self.recipe.model.embedding_size)  # refused before anything is embedded
+            new_index(factory, self.recipe.model.embedding_size)  # raises ConfigError before anything is embedded
         with embedding as embedded:
             changes = self.collection.write_index(embedded, factory)
         self._gallery = Gallery(self.collection, self.device, changes)
         return self.gallery()
 
     def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
-        """Embed a folder and index it; again, take up what is new, changed and gone.
+        """Embed a folder and index it, or update its index with new, changed and deleted images.
 
-        The index before stands until the new one is whole. An image keeps its id while its path stays, and no id is
-        used again.
+        The previous index remains until the new one is complete. An image keeps its id while its path stays the same;
+        ids are never reused.
 
         Args:
-            folder: of the images; by default the one that was indexed before.
+            folder: the folder of the images; by default the one that was indexed before.
             factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
-                200,000 images are searched exactly, and more of them by faiss with the square root of their number as
-                lists.
+                200,000 images are searched exactly; more are searched by faiss ``IVFn,Flat``, n the square root of the
+                number of images.
 
         Returns:
-            The index; its ``changes`` say what is new, and its ``faiss`` has ``effort`` and the measured ``recall``.
+            The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
         """
         source = self.indexed_folder() if folder is None else Path(folder)
         return self._write_index(self.images.folder_pass(source), factory)
 
     def indexed_folder(self) -> Path:
-        """Return the folder that was indexed, by this run or by an earlier state of it."""
+        """Return the indexed folder, also if an earlier state of the run indexed it."""
         if self.collection.exists:
             with self.collection.transaction() as current:
                 if current.state.index is not None:
@@ -254,7 +254,7 @@ class TrainedRun:
         raise DataError(f"{self.collection.place}: no index; type: {self.collection.command()}")
 
     def gallery(self) -> Gallery:
-        """Open the index, and hold it open; a DataError for none, a damaged one, or one of other weights."""
+        """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
         if self._gallery is None:
             self._gallery = Gallery(self.collection, self.device)
         with self._gallery.reading():
@@ -270,18 +270,18 @@ class TrainedRun:
         radius: float | None = None,
         store: str | None = None,
     ) -> list[Answer]:
-        """Return the nearest images of the index; fewer than k come with a :class:`RetrievalWarning`.
+        """Return the nearest images of the index; warn with :class:`RetrievalWarning` if fewer than k.
 
         Args:
-            images: as of :meth:`embed`; an image of the index is no answer to itself, and is not embedded again.
-            k: how many, at least 1.
+            images: as in :meth:`embed`; an indexed image is not an answer to itself, and is not embedded again.
+            k: number of answers, at least 1.
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
-            shortlist: how many of the nearest by Euclidean distance the learned metric re-ranks; by default it is
-                compared with all images.
-            within: the class whose images alone are answers; these are searched exactly.
-            radius: the largest distance of an answer; of a learned metric by which larger is nearer, the smallest
-                value.
-            store: the address of a store that :meth:`bring_over` filled, which searches in place of the index.
+            shortlist: number of nearest images by Euclidean distance that the learned metric re-ranks; by default the
+                learned metric is computed for all images.
+            within: the only class to search; its images are searched exactly.
+            radius: maximum distance of an answer; minimum value for a learned metric by which larger values are
+                nearer.
+            store: the address of a store that :meth:`bring_over` filled; it is searched instead of the index.
         """
         if store is not None and (metric != "euclidean" or shortlist is not None):
             raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
@@ -293,7 +293,7 @@ class TrainedRun:
             )
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
-        images = list(as_images(images))  # a generator can be had once
+        images = list(as_images(images))  # a generator can be iterated only once
         names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
         learned = self.metric if metric == "learned" else None
         find = self._search(store, k=k, where=Where(within, radius), metric=learned, shortlist=shortlist)
@@ -309,10 +309,10 @@ class TrainedRun:
         store: str | None = None,
         folder: str | Path | None = None,
     ) -> tuple[int, int]:
-        """Write the nearest images to each of many into a ``.parquet`` or ``.jsonl`` file; return queries and answers.
+        """Write the nearest images of each query to a ``.parquet`` or ``.jsonl`` file.
 
-        ``items`` and ``folder`` are as of :meth:`embed_part`, the others as of :meth:`query`. Images that cannot be
-        read are left out with a warning.
+        ``items`` and ``folder`` are as in :meth:`embed_part`, the others as in :meth:`query`. Return the numbers of
+        queries and answers. Images that cannot be read are skipped with a warning.
         """
         file = Path(out)
         if file.suffix not in (".parquet", ".jsonl"):
@@ -324,7 +324,7 @@ class TrainedRun:
         return match(self.images, listed(items, folder), find, file)
 
     def _search(self, store: str | None, **options: Any) -> Answers:
-        """Return a function from names and embeddings to answers, of the index or of a store."""
+        """Return a function from names and embeddings to answers, which searches the index or a store."""
         if store is None:
             return functools.partial(self.gallery().answer, **options)
         opened, own = self.open_store(store), None
@@ -333,14 +333,14 @@ class TrainedRun:
             raise DataError(
                 f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
             )
-        with contextlib.suppress(DataError):  # of the index here, images are no answers to themselves
+        with contextlib.suppress(DataError):  # with a local index, images are not answers to themselves
             own = self.gallery()
         return functools.partial(answers_from, opened, own, k=options["k"], where=options["where"])
 
     def open_store(self, store: str) -> Store:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
 
-        Each state of a network has a table of its own in it.
+        The store has a separate table for each state of a network.
         """
         if (named := SCHEME.fullmatch(store)) is None:
             schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
@@ -349,7 +349,7 @@ class TrainedRun:
         return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
 
     def bring_over(self, store: str) -> tuple[Changes, float | None]:
-        """Make a store equal to the index: write what is new or changed and delete what is gone; ids stay.
+        """Synchronize a store with the index: write new and changed images, delete removed ones; ids stay the same.
 
         Return the changes of the store, and its recall@10 against exact search on a sample of the images.
         """
@@ -361,7 +361,7 @@ class TrainedRun:
         return self.gallery().duplicates(radius)
 
     def picture(self, answers: Sequence[Answer]) -> Figure:
-        """Draw queries and the 50 nearest of their answers, framed green and red where the classes are known."""
+        """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
         from .pictures import answers_picture
 
         return answers_picture(answers, self.gallery().folder, self.network.preprocessing.channels)
@@ -371,14 +371,14 @@ class TrainedRun:
     def cluster(
         self, folder: str | Path, clusters: Number, out: str | Path | None = None, smallest: int | None = None
     ) -> Clusters:
-        """Sort a folder's images into clusters, and write a table, and contact sheets of the 100 largest clusters.
+        """Cluster a folder's images; write a table, and contact sheets of the 100 largest clusters.
 
         Args:
-            folder: of the images.
-            clusters: how many, by k-means, or ``"auto"``, by HDBSCAN; see :func:`pml_ext.retrieval.group`.
+            folder: the folder of the images.
+            clusters: their number, for k-means, or ``"auto"``, for HDBSCAN; see :func:`pml_ext.retrieval.group`.
             out: the folder to write, with ``clusters.csv``, ``cluster-000.png``, ... and ``noise.png``; by default
                 ``clusters`` in the run's folder.
-            smallest: with ``"auto"``, images that a cluster has at least; 5 by default.
+            smallest: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
 
         Returns:
             The cluster of every path, -1 for none; clusters are numbered by size, the largest first.
@@ -394,8 +394,8 @@ class TrainedRun:
     def export(self, out: str | Path, onnx: bool = False) -> Path:
         """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
 
-        ``onnx`` adds ``model.onnx``, for batches of any size; a ConfigError says that torch cannot write the graph, or
-        that its embeddings differ from the network's by more than 1e-4 on 100 images of noise.
+        ``onnx`` adds ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if
+        its embeddings differ from the network's by more than 1e-4 on 100 noise images.
         """
         from .export import write_export
 

@@ -1,4 +1,4 @@
-"""Stores: databases that search the images of an index, ``pml-ext index RUN --to SCHEME:ADDRESS``."""
+"""Stores: databases that hold and search the images of an index, ``pml-ext index RUN --to SCHEME:ADDRESS``."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from numpy.typing import NDArray
 
 from ..errors import DataError, one_line, shortened
 
-BATCH = 10_000  # images that are written in one step
+BATCH = 10_000  # images per batch of a write
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 
 
 class Rows(NamedTuple):
-    """Images of an index, N of them."""
+    """A batch of N images of an index."""
 
     ids: Numbers  # [N]
     marks: Numbers  # [N], checksums of the images' rows in the index, below 2^32
-    paths: Sequence[str]  # relative to the indexed folder; bytes that are no UTF-8 are escaped
-    classes: Sequence[str]  # "" where there is none
+    paths: Sequence[str]  # relative to the indexed folder; bytes that are not valid UTF-8 are escaped
+    classes: Sequence[str]  # "" for images without a class
     vectors: Vectors  # [N, D], of length 1
 
 
 class Where(NamedTuple):
-    """The images that may be answers."""
+    """The filter of a search; None disables a condition."""
 
     within: str | None = None  # a class
     radius: float | None = None  # the largest Euclidean distance
@@ -50,9 +50,9 @@ class Store(Protocol):
     """
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Write batches of images, in place of those with the same ids, and bring the table's index up to date.
+        """Insert batches of images, replacing those with the same ids, and update the table's index.
 
-        A batch is there whole or not at all, and stays when a later one fails.
+        Each batch is atomic, and remains if a later one fails.
         """
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
@@ -62,10 +62,10 @@ class Store(Protocol):
         """Delete images; ignore unknown ids."""
 
     def count(self) -> int:
-        """Return the number of images; 0 where there is no table."""
+        """Return the number of images; 0 if there is no table."""
 
     def marks(self) -> Mapping[int, int]:
-        """Return the mark of each image by its id, which shows what has changed, also after a write that failed."""
+        """Return the mark of each image by its id; marks show what has changed, also after a failed write."""
 
 
 def builtin_stores() -> dict[str, Callable[..., Store]]:
@@ -101,7 +101,7 @@ def masked(address: str) -> str:
 
 @contextlib.contextmanager
 def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
-    """Turn a database's errors into a DataError of one line, without the password of its address."""
+    """Convert a database's errors into a one-line DataError, without the password of its address."""
     try:
         yield
     except errors as error:

@@ -14,12 +14,12 @@ with needs_extra("lancedb", "the store lancedb:"):
     import lancedb
     import pyarrow
 
-INDEXED = 100_000  # images from which lists are made; fewer are compared with each query
-PROBES = 0.1  # the share of the lists that a query is compared with
+INDEXED = 100_000  # minimum number of images for inverted lists; fewer are searched exhaustively
+PROBES = 0.1  # fraction of the lists that a query searches
 
 
 class LanceDB:
-    """A table of LanceDB, with inverted lists of its embeddings where there are many."""
+    """A table of LanceDB, with inverted lists (IVF) of its embeddings from 100,000 images on."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._title, self._size = table, size
@@ -34,7 +34,7 @@ class LanceDB:
                     raise
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Merge batches in, each as a version of the table; make lists of many, and add to those that there are."""
+        """Merge each batch as a version of the table; create the inverted lists of a large table, or extend them."""
         with self._errors():
             for batch in rows:
                 vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
@@ -55,7 +55,7 @@ class LanceDB:
             self._table.optimize()
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
-        """Search the nearest lists, or all images."""
+        """Search the nearest lists, or all images of a table without lists."""
         if self._table is None or not len(vectors):
             return [[] for _ in vectors]
         with self._errors():

@@ -14,7 +14,7 @@ with needs_extra("pgvector", "the store pgvector:"):
     import psycopg
     from psycopg import sql
 
-CANDIDATES = 200  # hnsw.ef_search, at least: what a search of the graph looks at
+CANDIDATES = 200  # minimum hnsw.ef_search: candidates of a graph search
 
 
 class PgVector:
@@ -39,7 +39,7 @@ class PgVector:
         return self._connection.execute(sql.SQL(query).format(**self._names), values or None)  # type: ignore[arg-type]
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Copy batches in, each in a transaction; the graph is built after the first ones, and grows from then on."""
+        """Copy each batch in a transaction; the first call then builds the graph, later calls extend it."""
         with self._errors():
             columns = f"id bigint PRIMARY KEY, mark bigint, path text, class text, embedding vector({self._size})"
             self._execute(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})")
@@ -56,14 +56,14 @@ class PgVector:
                         "path = excluded.path, class = excluded.class, embedding = excluded.embedding"
                     )
             with self._connection.transaction():
-                # a graph that does not fit takes ten times as long
+                # a graph that does not fit into this memory takes ten times as long to build
                 self._execute("SET LOCAL maintenance_work_mem = '1GB'")
                 self._execute("CREATE INDEX IF NOT EXISTS {hnsw} ON {table} USING hnsw (embedding vector_l2_ops)")
                 self._execute("CREATE INDEX IF NOT EXISTS {by_class} ON {table} (class)")
             self._execute("ANALYZE {table}")
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
-        """Search the graph; among the images of a class, it is searched on until k are found."""
+        """Search the graph; with a class, iterate the scan until k images of the class are found."""
         if not self._there:
             return [[] for _ in vectors]
         query = sql.SQL(

@@ -15,12 +15,12 @@ with needs_extra("qdrant", "the store qdrant:"):
     from qdrant_client import QdrantClient, models
     from qdrant_client.http.exceptions import ApiException
 
-CANDIDATES = 200  # hnsw_ef: what a search of the graph looks at
-_SENT = 1000  # points of a request
+CANDIDATES = 200  # minimum hnsw_ef: candidates of a graph search
+_SENT = 1000  # points per request
 
 
 class Qdrant:
-    """A collection of Qdrant, by Euclidean distance; path, class and mark are a point's payload."""
+    """A Qdrant collection with Euclidean distance; a point's payload is path, class and mark."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._table, self._size = table, size
@@ -29,12 +29,12 @@ class Qdrant:
         place: dict[str, Any] = {"path": address}
         if "://" in address:
             place = {"url": address, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": 60}
-        with self._errors(), warnings.catch_warnings(action="ignore"):  # of the server's version, of many points
+        with self._errors(), warnings.catch_warnings(action="ignore"):  # about the server's version and many points
             self._client = QdrantClient(**place)
             self._there = self._client.collection_exists(table)
 
     def write(self, rows: Iterable[Rows]) -> None:
-        """Send points in requests of 1,000, each of which is taken whole."""
+        """Send points in requests of 1,000, each of which is atomic."""
         with self._errors(), warnings.catch_warnings(action="ignore"):
             if not self._there:
                 about = models.VectorParams(size=self._size, distance=models.Distance.EUCLID)
@@ -51,7 +51,7 @@ class Qdrant:
                     self._client.upsert(self._table, models.Batch(ids=ids, vectors=vectors, payloads=payloads))
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
-        """Search the graph of a server; in a folder, compare with all points."""
+        """Search a server's graph, or all points of a folder."""
         if not self._there or not len(vectors):
             return [[] for _ in vectors]
         options: dict[str, Any] = {"limit": k, "score_threshold": where.radius, "with_payload": True}
@@ -60,7 +60,7 @@ class Qdrant:
             condition = models.FieldCondition(key="class", match=models.MatchValue(value=where.within))
             options["filter"] = models.Filter(must=[condition])
         requests = [models.QueryRequest(query=vector, **options) for vector in vectors.tolist()]
-        with self._errors(), warnings.catch_warnings(action="ignore"):  # of parameters that a folder has no use for
+        with self._errors(), warnings.catch_warnings(action="ignore"):  # about parameters without effect in a folder
             answers = self._client.query_batch_points(self._table, requests)
         return [
             [Found(int(each.id), each.payload["path"], each.payload["class"], each.score) for each in answer.points]

@@ -9,7 +9,7 @@
         check(component)
 
 or, outside of pytest, ``check_component(MyLoss())``; on the command line, ``pml-ext check my_package``. Names and
-habits come from scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
+conventions follow scikit-learn's ``check_estimator`` and ``parametrize_with_checks``.
 """
 
 from .calling import SavedBytes

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .subject import CLASSES, Subject
 
-# Batches in which other pairs contribute, as a small margin needs it: as they come, close together, far apart, mixed.
+# Batches in which different pairs contribute, for losses with a small margin: plain, close together, far apart, mixed.
 CLOSE: tuple[dict[str, Any], ...] = (
     {},
     {"common": 8.0},
@@ -30,7 +30,7 @@ class Batch:
     labels: Tensor
 
     def ordered(self, order: Tensor) -> Batch:
-        """Return the same images in another order, as fresh leaves."""
+        """Return the batch in another order, with the embeddings as a new leaf."""
         return Batch(new_leaf(self.embeddings[order]), self.labels[order])
 
 
@@ -40,7 +40,7 @@ def new_leaf(x: Tensor) -> Tensor:
 
 
 def shuffle(length: int, seed: int) -> Tensor:
-    """Return a permutation of its own generator."""
+    """Return a random permutation, drawn from a separate generator."""
     return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
 
 
@@ -55,8 +55,8 @@ def batch_of(
 ) -> Batch:
     """Return a batch of a subject's embedding size.
 
-    ``labels`` are ``[B]``, or (number of classes, images per class), cut to the classes that the subject knows. A class
-    has a ``spread`` about its center, and centers one of 1; a vector of the length ``common`` makes angles small.
+    ``labels`` are ``[B]``, or (number of classes, images per class), limited to the subject's classes. The standard
+    deviation is ``spread`` around class centers, 1 between centers; a shift of length ``common`` makes angles small.
     """
     if isinstance(labels, tuple):
         labels = torch.arange(min(labels[0], subject.classes)).repeat_interleave(labels[1])
@@ -69,6 +69,6 @@ def batch_of(
 
 
 def sample_pairs(indices: tuple[Tensor, ...], share: float, generator: torch.Generator) -> tuple[Tensor, ...]:
-    """Return a random part of index tensors that belong together, at least one entry."""
+    """Return a random subset of the entries of parallel index tensors, at least one entry."""
     chosen = torch.randperm(len(indices[0]), generator=generator)[: max(1, int(share * len(indices[0])))].sort().values
     return tuple(index[chosen] for index in indices)

@@ -16,11 +16,11 @@ from .comparing import equal, gradient, gradients, sorted_rows, weighted
 from .second_device import TORCH
 from .subject import SkipCheck, Subject, takes_labels
 
-KIT = str(Path(__file__).parent)  # a folder whose frames are not the author's
+KIT = str(Path(__file__).parent)  # frames in this folder are not the author's code
 
 
 def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable: bool = False) -> None:
-    """Skip a check of other components: ``fixed`` values are not random, ``repeatable`` ones keep nothing of calls."""
+    """Raise SkipCheck for missing capabilities, random values (``fixed``), random or stateful ones (``repeatable``)."""
     if missing := set(capabilities) - subject.capabilities:
         raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
     if (fixed or repeatable) and is_random(subject):
@@ -68,7 +68,7 @@ def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
 
 
 def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
-    """Return the outcome of a batch in another order, put back into that of the batch."""
+    """Return the outcome of a batch in another order, restored to that of the batch."""
     other, back = batch.ordered(order), order.argsort()
     result = seeded(component, other)
     if isinstance(result, tuple):

@@ -14,6 +14,6 @@ with needs_extra("dev", "a pytest fixture"):
 
 @pytest.fixture
 def isolated_registry() -> Iterator[ModuleType]:
-    """:mod:`pml_ext.registry`, whose entry points are read anew and which forgets afterwards what a test adds."""
+    """Yield :mod:`pml_ext.registry` with entry points read anew; entries that the test adds are removed afterwards."""
     with registry.isolated():
         yield registry

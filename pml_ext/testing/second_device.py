@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 TORCH = str(Path(torch.__file__).parent)
 M = TypeVar("M", bound=torch.nn.Module)
 
-DEVICE = torch.device("meta")  # the one device beside the CPU that every torch has
+DEVICE = torch.device("meta")  # the only other device that every build of torch has
 # These operations take tensors of two devices, as on a GPU: copies, and an index on the CPU into a tensor elsewhere.
 _COPIES = {"to_copy", "copy"}
 _INDEXED = {"index", "unsafe_index", "index_put", "index_put_impl", "unsafe_index_put"}
@@ -49,25 +49,25 @@ class _Elsewhere(Tensor):
         raise OtherDeviceError(f"{func} was called after the second device was left")
 
     def tolist(self) -> Any:
-        """Return the values, as any device hands them over: by way of the CPU."""
+        """Return the values by way of the CPU, as any device does."""
         return self.cpu().tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        """Refuse, as any device but the CPU does."""
+        """Raise TypeError, as any device but the CPU does."""
         raise TypeError("can't convert a tensor of another device to numpy; call .cpu() first")
 
 
 class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A device to run on where there is none but the CPU; a context manager.
+    """Context manager that simulates a second device on a machine that has only a CPU.
 
-    Inside, ``device="meta"`` names it. A tensor that is made there, or moved there by ``.to``, says so and keeps its
-    values; an operation that mixes it with a tensor on the CPU of one or more dimensions is refused, as a GPU does.
+    Inside, its name is ``device="meta"``. A tensor created there, or moved there by ``.to``, reports it and keeps its
+    values. An operation that mixes it with a CPU tensor of one or more dimensions raises an error, as on a GPU.
 
     Attributes:
         device: its name, for ``.to(...)``.
-        waits: how often a value was handed to the host, by what did that and where: ``.item()``, ``bool()``,
-            ``.tolist()``, ``.cpu()``.
-        shapes: how often a shape depended on values, which waits too: ``nonzero``, ``unique``, a boolean index.
+        waits: how often the host read a value, by operation and place: ``.item()``, ``bool()``, ``.tolist()``,
+            ``.cpu()``.
+        shapes: how often a shape depended on values; the host waits then too: ``nonzero``, ``unique``, a boolean index.
 
     Example:
         >>> with SecondDevice() as second:
@@ -94,12 +94,12 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._factories.__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def clear(self) -> None:
-        """Count from here on."""
+        """Reset both counters."""
         self.waits.clear()
         self.shapes.clear()
 
     def move(self, module: M) -> M:
-        """Return a copy of a module there; its parameters stay the objects that the module may know them by."""
+        """Return a copy of a module on the device; parameters are converted in place, so that references stay valid."""
         before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
@@ -135,7 +135,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.shapes[f"{kind} at {place}"] += 1
         elif elsewhere and name in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
             self.shapes[f"a boolean index at {place}"] += 1
-        known = {id(tensor.held): tensor for tensor in elsewhere}  # an operation in place gives the object it was given
+        known = {id(tensor.held): tensor for tensor in elsewhere}  # an in-place operation returns its argument
         output = func(*_held(args), **_held(kwargs))
         if not there:
             return output
@@ -144,7 +144,7 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Factories(TorchFunctionMode):
-    """Tensors of Python's numbers keep their values, which torch would drop on the meta device."""
+    """Mode in which tensors of Python numbers keep their values, which torch would drop on the meta device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -163,7 +163,7 @@ class _Factories(TorchFunctionMode):
 
 
 def _index(index: Any) -> Any:
-    """An index whose lists and arrays of numbers are tensors; torch takes ``x[[[0, 1], [1, 0]]]`` for two of them."""
+    """Return an index with lists and arrays as tensors; torch reads ``x[[[0, 1], [1, 0]]]`` as two index lists."""
     if isinstance(index, tuple) or (isinstance(index, list) and any(isinstance(part, list) for part in index)):
         return tuple(map(_index, index))
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))

@@ -36,12 +36,12 @@ class Subject:
 
     name: str  # of the class
     kind: str
-    make: Callable[..., Any]  # returns a new, equal instance in float64; of a class, one with the settings, if given
+    make: Callable[..., Any]  # returns a new, equal instance in float64; for a class, with settings if given
     size: int  # of embeddings
     classes: int
     cls: type | None = None  # None where an instance was given
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the class, for all but the grid's checks
-    grid: Sequence[Mapping[str, Any]] | None = None  # settings of the comparison; None where nothing is compared
+    grid: Sequence[Mapping[str, Any]] | None = None  # settings of the comparison; None if nothing is compared
     reference: Callable[..., Any] | None = None
     without_effect: frozenset[str] = frozenset()  # settings that change how the value is computed, not the value
     cache: dict[str, Any] = dataclasses.field(default_factory=dict)  # results of one check that another needs

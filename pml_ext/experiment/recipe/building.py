@@ -29,7 +29,7 @@ from .schema import (
     unknown_key,
 )
 
-if TYPE_CHECKING:  # functions that build import them: reading a recipe, to show it, takes no torch
+if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does not import torch
     import torch
 
     from ...data import DataSplits, Pipeline
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # functions that build import them: reading a recipe, to show
 _FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root", "label_sets"), ("in_channels", "image_size")
 _FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
-_SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
+_SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
     "labels": [label for label in range(4096) for _ in range(2)],
     "length_before_new_iter": 1 << 20,
     "batch_size": 2,
@@ -52,14 +52,14 @@ _SAMPLER_CONTEXT: BuildContext = {  # stand-ins for what a run fills in
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
 
-    In ``[origin]`` and ``[tune]`` the entry of a group replaces those of its keys, in ``[origin]`` of keys that the new
-    tables set, since an inherited value keeps its origin; ranges of ``[tune]`` in a table that is replaced are dropped.
+    In ``[tune]``, the entry of a group replaces the entries of its keys. In ``[origin]`` it replaces only those of keys
+    that the new tables set: an inherited value keeps its origin. Ranges of ``[tune]`` in a replaced table are dropped.
     """
     result = dict(base)
     for key, value in over.items():
         old: Any = result.get(key)
         if isinstance(old, str) and isinstance(value, dict):
-            old = {"name": old}  # a table's name may stand for the table
+            old = {"name": old}  # a string is short for a table with this name
         both = isinstance(old, dict) and isinstance(value, dict)
         if both and key in ("origin", "tune"):
             gone = {own for own in old if _inside(own, value)}
@@ -78,17 +78,17 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _inside(key: str, groups: Iterable[str]) -> bool:
-    """Return whether a dotted key is one of some groups, or in one of them."""
+    """Return whether a dotted key equals, or lies inside, one of the groups."""
     return any(f"{key}.".startswith(f"{group}.") for group in groups)
 
 
 def origin_of(key: str, origins: Mapping[str, str]) -> str:
-    """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" for none."""
+    """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" if neither exists."""
     return origins[max(around, key=len)] if (around := [each for each in origins if _inside(key, [each])]) else ""
 
 
 def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested tables, and of lists of tables, by dotted keys."""
+    """Flatten nested tables, and lists of tables, to a mapping from dotted keys to values."""
     if isinstance(tables, list) and tables and isinstance(tables[0], dict):
         tables = {str(index): table for index, table in enumerate(tables)}
     if not isinstance(tables, dict):
@@ -100,14 +100,14 @@ def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def nested(key: str, value: Any) -> Any:
-    """Return tables in which a dotted key has a value; the value itself for no key."""
+    """Return nested tables that set a dotted key to a value; return the value itself for an empty key."""
     for part in reversed(key.split(".") if key else ()):
         value = {part: value}
     return value
 
 
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
-    """Build a data set from ``[data]`` and the folder of the data, where it wants one."""
+    """Build a data set from ``[data]`` and the data folder, if it needs one."""
     factory = _dataset_factory(table.name)
     options = _options("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
     if table.relation is not None and "label_sets" in registry.settings_of(factory):
@@ -117,7 +117,7 @@ def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
 
 
 def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | None:
-    """Build the relation of ``[data] relation`` between classes of these names; None where there is none."""
+    """Build the relation of ``[data] relation`` between the named classes; return None if the recipe sets none."""
     if table.relation is None:
         return None
     from ...pairwise import RELATIONS
@@ -129,7 +129,7 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
-    """Build a trunk from ``[model] trunk``; a ``trained`` one gets a run's weights, and fetches no pretrained ones."""
+    """Build a trunk from ``[model] trunk``; ``trained`` skips pretrained weights, as a run's weights follow."""
     from ...pretrained import is_file, load_weights
 
     file, given = table.settings.get("weights"), _trunk_settings(table, trained)
@@ -143,7 +143,7 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
 
 
 def build_tracker(table: NamedTable, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> Tracker:
-    """Build a tracker from ``[track]``; the others as :func:`pml_ext.hookspecs.pml_ext_trackers` has them."""
+    """Build a tracker from ``[track]``; for the other arguments see :func:`pml_ext.hookspecs.pml_ext_trackers`."""
     factory = registry.factory("tracker", table.name)
     filled = {"folder": folder, "recipe": recipe, "iteration": iteration, "epoch": epoch}
     options = _options("track", table.name, factory, _FILLED_FOR_TRACKER, table.settings)
@@ -203,7 +203,7 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
 
 
 def _dataset_factory(name: str) -> Callable[..., Any]:
-    """Return the factory of a data set; of ``folder:PATH`` and ``table:FILE.csv`` with the path filled in."""
+    """Return the factory of a data set; fill in the path of ``folder:PATH`` and ``table:FILE.csv``."""
     from ...data import PATH_FACTORIES
 
     prefix, _, path = name.partition(":")
@@ -233,7 +233,7 @@ def _trunk_factory(name: str) -> Callable[..., Any]:
 
 
 def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
-    """Return the settings that a trunk's factory gets: not a file of weights, which any trunk may have."""
+    """Return the settings for a trunk's factory, without ``weights`` if it is a file or the trunk is ``trained``."""
     from ...pretrained import is_file
 
     drops = trained or is_file(table.settings.get("weights"))
@@ -243,14 +243,14 @@ def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
 def _options(
     key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the options of a table as the factory's annotations want them: a path for a text, say."""
+    """Return the options of a table, converted by the factory's annotations: for example text to a path."""
     taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
     accepted = {name: each for name, each in registry.settings_of(factory).items() if name not in taken}
     return _settings(key, name, accepted, given)
 
 
 def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
-    """Return the settings that a loss may leave to the run; of clusters as labels, without number and labels."""
+    """Return the loss settings that a run fills in; without number and labels of classes if labels are clusters."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
     if (relation := build_relation(recipe.data, class_names)) is not None:
         context["relation"] = relation
@@ -262,7 +262,7 @@ def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] =
 def build_loss(
     table: LossTable, context: Mapping[str, Any], key: str = "loss"
 ) -> tuple[torch.nn.Module, torch.nn.Module | None]:
-    """Build a loss with its regularizer and memory, and its miner unless the memory has that."""
+    """Build a loss with its regularizer and memory, and its miner (None if the memory holds the miner)."""
     from ...losses import CrossBatchMemory, RegularizedLoss
 
     if table.relation == "none":
@@ -290,7 +290,7 @@ def build_loss(
 
 
 def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> torch.nn.Module:
-    """Return a loss or miner that goes by the context's relation, if there is one: PML's get it by their pairs."""
+    """Return a loss or miner that uses the context's relation, if any; wrap one that does not support relations."""
     from ...losses import WithRelation, relation_of
 
     relation = context.get("relation")
@@ -353,7 +353,7 @@ def check_names(recipe: Recipe) -> None:
 
 
 def _stand_ins(table: DataTable) -> list[str]:
-    """Return names of classes, with which a recipe is tried before its data are there."""
+    """Return placeholder class names, to check a recipe before its data are available."""
     settings = table.relation.settings if table.relation is not None else {}
     depth = settings.get("level", 1)
     above = "/".join(["parent"] * depth) if isinstance(depth, int) and 0 < depth < 100 else "parent"
@@ -361,7 +361,7 @@ def _stand_ins(table: DataTable) -> list[str]:
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
-    """Return a component of a table; of a sampler nothing, which is built when the data's labels are there."""
+    """Build the component of a table; only check a sampler and return None, since it needs the data's labels."""
     with located(f"{key}.name"):
         component = registry.get(table.name, kind)
     by_class = component.settings.keys() & {"num_classes", "class_labels"}
@@ -381,7 +381,7 @@ def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any
 
 
 def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """Give a loss the places of labels in the sorted ``classes``, for one that wants 0 to ``num_classes`` - 1."""
+    """Replace labels by their indices in the sorted ``classes``, for a loss that needs 0 to ``num_classes`` - 1."""
     import torch
 
     def places(labels: torch.Tensor | None) -> torch.Tensor | None:
@@ -393,7 +393,7 @@ def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named:
 
 @contextlib.contextmanager
 def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
-    """Put the key before the text of an error; other errors than ours are refusals of a table's settings."""
+    """Raise errors as ConfigError with the key in front; name the table's settings if the error is not ours."""
     try:
         yield
     except (DataError, OSError):
@@ -414,7 +414,7 @@ def _settings(
     given: Mapping[str, Any],
     filled: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return settings converted by their annotations; refuse unknown and missing ones."""
+    """Return settings converted by their annotations; raise ConfigError for unknown and missing ones."""
     for name in given:
         if name not in accepted:
             raise ConfigError(f"{key}.{name}: {unknown_key(f'setting of {owner}', name, accepted)}")
@@ -425,10 +425,10 @@ def _settings(
 
 
 def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
-    """Convert a value strictly (16.0 is no integer) by the annotation, or check it by the default's type."""
+    """Convert a value strictly (16.0 is not an integer) by the annotation, or check it by the default's type."""
     kind, default = parameter.name.rsplit("_", 1)[-1], parameter.default
     if kind in KINDS and isinstance(value, Mapping) and isinstance(value.get("name"), str):
-        return value  # a component, which is tried by building it
+        return value  # a component; building it checks it
     annotation, known = parameter.annotation, not isinstance(parameter.annotation, str)
     if annotation is parameter.empty or not known:
         if kind in KINDS and default is None:
@@ -441,6 +441,6 @@ def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
         texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
         text = f"input should be {' or '.join(texts)}"
         raise ConfigError(f"{key}: found {value!r}; {text}") from None
-    except Exception:  # of pydantic, about an annotation of a plugin that it cannot resolve
+    except Exception:  # pydantic cannot resolve a plugin's annotation
         return value
     return result if known else value

@@ -93,7 +93,7 @@ def _sizes(parts: list[LabeledImages]) -> tuple[int, str]:
     files = [file for part in parts for file in part.paths or ()]
     for file in files[:: max(1, len(files) // SEEN)]:
         with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(file) as image:
-            sizes.append(image.size)  # a broken file is named when it is read
+            sizes.append(image.size)  # a broken file is reported when it is read
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")
     low, high = (f"{size[0]} x {size[1]}" for size in (min(sizes, key=np.prod), max(sizes, key=np.prod)))

@@ -1,4 +1,4 @@
-"""Recipes from files: merged with what they extend, overridden by ``--set``, split into the variants of ``[sweep]``."""
+"""Recipes from files: merged with their bases, overridden by ``--set``, expanded to the variants of ``[sweep]``."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .building import check_names, merged, nested
 from .papers import PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
 
-PIPELINES = "pipelines/"  # prefix of their names
-_NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name in place of a table
+PIPELINES = "pipelines/"  # prefix of the names of pipelines
+_NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
 Tables = dict[str, Any]
 
 
@@ -32,7 +32,7 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
 
     The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
     the path of a ``.toml`` file; ``overrides`` are ``"key=value"`` pairs, values in TOML, or else taken as text.
-    Without ``check``, names and settings of components are not looked up, which takes torch.
+    Without ``check``, names and settings of components are not looked up, since that imports torch.
     ConfigError names the file, the key, the value found and the value wanted; PluginError a plugin that is not in use.
     """
     overrides, source, run = list(overrides), name, Tables()
@@ -56,7 +56,7 @@ def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
 
 
 def _naming_option(text: str, overrides: Iterable[str]) -> str:
-    """Return an error's text with the option that caused it, ``--set KEY=VALUE``, in place of the recipe's file."""
+    """Return an error's text with the option that caused it, ``--set KEY=VALUE``, instead of the recipe's file."""
     for override in overrides:
         key = override.partition("=")[0].strip()
         table, _, last = map(re.escape, key.rpartition("."))
@@ -108,10 +108,10 @@ def names_in(recipe: str) -> set[tuple[str, str]]:
 
 
 def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return ``{plugin: {"distribution": ..., "version": ...}}`` of a recipe's plugins; the core and PML are none."""
+    """Return ``{plugin: {"distribution": ..., "version": ...}}`` of a recipe's plugins, without the core and PML."""
     plugins = {}
     for kind, name in sorted(set(_names(tables))):
-        with contextlib.suppress(PmlExtError):  # "shuffle" and "folder:PATH" are of no plugin
+        with contextlib.suppress(PmlExtError):  # no plugin has "shuffle" and "folder:PATH"
             plugin, _ = registry.find(kind, name)
             if about := registry.version_of(plugin):
                 plugins[plugin] = about
@@ -267,7 +267,7 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Table
 def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], where: str = "") -> Tables:
     """Merge tables of a file over what they extend: recipes, variants and pipelines."""
     parents = tables.pop("extends", [])
-    base, images = Tables(), Tables()  # images: of pipelines, which hold for any data set
+    base, images = Tables(), Tables()  # images: tables of pipelines, valid for any data set
     for parent in parents if isinstance(parents, list) else [parents]:
         if not isinstance(parent, str):
             raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")

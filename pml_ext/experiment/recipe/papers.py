@@ -36,7 +36,7 @@ class PrintedTable(Table):
     phases: dict[str, str] = Field({})  # part of metrics.json that has the values of a row or heading, if not "after"
     note: str = ""  # misprints and other remarks
     without: str | dict[str, str] = Field({})  # why the table, or rows whose name matches a pattern, have no recipe
-    small: str = ""  # number of another table, whose recipes on small data serve this one too
+    small: str = ""  # number of another table, whose recipes on small data are used for this one too
     measured: list[str] = Field([])  # recipes whose results stand in the plugin's README
 
     @model_validator(mode="after")
@@ -111,7 +111,7 @@ class Quoted(NamedTuple):
     row: str
     heading: str
     column: str
-    metric: str  # a run's name of it; "" for none
+    metric: str  # name of the metric in a run; "" if a run lacks it
     phase: str
     value: float  # as a fraction
     text: str  # as printed
@@ -129,7 +129,7 @@ def papers() -> dict[str, Printed]:
 
 
 def printed(name: str) -> tuple[Printed, PrintedTable] | None:
-    """Return a table, ``"cbml/7"``, and its paper; None if the name is of no paper, ``"Table 7"``, say."""
+    """Return a table, ``"cbml/7"``, and its paper; None if no paper has the name, for example ``"Table 7"``."""
     paper, _, number = name.partition("/")
     files = registry.factories("paper")
     if paper not in files or not number:

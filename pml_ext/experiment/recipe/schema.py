@@ -14,11 +14,11 @@ SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
-RELATIONS = ("shared-label", "hierarchy", "negatives-only")  # as pml_ext.pairwise has them
+RELATIONS = ("shared-label", "hierarchy", "negatives-only")  # names in pml_ext.pairwise.RELATIONS
 Count = Annotated[int, Field(ge=1)]
 Text = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-_NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are no tables of settings
+_NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are not tables of settings
 
 
 class Table(BaseModel):
@@ -37,7 +37,7 @@ class Table(BaseModel):
 
 
 class NamedTable(Table):
-    """A table with the ``name`` of a component, data set or trunk, and its settings beside the table's own keys."""
+    """A table with the ``name`` of a component, data set or trunk, and its settings next to the table's own keys."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -45,7 +45,7 @@ class NamedTable(Table):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the named thing."""
+        """The settings of the named component, data set or trunk."""
         return dict(self.model_extra or {})
 
 
@@ -89,7 +89,7 @@ class PseudoTable(Table):
 
     clusters: int = Field(100, ge=2)  # number of clusters of k-means
     features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
-    # least and greatest, from which each epoch's is drawn, in multiples of the sampler's m; None keeps the sampler's
+    # range from which each epoch's batch size is drawn, in multiples of the sampler's m; None: the sampler's own size
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
 
 
@@ -127,12 +127,12 @@ Freeze = Literal["none", "trunk"] | list[str]
 
 
 def frozen_patterns(freeze: Freeze) -> list[str]:
-    """Return the patterns of the parts of the trunk that ``freeze`` says."""
+    """Return the patterns of the parts of the trunk that ``freeze`` selects."""
     return freeze if isinstance(freeze, list) else ["*"] if freeze == "trunk" else []
 
 
 class LoraTable(Table):
-    """``[model] lora``: low-rank adapters of the trunk's linear layers, which alone are trained of it (extra peft)."""
+    """``[model] lora``: low-rank adapters of linear layers, the only trained part of the trunk (extra peft)."""
 
     rank: Count = 8
     targets: list[str]  # ends of the names of layers, such as "qkv", "query"
@@ -148,12 +148,12 @@ class ModelTable(Table):
     # training images and not trained; with "none" the features are the embeddings
     embedder: Literal["linear", "mlp", "pca", "none"] = "linear"
     norm: Literal["none", "batch", "layer"] = "none"  # of the input of each of the embedder's layers
-    dropout: float = Field(0.0, ge=0, lt=1)  # of the same
-    freeze: Freeze = "none"  # "trunk": its features are computed once, and kept; patterns of names: parts of it
-    views: Count = 1  # of each training image under freeze = "trunk"; 1: not augmented; more: augmented ones
+    dropout: float = Field(0.0, ge=0, lt=1)  # of the input of each of the embedder's layers
+    freeze: Freeze = "none"  # "trunk": features are computed once and kept; a list: patterns of layer names
+    views: Count = 1  # per training image under freeze = "trunk"; 1: not augmented; more: augmented
     lora: LoraTable | None = None
     freeze_batch_norm: bool = False
-    init: str | None = None  # folder of a run, whose weights the networks begin with
+    init: str | None = None  # folder of a run with the initial weights of the networks
 
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
@@ -183,7 +183,7 @@ class OptimizerTable(NamedTable):
     lr: float = Field(1e-3, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     head_lr_factor: float = Field(1.0, gt=0)  # the embedder's learning rate is lr times this
-    scheduled: bool = False  # in [loss.optimizer], whether the schedule is that of the loss's own parameters too
+    scheduled: bool = False  # in [loss.optimizer]: the schedule applies to the loss's own parameters too
 
     @property
     def optimizer(self) -> Any:
@@ -200,7 +200,7 @@ class RegularizerTable(NamedTable):
 
 
 class MemoryTable(Table):
-    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from an epoch on."""
+    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from ``start_epoch`` on."""
 
     size: Count
     start_epoch: Count = 1
@@ -212,7 +212,7 @@ class LossTable(NamedTable):
     miner: Annotated[NamedTable, _name_alone] | None = None
     regularizer: Annotated[RegularizerTable, _name_alone] | None = None
     memory: MemoryTable | None = None
-    relation: Literal["data", "none"] = "data"  # whether loss and miner go by [data] relation, or by classes
+    relation: Literal["data", "none"] = "data"  # whether loss and miner use [data] relation, or classes
     optimizer: dict[str, Any] = {}
 
 
@@ -230,7 +230,7 @@ class StageTable(Table):
     epochs: Count
     loss: LossTable
     sampler: SamplerTable | None = None
-    freeze: Freeze = "none"  # more than [model] freeze does
+    freeze: Freeze = "none"  # in addition to [model] freeze
     lr_factor: float = Field(1.0, gt=0)  # of the networks' learning rates
 
 
@@ -275,7 +275,7 @@ class EvaluationTable(Table):
     training_images: int = Field(5_000, ge=0)  # tested training images, a sample by class where there are more
     shortlist: Count | None = None  # number of nearest images that the learned metric re-ranks
     batch_size: Count = 256  # images per forward pass at most; fewer on a CPU where images are large
-    test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve that chooses nothing; 0 for none
+    test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve, not for selection; 0 for none
     validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
     held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
     fold: Count | None = None  # one of 1 / validation disjoint parts of the classes, the same for every seed
@@ -304,7 +304,7 @@ class EvaluationTable(Table):
 
     @property
     def validated_on(self) -> str:
-        """The images of the validation, in words."""
+        """A description of the validation images."""
         return "training classes, which trained too" if self.validation_trains else "held-out training classes"
 
     def metric_names(self) -> list[str]:
@@ -333,7 +333,7 @@ class TuneTable(Table):
     low: int | float = 0
     high: int | float = 0
     log: bool = False  # drawn evenly on a logarithmic scale
-    choices: list[bool | int | float | str] = []  # in the place of low and high
+    choices: list[bool | int | float | str] = []  # instead of low and high
 
     @model_validator(mode="after")
     def _range_or_choices(self) -> Self:
@@ -394,18 +394,18 @@ class Recipe(Table):
         return self
 
     def all_stages(self) -> list[StageTable]:
-        """Return the stages with the recipe's own loss as the last, every sampler filled in."""
+        """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
         warm = sum(stage.epochs for stage in self.stages)
         own = StageTable(epochs=self.schedule.epochs - warm, loss=self.loss, sampler=self.sampler)
         return [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages] + [own]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the recipe as plain tables, defaults included, fit for TOML."""
+        """Return the recipe as plain tables that TOML can represent, with defaults."""
         return self.model_dump(exclude_none=True)
 
 
 def problem_of(error: ValidationError) -> str:
-    """Return the first problem of some tables in one line, after its key."""
+    """Return the first validation problem in one line: its key, then the text."""
     problem = error.errors()[0]
     text = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
@@ -416,7 +416,7 @@ def problem_of(error: ValidationError) -> str:
 
 
 def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
-    """Describe a key that a table does not have: the tables of a recipe that have it, or else the nearest keys."""
+    """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
     tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
     return f"no {what} {key!r}; it belongs to {tables}" if tables else unknown(what, key, known)
 

@@ -45,7 +45,7 @@ PHASES = {
     "shortlist": "trained network, learned metric on a shortlist",
 }
 WORST = 10  # classes in a table
-_PICTURE = 96  # pixels of a picture in a table, twice what it is shown with
+_PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
 
 
@@ -56,7 +56,7 @@ class ReportFigure(NamedTuple):
     png: bytes = b""
     caption: str = ""
     problem: str = ""
-    photographs: bool = False  # in which no color may change; others are inverted on a dark page
+    photographs: bool = False  # keep the colors on a dark page, where other figures are inverted
 
 
 def draw(
@@ -124,13 +124,13 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
-    """Draw the figures that components of the run offer by a method ``figures(run)``."""
+    """Draw the figures of the run's components that have a method ``figures(run)``."""
     for part in stages.parts():
         name = type(part).__name__
         try:
             for title, figure in dict(view.call(part, "figures") or {}).items():
                 yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
-        except (Exception, SystemExit) as error:  # of somebody else's code
+        except (Exception, SystemExit) as error:  # raised by a component's code
             yield ReportFigure(f"Figures of {name}", problem=one_line(error))
 
 
@@ -168,7 +168,7 @@ def _batch(view: View) -> Figure:
 
 
 def _as_bytes(image: Tensor) -> Tensor:
-    """Return a network's input as uint8, its least value black and its greatest white."""
+    """Return a network's input as uint8, its minimum black and its maximum white."""
     low, high = image.min(), image.max()
     return ((image - low) / (high - low).clamp(min=1e-6) * 255).to(torch.uint8)
 
@@ -227,7 +227,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
     table, phases = view.recipe.evaluation, [phase for phase in PHASES if phase in metrics]
     if view.frozen and {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder) in phases:
-        phases.remove("after")  # nothing was trained: it is that phase
+        phases.remove("after")  # nothing was trained: identical to another phase
     levels = view.relation.levels if view.relation is not None else ()
     known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
     titles = {each.name: each.title for each in known}

@@ -1,4 +1,4 @@
-"""The checks. Each has the name of what it protects, and a docstring and messages that say why it matters."""
+"""The checks. Each is named after what it protects; its docstring and messages say why it matters."""
 
 from __future__ import annotations
 

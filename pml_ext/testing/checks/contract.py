@@ -1,4 +1,4 @@
-"""PML's contract: forms of call, unreduced values, dtypes, gradients, and nothing that is accepted and ignored."""
+"""PML's contract: forms of call, unreduced values, dtypes, gradients, and no argument that is accepted but ignored."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WANTED = (
     "'neg_pair' or 'triplet'}}, as per_anchor(values), per_pair and per_triplet of pml_ext.plugin make it"
 )
 _TYPES = ("element", "pos_pair", "neg_pair", "triplet", "already_reduced")
-_OPPOSITE = 0.1  # a cosine between gradients below minus this points the other way
+_OPPOSITE = 0.1  # gradients with a cosine below minus this are opposite
 _ZERO = 1e-12  # a gradient of zero, after rounding
 _FULL = (torch.float32, torch.float64)
 _MADE_BY_PML = {"embedding_reg_loss", "weight_reg_loss"}  # sub-losses that it adds by itself
@@ -31,7 +31,7 @@ _MADE_BY_PML = {"embedding_reg_loss", "weight_reg_loss"}  # sub-losses that it a
 
 @applies_to("loss", "regularizer")
 def check_call_forms(subject: Subject) -> None:
-    """PML's trainers, wrappers and users call a loss by position and by name; all must give the same."""
+    """PML's trainers, wrappers and users call a loss by position and by name; all must give the same value."""
     batch = batch_of(subject)
     try:
         value = seeded(subject.make(), batch)
@@ -57,7 +57,7 @@ def check_call_forms(subject: Subject) -> None:
 
 
 def _check_terms(subject: Subject, batch: Batch) -> None:
-    """Fail if ``compute_loss`` returns another dictionary than PML wants; an error of its own is the caller's."""
+    """Fail if ``compute_loss`` returns a dictionary that PML does not accept; ignore errors that it raises."""
     try:
         torch.manual_seed(0)
         terms = compute(subject.make(), batch)
@@ -98,7 +98,7 @@ def check_reducers(subject: Subject) -> None:
 
 @applies_to("loss")
 def check_indices_belong_to_values(subject: Subject) -> None:
-    """A reducer looks up by ``indices`` which image, pair or triplet a value is of; the batch's order changes none."""
+    """``indices`` tell a reducer the image, pair or triplet of each value, whatever the order of the batch."""
     needs(subject, repeatable=True)
     batch = batch_of(subject, (4, 3))
     order = shuffle(len(batch.labels), 3)
@@ -123,7 +123,7 @@ def check_indices_belong_to_values(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer")
 def check_parameters_get_gradients(subject: Subject) -> None:
-    """A parameter without a gradient is never trained, and a run's records show it as if it were."""
+    """A parameter without a gradient is never trained, but a run's records show it like the trained ones."""
     component = subject.make()
     named = {name: parameter for name, parameter in component.named_parameters() if parameter.requires_grad}
     if not named:
@@ -139,7 +139,7 @@ def check_parameters_get_gradients(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer")
 def check_labels_are_used(subject: Subject) -> None:
-    """A loss that takes labels and gives the same for any is trained on nothing."""
+    """A loss that takes labels but gives the same value for any labels learns nothing from them."""
     if not takes_labels(subject.make()):
         raise SkipCheck("it takes no labels")
     batch = batch_of(subject)
@@ -174,12 +174,12 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
 def _check_narrowed(
     subject: Subject, listed: Callable[[Tensor], tuple[Tensor, ...]], kinds: dict[str, slice[int, int, None]]
 ) -> None:
-    """Fail where a third of the pairs or triplets of a tuple gives the loss and the gradient of all, in every batch."""
+    """Fail if a third of a tuple's pairs or triplets gives the loss and gradient of all of them, in every batch."""
 
     def changes(batch: Batch, part: slice[int, int, None]) -> bool:
         whole, loss, generator = listed(batch.labels), subject.make(), torch.Generator().manual_seed(2)
         base = outcome(loss, batch, indices_tuple=whole)
-        for _ in range(5):  # a loss may look at the hardest alone, which a draw may hold
+        for _ in range(5):  # a loss may use only the hardest pair, which a draw may contain
             narrowed = (*whole[: part.start], *sample_pairs(whole[part], 0.3, generator), *whole[part.stop :])
             if not all_close(outcome(loss, batch, indices_tuple=narrowed), base, 1e-12):
                 return True
@@ -192,7 +192,7 @@ def _check_narrowed(
 
 @applies_to("loss", "miner")
 def check_relation(subject: Subject) -> None:
-    """One-hot labels give what labels give to the last bit; other sets what the list of their pairs gives."""
+    """One-hot labels must give the result of labels, bit for bit; other label sets that of the list of their pairs."""
     needs(subject, "relation", fixed=True)
     batch = batch_of(subject)
 
@@ -220,9 +220,9 @@ def check_relation(subject: Subject) -> None:
 
 @applies_to("loss")
 def check_references(subject: Subject) -> None:
-    """``ref_emb`` is taken, or refused with an error; a loss that ignores it trains on something else than asked.
+    """``ref_emb`` must be used, or refused with an error; a loss that ignores it trains on the wrong pairs.
 
-    References have their own labels and no order, and differ from the batch even where they are as many.
+    References have their own labels, their order is arbitrary, and they are not the batch even if equally many.
     """
     parameters = inspect.signature(subject.make().forward).parameters
     if "ref_emb" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
@@ -255,7 +255,7 @@ def check_references(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "miner", "distance")
 def check_dtypes(subject: Subject) -> None:
-    """Half precision in, full precision out, under autocast too: half of it is wrong in the third digit."""
+    """Half-precision inputs must give a float32 or float64 value, under autocast too: half errs in the third digit."""
 
     def module(dtype: torch.dtype) -> Any:
         return subject.make().to(torch.promote_types(dtype, torch.float32)).train(subject.kind != "distance")
@@ -292,7 +292,7 @@ def check_dtypes(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "miner")
 def check_degenerate_batches(subject: Subject) -> None:
-    """The loss and its gradient are finite for batches as samplers give them, and for networks at their worst."""
+    """The loss and its gradient must be finite for batches that samplers draw, and for collapsed embeddings."""
     sizes, duplicates = torch.tensor([7, 1, 3, 2, 5, 1][: subject.classes]), batch_of(subject)
     with torch.no_grad():
         duplicates.embeddings[1] = duplicates.embeddings[-1] = duplicates.embeddings[0]
@@ -324,7 +324,7 @@ def check_degenerate_batches(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "distance")
 def check_gradients(subject: Subject) -> None:
-    """The gradient that training follows is that of the loss, by finite differences; parameters' gradients too."""
+    """Gradients of inputs and parameters must match finite differences of the loss, since training follows them."""
     needs(subject, repeatable=True)
     batch, other, component = batch_of(subject, (3, 3)), batch_of(subject, (3, 2), seed=1), subject.make()
     check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False)
@@ -349,7 +349,7 @@ def check_gradients(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")
 def check_inputs_unchanged(subject: Subject) -> None:
-    """Inputs are used again: by the network's backward pass, by a regularizer, by the next loss."""
+    """Inputs must stay unchanged: the network's backward pass, a regularizer and the next loss use them again."""
     batch, other, component = batch_of(subject), batch_of(subject, seed=1), subject.make()
     shift = not subject.has_class_rows
     batch, other = (Batch(each.embeddings.detach(), each.labels + shift) for each in (batch, other))
@@ -369,7 +369,7 @@ def check_inputs_unchanged(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "miner")
 def check_determinism(subject: Subject) -> None:
-    """With the same seed a run must give the same again."""
+    """Two runs with the same seed must give the same result."""
     batch = batch_of(subject)
     if not equal(seeded(subject.make(), batch), seeded(subject.make(), batch)):
         raise AssertionError("two equal calls after torch.manual_seed(0) differ; draw by torch's generators")

@@ -22,7 +22,7 @@ from .reference import declared, variants
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_capabilities(subject: Subject) -> None:
-    """Wrappers ask for ``capabilities``; a misspelt one is never found."""
+    """Wrappers look up ``capabilities`` by name; a misspelled one is never found."""
     if unknown := set(subject.capabilities) - CAPABILITIES:
         raise AssertionError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
 
@@ -42,7 +42,7 @@ def check_mined_indices(subject: Subject) -> None:
 
 @applies_to("miner")
 def check_mined_references(subject: Subject) -> None:
-    """Partners are rows of the references, in any order, also where they are as many as the batch has images."""
+    """Partners must be rows of the references, in any order, even if there are as many references as images."""
     batch = batch_of(subject)
     try:
         call(subject.make(), batch, batch_of(subject, seed=1).embeddings, batch.labels)
@@ -65,7 +65,7 @@ def check_mined_references(subject: Subject) -> None:
 
 @applies_to("distance")
 def check_distance(subject: Subject) -> None:
-    """A distance gives ``[B, R]``, symmetric for a set with itself, the same for pairs; equal points are nearest."""
+    """A distance gives ``[B, R]``, symmetric for one set and equal to its form for pairs; equal points are nearest."""
     x, distance = batch_of(subject).embeddings, with_noise(subject.make().eval())
     close(distance(x), distance(x).T, "the matrix of a set with itself is not symmetric", 1e-5, 1e-7)
     for images in (2, 4, 5):
@@ -120,7 +120,7 @@ def _flat(drawn: Iterable[Any]) -> list[int]:
 
 
 def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
-    """Return the batches of a pass; of one that gives single indices, ``batch_size`` at a time."""
+    """Return the batches of a pass; single indices are grouped into batches of ``batch_size``."""
     if any(isinstance(item, list) for item in drawn):
         return drawn
     size = getattr(sampler, "batch_size", None) or 1
@@ -129,7 +129,7 @@ def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
 
 @applies_to("sampler")
 def check_sampler_state(subject: Subject) -> None:
-    """A resumed run draws what the run that was not stopped would have drawn."""
+    """A resumed run must draw the same indices as an uninterrupted run."""
     one, other = subject.make(), subject.make()
     list(one)
     own = hasattr(one, "state_dict")
@@ -151,7 +151,7 @@ def _seed(number: int) -> None:
 
 
 class _Shared(np.ndarray):  # type: ignore[type-arg]
-    """An array that copies of settings share."""
+    """An array that ``deepcopy`` returns itself, so that copied settings share it."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self
@@ -159,7 +159,7 @@ class _Shared(np.ndarray):  # type: ignore[type-arg]
 
 @applies_to("sampler")
 def check_sampler_in_the_long_run(subject: Subject) -> str:
-    """Every class and image comes up, no two passes are equal, seed and settings matter, labels stay as they are."""
+    """Every class and image is drawn, two passes differ, seed and settings have an effect, labels stay unchanged."""
     known = settings_of(subject.cls) if subject.cls is not None else {}
     if "labels" not in known or "labels" in subject.settings:
         raise SkipCheck("it is given its labels")
@@ -181,7 +181,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         return [_flat(sampler) for _ in range(count)]
 
     def sizes_in_batches(names: Any, in_order: bool = False) -> set[tuple[int, ...]]:
-        """Return the numbers of images per class that batches have, with other names of the same classes."""
+        """Return the numbers of images per class that batches have, after the classes are renamed."""
         renamed = names[np.unique(np.sort(labels) if in_order else labels, return_inverse=True)[1]]
         sampler = made(renamed)
         batches = _batches(sampler, [item if isinstance(item, list) else int(item) for item in sampler])
@@ -205,7 +205,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         raise AssertionError("every batch has one class alone, and no negatives")
     if len(in_order) == 1 and plain != in_order:
         raise AssertionError(f"batches have {in_order} images per class, but {plain} where labels are not sorted")
-    acting = not callable(getattr(subject.make(), "after_step", None))  # before a run, whose steps others act on
+    acting = not callable(getattr(subject.make(), "after_step", None))  # others act only in a run, after its steps
     for name in [name for name in declared(subject) if acting and name not in {"seed", *subject.without_effect}]:
         others = [each[name] for each in variants(subject, {**subject.settings, "labels": labels}, name)]
         if others and all(passes(1, 0, **{name: value}) == passes(1, 0) for value in others):
@@ -221,7 +221,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
 
 @applies_to("reducer")
 def check_reducer(subject: Subject) -> None:
-    """A reducer makes a scalar of elements, pairs and triplets, and 0 with gradient 0 of none."""
+    """A reducer returns a scalar for elements, pairs and triplets, and 0 with a gradient if there are no values."""
     batch, reducer, rows = batch_of(subject), subject.make(), torch.arange(8)
     losses = batch.embeddings[:8].square().sum(1)
     for kind, count in (("element", 1), ("pos_pair", 2), ("neg_pair", 2), ("triplet", 3)):

@@ -25,7 +25,7 @@ from .reference import other_settings
 
 @applies_to("loss")
 def check_state_dict(subject: Subject) -> None:
-    """A resumed run goes on from the state dict; what is not in it is lost, and the loss jumps."""
+    """A resumed run continues from the state dict; state that is missing from it is lost, and the loss jumps."""
     loss, resumed = subject.make().float(), subject.make().float()
     torch.manual_seed(0)
     for seed in range(3):
@@ -45,7 +45,7 @@ def check_state_dict(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer")
 def check_eval_keeps_state(subject: Subject) -> None:
-    """A loss of the test images, in ``eval()`` and without gradients, must not move what training has learned."""
+    """Computing the loss of test images, in ``eval()`` and without gradients, must not change the state of training."""
     trained, tested = subject.make().float(), subject.make().float()
     batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(4)]
     for component, batch in itertools.product((trained, tested), batches[:2]):
@@ -64,7 +64,7 @@ def check_eval_keeps_state(subject: Subject) -> None:
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_tensors_are_registered(subject: Subject) -> None:
-    """A tensor in a plain attribute is not moved by ``.to(device)`` and not saved; one with a graph keeps the batch."""
+    """A tensor in a plain attribute is not moved by ``.to(device)`` and not saved; its graph keeps the batch alive."""
     component, batch = subject.make(), batch_of(subject)
     known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
     for where, name, tensor in _plain_tensors(component):
@@ -97,14 +97,14 @@ def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
 
 @applies_to("loss", "miner", "regularizer", "distance", "reducer")
 def check_pickle(subject: Subject) -> None:
-    """A copy, by ``deepcopy`` or pickle, after calls too, has all settings and shares no tensor with the original."""
+    """A copy by ``deepcopy`` or pickle, even after calls, has all settings and shares no tensor with the original."""
     batch, others = batch_of(subject), other_settings(subject)
     for settings in [subject.settings] + [others] * (others != subject.settings):
         component = subject.make(settings)
         try:
             outcome(component, batch)
         except Exception:
-            if settings is others:  # which may not fit together
+            if settings is others:  # these may not fit together
                 continue
             raise
         try:
@@ -133,7 +133,7 @@ def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
 
 @applies_to("loss", "miner", "regularizer", "distance", "reducer", slow=True)
 def check_other_process(subject: Subject) -> None:
-    """A spawned process that gets the component by ``torch.save`` computes the same: nothing is left behind."""
+    """A spawned process must compute the same from the component in a ``torch.save`` file: no state may be missing."""
     component, batch, file = subject.make(), batch_of(subject), io.BytesIO()
     torch.save((component, Batch(batch.embeddings.detach(), batch.labels)), file)
     try:
@@ -148,7 +148,7 @@ def check_other_process(subject: Subject) -> None:
 
 @functools.cache
 def _worker() -> concurrent.futures.ProcessPoolExecutor:
-    """Return the process that all components of a run are sent to."""
+    """Return the worker process, which all components share."""
     return concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -159,7 +159,7 @@ def _computed(file: bytes) -> list[Any]:
 
 @applies_to("loss", "regularizer", slow=True)
 def check_compile(subject: Subject) -> str:
-    """``torch.compile`` (backend aot_eager) runs it, forward and backward; with ``fullgraph = True`` as one graph."""
+    """``torch.compile`` (backend aot_eager) must run forward and backward, as one graph if ``fullgraph = True``."""
     needs(subject, fixed=True)
     batch, breaks = batch_of(subject, dtype=torch.float32), ""
     labels = [batch.labels] * takes_labels(subject.make())
@@ -191,9 +191,9 @@ def _first_line(error: Exception) -> str:
 
 @applies_to("loss", "regularizer", slow=True)
 def check_torch_func(subject: Subject) -> str | None:
-    """``torch.func.grad`` and ``jvp`` of ``functional_call`` give what ``backward`` gives, parameters included.
+    """``torch.func.grad`` and ``jvp`` of ``functional_call`` must agree with ``backward``, for parameters too.
 
-    It is skipped where an ``autograd.Function`` has no ``setup_context``; the text says where one has no ``jvp``.
+    Skipped if an ``autograd.Function`` has no ``setup_context``; the result's text says where one has no ``jvp``.
     """
     component, last, batch = subject.make(), subject.make(), batch_of(subject)
     expected, x = outcome(subject.make(), batch)[1:], batch.embeddings.detach()

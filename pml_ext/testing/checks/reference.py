@@ -67,7 +67,7 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
 
 @applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
-    """Value and gradients equal the author's slow reference, under every table of settings; in float64."""
+    """Value and gradients must equal the author's slow reference, under every table of settings; in float64."""
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid, wants = subject.grid or [{}], _wanted_by_reference(subject)
@@ -91,7 +91,7 @@ def check_reference(subject: Subject) -> str:
 
 @applies_to(*KINDS, "miner")
 def check_settings(subject: Subject) -> str:
-    """Each setting changes the value or a gradient: one without effect misleads its user.
+    """Each setting must change the value or a gradient: one without effect misleads its user.
 
     Without ``reference=`` or ``settings=`` only numbers and flags vary, and a setting that may need another one passes.
     """
@@ -132,7 +132,7 @@ def check_settings(subject: Subject) -> str:
 
 
 def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
-    """Return whether 0 gives exactly what another value does, half of which gives something else."""
+    """Return whether 0 gives exactly the result of the setting's value, but half of that value another result."""
     value = settings.get(name, declared(subject)[name])
     if not isinstance(value, float) or value == 0:
         return False
@@ -150,7 +150,7 @@ def declared(subject: Subject) -> dict[str, Any]:
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-    """Yield settings in which one has another value that the class accepts: a listed value, or one near its own."""
+    """Yield settings with another accepted value for one of them: a listed value, or one near its present value."""
     value, near = settings.get(name, declared(subject)[name]), list[Any]()
     if isinstance(value, bool):
         near = [not value]
@@ -169,7 +169,7 @@ def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any
 
 
 def other_settings(subject: Subject) -> dict[str, Any]:
-    """Return settings of a class of which each has another value, where one near its own is accepted."""
+    """Return settings of a class, each changed to a nearby value if the class accepts one."""
     settings = dict(subject.settings)
     for name in declared(subject):
         settings = next(variants(subject, settings, name), settings)
@@ -177,7 +177,7 @@ def other_settings(subject: Subject) -> dict[str, Any]:
 
 
 def _outcome(subject: Subject, settings: Values) -> list[Tensor]:
-    """Return the outcomes of an instance on all batches, in one list, which is kept for further pairs of settings."""
+    """Return the outcomes of an instance on all batches in one list; it is cached for other pairs of settings."""
     key = f"outcome of {sorted(settings.items())}"
     if key not in subject.cache:
         component = with_noise(subject.make(settings))

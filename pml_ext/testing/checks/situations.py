@@ -1,4 +1,4 @@
-"""Situations that must not matter: earlier calls, modes, threads, names, order, sizes; and arguments that must."""
+"""Situations without effect: earlier calls, modes, threads, names, order, sizes; and arguments with an effect."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ _WITHOUT_GRADIENT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]
 
 
 def settings_of_process() -> dict[str, Any]:
-    """Return the settings that a component must leave as they are, but for those that each test of pytest changes."""
+    """Return the process settings that a component must not change, except those that pytest changes in each test."""
     return {name: get() for name, get in _GLOBALS.items() if name not in ("warnings.filters", "os.environ")}
 
 
 @applies_to(*CALLED, "sampler")
 def check_globals_unchanged(subject: Subject) -> None:
-    """Settings of the process, such as the default dtype, and the seeds of its generators belong to its user."""
+    """A component must not change process settings, such as the default dtype, or seed global generators."""
     python, numpy, threads, drawn = random.getstate(), np.random.get_state(), torch.get_num_threads(), []
     warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
     torch.set_num_threads(threads + 1)  # so that 1 shows
@@ -91,7 +91,7 @@ def check_globals_unchanged(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_calls_are_independent(subject: Subject) -> None:
-    """A batch gives what a new object gives, whatever came before, unless "state" is declared: runs are resumed."""
+    """Results must not depend on earlier calls, unless "state" is declared: a resumed run has new objects."""
     if "state" in subject.capabilities:
         raise SkipCheck("it declares state")
     batch, other, third = (batch_of(subject, seed=seed) for seed in (0, 1, 3))
@@ -133,7 +133,7 @@ def check_calls_are_independent(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_modes(subject: Subject) -> None:
-    """``eval()``, ``no_grad()``, ``inference_mode()`` and another thread change nothing; of "state", threads alone."""
+    """``eval()``, ``no_grad()``, ``inference_mode()`` and threads must not change a result; "state": threads only."""
     exact = not ("state" in subject.capabilities or is_random(subject))
     batch, other = batch_of(subject), batch_of(subject, (4, 3), seed=1)
     plain = Batch(batch.embeddings.detach(), batch.labels)
@@ -156,7 +156,7 @@ def check_modes(subject: Subject) -> None:
 
 
 def _names(classes: int) -> dict[str, Tensor]:
-    """Return other names of classes ``[C]``, negative ones first: what indexes by them stops there."""
+    """Return other labels of the classes ``[C]``, negative ones first: code that indexes by labels stops there."""
     numbers = torch.arange(classes)
     return {
         "below 0": numbers - classes,
@@ -205,7 +205,7 @@ def check_names_of_classes(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_order_does_not_matter(subject: Subject) -> None:
-    """The order of a batch means nothing; what is right for sorted labels alone fails with other samplers."""
+    """The order of a batch must not matter; code that is right only for sorted labels fails with other samplers."""
     needs(subject, *["labels"] * (subject.kind == "loss"), fixed=True)
     for shape in ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5)):
         batch = batch_of(subject, shape)
@@ -219,7 +219,7 @@ def check_order_does_not_matter(subject: Subject) -> None:
 
 @applies_to(*CALLED)
 def check_sizes(subject: Subject) -> str:
-    """65, 182 and 1,025 images, as far as the cost allows, in any order and under any names: counters may overflow."""
+    """65, 182 and 1,025 images, as cost allows, give the same in any order, with any labels: counters may overflow."""
     try:
         check_order_does_not_matter(subject)
     except Exception:
@@ -243,7 +243,7 @@ def check_sizes(subject: Subject) -> str:
 
 @applies_to("loss")
 def check_many_references(subject: Subject) -> str:
-    """Each reference given k times: where the value grows as ``a + b k`` for small k, it does so for large k."""
+    """With each reference given k times, a value that grows as ``a + b k`` for small k must do so for large k."""
     needs(subject, "labels", "references", fixed=True)
     batch, other = batch_of(subject, (3, 1)), batch_of(subject, (subject.classes, 3), seed=1)
 
@@ -269,7 +269,7 @@ def check_many_references(subject: Subject) -> str:
 
 @applies_to("loss", "regularizer", "miner", "distance")
 def check_dimensions(subject: Subject) -> None:
-    """All of 600 coordinates count: they get a gradient, and what has other signs in half of the images changes."""
+    """All of 600 coordinates count: each gets a gradient, and flipping signs in half of the images has an effect."""
     component, settings = subject.make(), dict(subject.settings)
     if subject.cls is not None and "embedding_size" in settings_of(subject.cls):
         settings["embedding_size"] = _DIMENSIONS
@@ -296,13 +296,13 @@ def check_dimensions(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "distance", "reducer")
 def check_nan_shows(subject: Subject) -> str | None:
-    """A NaN or infinite coordinate shows in the value, as an error, or, where the reducer drops it, in the sum."""
+    """A NaN or infinite coordinate must show in the value, as an error, or in the sum if the reducer drops it."""
     batch, other, note = batch_of(subject), batch_of(subject, seed=1), None
 
     def shows(component: Any, taken: Batch, named: dict[str, Any]) -> bool:
         try:
             return not seeded(component, taken, **named).isfinite().all()
-        except Exception:  # tells it, too
+        except Exception:  # shows it, too
             return True
 
     summed = subject.make()
@@ -363,7 +363,7 @@ def check_arguments(subject: Subject) -> None:
     def changes(component: Any, given: Batch) -> bool:
         try:
             return not all_close(outcome(subject.make(), given), outcome(component, given))
-        except Exception:  # it looks at the distance
+        except Exception:  # it uses the distance
             return True
 
     own = subject.make().distance
@@ -377,7 +377,7 @@ def check_arguments(subject: Subject) -> None:
 
 
 def _turned(distance: Any) -> Any:
-    """Return a distance with the same values, of which large ones are near where small ones were, and the reverse."""
+    """Return a distance with the same values and ``is_inverted`` negated: near and far are exchanged."""
 
     class Turned(pml.BaseDistance):
         compute_mat = staticmethod(distance.compute_mat)

@@ -32,13 +32,13 @@ from ..comparing import close, gradient
 from ..second_device import SecondDevice, in_words
 from ..subject import SkipCheck, Subject, applies_to
 
-MATRICES = 64  # of B x B, that a component may keep for the backward pass
-MATRICES_OF_TILES = 4  # that a distance in tiles may, which gives one
-MICRO_BATCH = 5  # which does not divide the batch
+MATRICES = 64  # of B x B, the most that a component may save for the backward pass
+MATRICES_OF_TILES = 4  # the most of a distance in tiles, which returns one
+MICRO_BATCH = 5  # does not divide the batch size
 
 
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
-    """A batch of some classes x 4, and a larger one; of more images per class where classes are parameters."""
+    """Return a batch of ``classes`` x 4 images and a larger one, of more images per class if classes are parameters."""
     if subject.has_class_rows or any(True for _ in subject.make().parameters()):
         each = 4 * classes // subject.classes
         return [batch_of(subject, (subject.classes, size), torch.float32) for size in (each, factor * each)]
@@ -51,7 +51,7 @@ def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
 
 @applies_to("loss", slow=True)
 def check_memory_growth(subject: Subject) -> None:
-    """Memory that grows with the cube of the batch ends at a few hundred images; quadratic or better is wanted."""
+    """Memory cubic in the batch size runs out at a few hundred images; quadratic growth or less is required."""
     loss = subject.make().float()
     small, large = (
         peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels)
@@ -63,7 +63,7 @@ def check_memory_growth(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", "distance")
 def check_saved_bytes(subject: Subject) -> str:
-    """Memory kept for the backward pass is some matrices of ``B x B``; with "tiles" it grows as the batch does."""
+    """Memory saved for the backward pass is up to 64 ``B x B`` matrices; with "tiles" it is linear in the batch."""
     tiles, distance = "tiles" in subject.capabilities, subject.kind == "distance"
     factor, saved = 4 if tiles else 2, dict[int, int]()
     for batch in _growing(subject, 48 if tiles else 24, factor):
@@ -84,7 +84,7 @@ def check_saved_bytes(subject: Subject) -> str:
 
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_no_loop_over_anchors(subject: Subject) -> None:
-    """A Python loop over anchors launches operators for each; on a GPU that is what training waits for."""
+    """A Python loop over anchors launches operators for each anchor; on a GPU, training waits for the launches."""
     counts = []
     for batch in _growing(subject, 12):
         component = subject.make().float()
@@ -97,7 +97,7 @@ def check_no_loop_over_anchors(subject: Subject) -> None:
 
 @applies_to("loss", "regularizer", slow=True)
 def check_no_host_sync(subject: Subject) -> None:
-    """``.item()``, ``.tolist()``, ``.cpu()``, ``bool()`` make the host wait for the device; the first call may."""
+    """``.item()``, ``.tolist()``, ``.cpu()``, ``bool()`` make the host wait for the device; only the first call may."""
     batch = batch_of(subject, dtype=torch.float32)
     with SecondDevice() as second:
         component = second.move(subject.make().float())
@@ -117,7 +117,7 @@ def check_no_host_sync(subject: Subject) -> None:
 
 @applies_to("loss", "miner", "regularizer")
 def check_tiles(subject: Subject) -> None:
-    """In tiles of anchors, of whatever size, it gives what it gives of the whole matrix: value, gradient, indices."""
+    """Tiles of anchors of any size must give the same value, gradient and indices as the whole matrix."""
     if getattr(subject.make(), "tile_size", 0) == 0 or getattr(subject.make(), "tiles", "rows") is None:
         raise SkipCheck("it has no tiles: no attribute tile_size")
 
@@ -136,7 +136,7 @@ def check_tiles(subject: Subject) -> None:
 
 @applies_to("loss", slow=True)
 def check_gradient_caching(subject: Subject) -> None:
-    """A network in micro-batches (``CachedGradients``) gets the gradients of the whole batch."""
+    """A network in micro-batches (``CachedGradients``) must get the gradients of the whole batch."""
     needs(subject, "labels", fixed=True)
     batch, outcomes = batch_of(subject), []
     for cached in (False, True):
@@ -154,7 +154,7 @@ def check_gradient_caching(subject: Subject) -> None:
 
 @applies_to("loss", "miner", "regularizer", "distance", slow=True)
 def check_devices(subject: Subject) -> str:
-    """The simulated :class:`pml_ext.testing.SecondDevice`, and a GPU if there is one, give the same as the CPU."""
+    """The simulated :class:`pml_ext.testing.SecondDevice`, and a GPU if there is one, must agree with the CPU."""
     expected = _outcomes(subject, subject.make().float(), torch.device("cpu"))
     try:
         with SecondDevice() as second:
