@@ -82,12 +82,12 @@ def generator_states(device: torch.device | None = None) -> list[Tensor]:
 
 
 def set_generator_states(states: Sequence[Tensor], device: torch.device | None = None) -> None:
-    """Restore the states of :func:`generator_states`; an accelerator that is no longer there is skipped."""
+    """Restore the states of :func:`generator_states`; accelerators that are no longer there are skipped."""
     module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
     first, *others = [state.cpu() for state in states]
     torch.set_rng_state(first)
     if device is None and hasattr(module, "set_rng_state_all"):
-        module.set_rng_state_all(others)
+        module.set_rng_state_all(others[: module.device_count()])
     elif others and hasattr(module, "set_rng_state"):
         module.set_rng_state(others[0], *_index(device))
 

@@ -76,7 +76,8 @@ def writing(path: Path) -> Iterator[None]:
 def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None]:
     """Create a folder and hold its exclusive lock inside the block.
 
-    If another process has the lock, wait for it; before that, show ``taken`` if it is a Warning, else raise it.
+    If another process has the lock, raise ``taken``. Wait for the lock instead if ``taken`` is None or a Warning,
+    which is shown.
     """
     lock = FileLock(folder / ".lock")  # the file is not deleted: another process may wait for its lock
     with writing(folder):

@@ -19,6 +19,7 @@ from .pairwise import (
     rows_per_tile,
     tiles_of_rows,
     to_full_precision,
+    with_bad_input,
 )
 from .pml import BaseRegularizer
 from .reducers import has_uniform_weights
@@ -88,7 +89,8 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
         with autocast_off(embeddings.device):
             embeddings = to_full_precision(embeddings, normalizes(self))
             labels = labels.to(embeddings.device, torch.long)
-            return self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
+            value = self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
+            return with_bad_input(value, embeddings)
 
 
 LabelledRegularizer = LabeledRegularizer  # alias of the old spelling

@@ -56,7 +56,7 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
 def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, kind, count):
     """torch.mps has one generator and no list of them; torch.cuda and torch.xpu have one for each device."""
     generators = [torch.Generator().manual_seed(number) for number in range(count)]
-    first, module = generators[0], SimpleNamespace()
+    first, module = generators[0], SimpleNamespace(device_count=lambda: len(generators))
     if kind == "mps":
         module.get_rng_state, module.set_rng_state = first.get_state, first.set_state
     else:
@@ -66,8 +66,10 @@ def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, k
     monkeypatch.setattr(torch, kind, module)
     state = checkpoint.random_state()
     drawn = [torch.rand(3, generator=each) for each in generators]
-    checkpoint.set_random_state(state)
-    assert all(torch.equal(torch.rand(3, generator=g), d) for g, d in zip(generators, drawn, strict=True))
+    for left in (count, 1):  # resumed there, and on a machine with one accelerator
+        del generators[left:]
+        checkpoint.set_random_state(state)
+        assert all(torch.equal(torch.rand(3, generator=g), d) for g, d in zip(generators, drawn, strict=False))
 
 
 def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
@@ -81,7 +83,6 @@ def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["xpu", "mps"])
 def test_drawing_again_restores_the_accelerators_generator_too(monkeypatch, kind):
-    """A learned metric in tiles, micro-batches and rank 0's numbers all go by these three."""
     held = {"state": torch.tensor([7], dtype=torch.uint8)}
     monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda *device: held["state"])
     monkeypatch.setattr(getattr(torch, kind), "set_rng_state", lambda state, *device: held.update(state=state))

@@ -49,7 +49,7 @@ def folder(
     if not 0 < train_fraction < 1:
         raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {train_fraction}")
     place = (root or Path()) / Path(path).expanduser()
-    if not place.is_dir():
+    if not os.path.isdir(place):
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
     parts = [place / "train", place / "test"]
     parts = parts if all(part.is_dir() for part in parts) else [place]

@@ -13,6 +13,7 @@ from .batch import check_references as check_references
 from .batch import normalizes as normalizes
 from .batch import pair_to_full_precision as pair_to_full_precision
 from .batch import to_full_precision as to_full_precision
+from .batch import with_bad_input as with_bad_input
 from .classes import ClassLabels as ClassLabels
 from .classes import ClassMembers as ClassMembers
 from .classes import class_members as class_members

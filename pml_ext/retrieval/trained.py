@@ -278,7 +278,7 @@ class TrainedRun:
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
             shortlist: number of nearest images by Euclidean distance that the learned metric re-ranks; by default the
                 learned metric is computed for all images.
-            within: the only class to search; its images are searched exactly.
+            within: the only class to search; the index searches its images exactly.
             radius: maximum distance of an answer; minimum value for a learned metric by which larger values are
                 nearer.
             store: the address of a store that :meth:`bring_over` filled; it is searched instead of the index.

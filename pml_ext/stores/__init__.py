@@ -52,7 +52,7 @@ class Store(Protocol):
     def write(self, rows: Iterable[Rows]) -> None:
         """Insert batches of images, replacing those with the same ids, and update the table's index.
 
-        Each batch is atomic, and remains if a later one fails.
+        What was written remains if a later batch fails.
         """
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:

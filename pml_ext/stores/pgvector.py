@@ -63,7 +63,7 @@ class PgVector:
             self._execute("ANALYZE {table}")
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
-        """Search the graph; with a class, iterate the scan until k images of the class are found."""
+        """Search the graph; with a class, go on until k of its images are found or pgvector's limit is reached."""
         if not self._there:
             return [[] for _ in vectors]
         query = sql.SQL(

@@ -19,7 +19,7 @@ from ..registry import BuildContext, check_settings, fill_settings
 
 SIZE, CLASSES = 8, 6  # default embedding size and number of classes
 # Arguments of PML's base classes, which the checks of settings do not vary.
-OF_BASES = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size", "relation"} | {
+INHERITED = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size", "relation"} | {
     *("embedding_regularizer", "embedding_reg_weight", "weight_regularizer", "weight_reg_weight", "weight_init_func")
 }
 

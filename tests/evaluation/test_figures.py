@@ -29,15 +29,14 @@ def clusters(classes=3, count=60):
 
 
 def test_curves_hold_their_numbers():
-    """Losses over iterations, metrics over epochs, a panel each."""
     figure = figures.loss_curves({"loss": ([1, 2, 3], [3.0, 2.0, 1.0]), "variance": (range(100), [2.0] * 100)})
     assert [axes.get_title() for axes in figure.axes] == ["loss", "variance"]
     assert list(figure.axes[0].lines[0].get_ydata()) == [3.0, 2.0, 1.0]
     assert list(figure.axes[1].lines[1].get_ydata()) == pytest.approx([2.0] * 100)
-    series = {"test images": ([0, 5], [0.5, 0.75]), "held out": ([5], [0.25])}
+    series = {"test images": ([0, 5], [0.5, 0.75])} | {f"recipe {number}": ([5], [0.25]) for number in range(5)}
     (axes,) = figures.epoch_curves({"recall_at_1": series}).axes
-    assert axes.get_title() == "recall_at_1, %"
-    assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 75.0], [25.0]]
+    assert (axes.get_title(), len({(o.get_color(), o.get_linestyle()) for o in axes.lines})) == ("recall_at_1, %", 6)
+    assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 75.0], *[[25.0]] * 5]
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*series]
     (axes,) = figures.recall_curve({"raw": {1: 0.5, 8: 0.75}}).axes
     assert (axes.get_xscale(), list(axes.lines[0].get_ydata())) == ("log", [50.0, 75.0])

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import json
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,8 +209,8 @@ def _dataset_factory(name: str) -> Callable[..., Any]:
 
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
-        if Path(name).exists() and name not in registry.factories("data set"):
-            kind = "folder" if Path(name).is_dir() else "table"
+        if os.path.exists(name) and name not in registry.factories("data set"):
+            kind = "folder" if os.path.isdir(name) else "table"
             raise ConfigError(f"no data set {name!r}; for your own images type --set data.name={kind}:{name}")
         return registry.factory("data set", name)
     factory, wanted = PATH_FACTORIES[prefix]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,9 +31,9 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
     kind, _, path = str(place).partition(":")
-    if kind in ("folder", "table") and not place.exists():  # as recipes write it
+    if kind in ("folder", "table") and not os.path.exists(place):  # as recipes write it
         place = Path(path)
-    if not place.exists():
+    if not os.path.exists(place):
         wanted = "wanted a folder of images, or a .csv table of them"
         raise DataError(f"--images {place}: no such folder or table; {wanted}")
     pairs = (override.partition("=") for override in overrides)

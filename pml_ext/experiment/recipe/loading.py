@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import itertools
+import os
 import re
 import tomllib
 from collections import defaultdict
@@ -290,7 +291,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
 
 def _file(name: str) -> Traversable:
     if name.endswith(".toml"):
-        if not Path(name).is_file():
+        if not os.path.isfile(name):
             raise ConfigError(f"{name}: no such recipe file")
         return Path(name)
     if not name.startswith(PIPELINES):

@@ -15,7 +15,7 @@ from ...errors import ConfigError
 from ..batches import Batch, batch_of, sample_pairs, shuffle
 from ..calling import call_forms, outcome, seeded
 from ..comparing import all_close, gradients, weighted
-from ..subject import OF_BASES, SkipCheck, Subject, applies_to, takes_labels, with_noise
+from ..subject import INHERITED, SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
@@ -146,7 +146,7 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 def declared(subject: Subject) -> dict[str, Any]:
     """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none."""
     parameters = registry.settings_of(subject.cls) if subject.cls is not None else {}
-    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in OF_BASES}
+    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in INHERITED}
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
