@@ -22,7 +22,7 @@ from embedding_speed import a_run, photographs
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.retrieval.embedding import WRITTEN
+from pml_ext_search.embedding import WRITTEN
 
 COMMAND = [sys.executable, "-m", "pml_ext"]
 

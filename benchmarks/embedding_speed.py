@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.collection import Collection
 from pml_ext.data import read_image
-from pml_ext.experiment import train
-from pml_ext.retrieval import TrainedRun
-from pml_ext.retrieval.reading import list_folder
+from pml_ext.training.launch import train
+from pml_ext_search.collection import Collection
+from pml_ext_search.reading import list_folder
+from pml_ext_search.trained import TrainedRun
 
 WIDTH, HEIGHT, SIDE = 500, 375, 64
 

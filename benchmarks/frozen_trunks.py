@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from pml_ext import CBMLLoss
-from pml_ext.experiment.profile import profile_recipe
+from pml_ext.training.profile import profile_recipe
 
 IMAGES, CLASSES = 20_000, 400
 BATCH = ["sampler.batch_size=64", "sampler.iterations=400"]

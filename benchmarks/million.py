@@ -30,7 +30,8 @@ CLASSES = 1000
 
 def made_up_run(place: Path, size: int) -> Path:
     """A run of a small network, trained for seconds."""
-    from pml_ext.experiment import run, train
+    from pml_ext.training import run
+    from pml_ext.training.launch import train
 
     real, run.write_run_report = run.write_run_report, lambda *_: None
     try:
@@ -46,7 +47,7 @@ def made_up_images(folder: Path, images: int, size: int) -> Any:
     """Embeddings around centers, as those of classes lie; no files."""
     import torch
 
-    from pml_ext.retrieval import Embedded
+    from pml_ext_search.collection import Embedded
 
     generator = torch.Generator().manual_seed(0)
     centers = torch.nn.functional.normalize(torch.randn(CLASSES, size, generator=generator))

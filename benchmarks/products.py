@@ -81,8 +81,9 @@ def run(place, images, classes, workers, training_images):
 
     from pml_ext.data import photographs
     from pml_ext.data.published import Count
-    from pml_ext.experiment import evaluation, train
-    from pml_ext.experiment import run as runs
+    from pml_ext.training import evaluation
+    from pml_ext.training import run as runs
+    from pml_ext.training.launch import train
 
     torch.set_num_threads(1)
     counts = {"train": Count(images, classes), "test": Count(images, classes)}

@@ -24,8 +24,8 @@ from million import made_up_images, made_up_run, write_index
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.evaluation import default_neighbors
-from pml_ext.retrieval.query import Gallery, bring_over, recall_of
-from pml_ext.stores import Store, Where
+from pml_ext_search.query import Gallery, bring_over, recall_of
+from pml_ext_search.stores import Store, Where
 
 CHANGED, QUERIES = 1000, 200
 

@@ -18,7 +18,7 @@ except PackageNotFoundError:  # the sources are on the path but not installed, s
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
-    from .lazy import imported, own_imports
+    from .registry.lazy import imported, own_imports
 
     if origin := own_imports("pml_ext").get(name):
         return imported(origin, "pml_ext")
@@ -33,6 +33,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     from . import registry
-    from .lazy import own_imports
+    from .registry.lazy import own_imports
 
     return sorted({"__version__", *own_imports("pml_ext"), *registry.class_names()})

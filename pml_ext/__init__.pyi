@@ -19,35 +19,31 @@ from pml_ext_pddm.distances import MahalanobisDistance as MahalanobisDistance
 from pml_ext_pddm.distances import PDDMDistance as PDDMDistance
 from pml_ext_pddm.losses import PDDMLoss as PDDMLoss
 from pml_ext_pddm.miners import HardQuadrupletMiner as HardQuadrupletMiner
+from pml_ext_search.trained import load_run as load_run
 from pml_ext_triplets.losses import BatchAllTripletLoss as BatchAllTripletLoss
 from pml_ext_triplets.miners import AnchorSwapMiner as AnchorSwapMiner
 from pml_ext_triplets.miners import LocalPositiveMiner as LocalPositiveMiner
 from pml_ext_triplets.samplers import HardNegativePoolSampler as HardNegativePoolSampler
 
-from . import benchmark as benchmark
 from . import cli as cli
-from . import components as components
 from . import data as data
 from . import distances as distances
 from . import distributed as distributed
 from . import errors as errors
 from . import evaluation as evaluation
-from . import experiment as experiment
-from . import hookspecs as hookspecs
 from . import losses as losses
-from . import models as models
+from . import networks as networks
 from . import pairwise as pairwise
 from . import plugin as plugin
-from . import plugins as plugins
+from . import recipe as recipe
 from . import reducers as reducers
 from . import registry as registry
 from . import regularizers as regularizers
-from . import retrieval as retrieval
+from . import report as report
 from . import samplers as samplers
 from . import settings as settings
 from . import testing as testing
-from .components import Component as Component
-from .components import Paper as Paper
+from . import training as training
 from .distributed import DistributedLoss as DistributedLoss
 from .distributed import DistributedMiner as DistributedMiner
 from .errors import ConfigError as ConfigError
@@ -58,7 +54,6 @@ from .errors import PmlExtError as PmlExtError
 from .errors import TrainingError as TrainingError
 from .errors import UnknownNameError as UnknownNameError
 from .evaluation import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
-from .hookspecs import hookimpl as hookimpl
 from .losses import CachedGradients as CachedGradients
 from .losses import CrossBatchMemory as CrossBatchMemory
 from .losses import MultipleLosses as MultipleLosses
@@ -77,9 +72,11 @@ from .pairwise import NegativesOnly as NegativesOnly
 from .pairwise import Relation as Relation
 from .pairwise import SharedLabel as SharedLabel
 from .registry import register as register
+from .registry.components import Component as Component
+from .registry.components import Paper as Paper
+from .registry.hooks import hookimpl as hookimpl
 from .regularizers import LabeledRegularizer as LabeledRegularizer
 from .regularizers import LabelledRegularizer as LabelledRegularizer
-from .retrieval import load_run as load_run
 
 __version__: str
 

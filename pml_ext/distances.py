@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from .devices import generator_states, using_generator_states
+from .distributed.devices import generator_states, using_generator_states
 from .pairwise import euclidean_distances, gram, normalize
 from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance, ModuleSettings
 from .settings import check_number

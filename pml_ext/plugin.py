@@ -10,22 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from .components import Component as Component
-from .components import Paper as Paper
-from .components import capabilities as capabilities
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
-from .hookspecs import hookimpl as hookimpl
-from .hookspecs import packaged as packaged
-from .lazy import lazily as lazily
-from .lazy import own_imports
 from .registry import BuildContext as BuildContext
 from .registry import build as build
+from .registry.components import Component as Component
+from .registry.components import Paper as Paper
+from .registry.components import capabilities as capabilities
+from .registry.hooks import hookimpl as hookimpl
+from .registry.hooks import packaged as packaged
+from .registry.lazy import lazily as lazily
+from .registry.lazy import own_imports
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    from pml_ext_search.stores import Found as Found
+    from pml_ext_search.stores import Rows as Rows
+    from pml_ext_search.stores import Store as Store
+    from pml_ext_search.stores import Where as Where
 
     from .data import DataSplits as DataSplits
     from .data import LabeledImages as LabeledImages
@@ -107,11 +112,7 @@ if TYPE_CHECKING:
     from .settings import check_flag as check_flag
     from .settings import check_number as check_number
     from .settings import check_tile_size as check_tile_size
-    from .stores import Found as Found
-    from .stores import Rows as Rows
-    from .stores import Store as Store
-    from .stores import Where as Where
-    from .trackers import Tracker as Tracker
+    from .training.trackers import Tracker as Tracker
 
 __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")
 

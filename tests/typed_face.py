@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import pml_ext
-import pml_ext.components
 import pml_ext.data
-import pml_ext.retrieval
+import pml_ext.registry.components
+import pml_ext_search
 from pml_ext import CBMLLoss
 from pml_ext.plugin import DataSplits, LabeledRegularizer, RunView
 from pml_ext_cbml.losses import CBMLLoss as Defined
@@ -20,8 +20,8 @@ x, y = torch.randn(4, 2), torch.arange(4)
 
 assert_type(CBMLLoss(), Defined)
 assert_type(pml_ext.CBMLLoss(), Defined)
-assert_type(pml_ext.Component(CBMLLoss, "cbml"), pml_ext.components.Component)
-assert_type(pml_ext.load_run("run"), pml_ext.retrieval.TrainedRun)
+assert_type(pml_ext.Component(CBMLLoss, "cbml"), pml_ext.registry.components.Component)
+assert_type(pml_ext.load_run("run"), pml_ext_search.TrainedRun)
 
 # Calls
 loss = CBMLLoss(mining=False, tile_size=8, collect_stats=True, embedding_reg_weight=0.5)

@@ -217,8 +217,7 @@ def told(attempt: Callable[[], Any]) -> str:
 def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
     """Mutated recipes and overrides, and what is wrong with how each is taken."""
     from pml_ext import registry
-    from pml_ext.experiment import load_recipes, validate
-    from pml_ext.experiment.recipe import read_tables
+    from pml_ext.recipe import load_recipes, read_tables, validate
 
     draw, names = random.Random(seed), sorted(registry.recipes())
     known = {name: read_tables(name) for name in names}
@@ -296,7 +295,7 @@ def settings(count: int, seed: int = 0, largest: float = float("inf")) -> Iterat
 
     Sizes above ``largest`` are left out: what a machine can just hold takes it a while to fill.
     """
-    from pml_ext.experiment import validate
+    from pml_ext.recipe import validate
 
     distinct = {repr(case): case for case in single_settings() if not _is_large(case[2], largest)}
     everything = list(distinct.values())
@@ -325,7 +324,7 @@ def files(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
     import tempfile
 
     from pml_ext import registry
-    from pml_ext.experiment import load_recipes
+    from pml_ext.recipe import load_recipes
 
     draw = random.Random(seed)
     texts = [file.read_bytes() for file in registry.recipes().values()]

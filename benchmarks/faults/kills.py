@@ -129,8 +129,8 @@ class Counter:
         from record_keeper.db_utils import DBManager
         from torch.utils.tensorboard import SummaryWriter
 
-        from pml_ext.experiment import evaluation, records, run
-        from pml_ext.experiment.run import Run
+        from pml_ext.training import evaluation, records, run
+        from pml_ext.training.run import Run
 
         for name in ("replace", "link", "unlink"):
             self.around(os, name, lambda *paths, name=name, **_: f"{name} {Path(paths[-1]).name}")
@@ -201,7 +201,8 @@ def execute(
 def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool) -> None:
     """In a forked process: the runs, and its end."""
     from pml_ext.errors import PmlExtError, StoppedError
-    from pml_ext.experiment import run, train
+    from pml_ext.training import run
+    from pml_ext.training.launch import train
 
     status = 1
     try:
@@ -259,7 +260,7 @@ def _metrics(one: Path, other: Path) -> str:
 
 
 def _weights(one: Path, other: Path) -> str:
-    from pml_ext.experiment import checkpoint
+    from pml_ext.training import checkpoint
 
     for path in sorted(one.rglob("*.pt")):
         states = [checkpoint.load(each) for each in (path, other / path.relative_to(one))]
@@ -380,7 +381,7 @@ def main() -> int:
     options.add_argument("--twice", type=int, default=5, help="each n-th run is killed again when it was resumed")
     options.add_argument("--report", action="store_true", help="draw the reports as well, which takes most of the time")
     given = options.parse_args()
-    import pml_ext.experiment  # noqa: F401  # once, for all forked processes
+    import pml_ext.training  # noqa: F401  # once, for all forked processes
 
     chosen = {name: scenario for name, scenario in SCENARIOS.items() if given.only in (None, name)}
     each, failures, kills, started = -(-given.kills // len(chosen)), 0, 0, time.monotonic()

@@ -52,7 +52,7 @@ def main() -> int:
     options.add_argument("--workers", type=int, default=0)
     options.add_argument("--recipe", default="cbml/digits")
     given = options.parse_args()
-    from pml_ext.experiment import train
+    from pml_ext.training.launch import train
 
     watcher, epochs = Watcher(), max(2, given.iterations // 200)
     overrides = [

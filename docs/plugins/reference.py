@@ -4,8 +4,9 @@ import inspect
 import types
 from pathlib import Path
 
-from pml_ext import hookspecs, plugin
-from pml_ext.plugins import HOOKS
+from pml_ext import plugin
+from pml_ext.registry import hooks as hookspecs
+from pml_ext.registry.discovery import HOOKS
 
 PATH = Path(__file__).with_suffix(".md")
 HEAD = """# Reference of hooks and helpers

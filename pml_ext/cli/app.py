@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from pml_ext_compare.commands import compare, probe
+from pml_ext_search.commands import browse, cluster, embed, export, index, query
+
 from .bench import bench
-from .compare import compare, probe
 from .listing import data, list_names, show
 from .plugins import check, new_plugin, plugins
-from .retrieve import browse, cluster, embed, export, index, query
 from .train import report, train
 
 app = typer.Typer(

@@ -41,7 +41,7 @@ def bench(
     if run is not None:
         if losses or shapes is not None:
             raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes")
-        from ..experiment.profile import profile_recipe
+        from ..training.profile import profile_recipe
 
         profile = profile_recipe(run, data, overrides or (), device, threads, STEPS if repeats is None else repeats)
         ratio = f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})"
@@ -50,9 +50,9 @@ def bench(
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
-    from ..benchmark import LOSSES, START, Shape
-    from ..benchmark import bench as measure
-    from ..benchmark import scale as measure_scale
+    from ..testing.benchmark import LOSSES, START, Shape
+    from ..testing.benchmark import bench as measure
+    from ..testing.benchmark import scale as measure_scale
 
     parsed = [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")]
     options: dict[str, Any] = {"device": device, "threads": threads, "progress": stderr().print}

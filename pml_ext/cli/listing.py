@@ -64,13 +64,13 @@ def _entries(what: str) -> list[dict[str, Any]]:
             for each in registry.components("loss" if what == "losses" else what[:-1])
         ]
     if what == "tables":
-        from ..experiment.recipe import tables_of_papers as tables
+        from ..recipe import tables_of_papers as tables
 
         return [each | _entry(each["name"], each["paper"], each["title"]) for each in tables()]
     if what == "recipes":
         return [_entry(name, name.partition("/")[0], _recipe_summary(name)) for name in registry.recipes()]
     if what == "pipelines":
-        from ..experiment.recipe import pipelines
+        from ..recipe import pipelines
 
         files = pipelines().items()
         return [_entry(name, "pml_ext", file.read_text("utf-8").partition("\n")[0][2:]) for name, file in files]
@@ -81,7 +81,7 @@ def _entries(what: str) -> list[dict[str, Any]]:
 
         entries += [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
     if what == "trunks":
-        from ..models import TIMM, timm_trunk
+        from ..networks.trunks import TIMM, timm_trunk
 
         entries.append(_factory(f"{TIMM}NAME", timm_trunk))
     return entries
@@ -100,7 +100,7 @@ def _summary(documented: Any) -> str:
 
 
 def _recipe_summary(name: str) -> str:
-    from ..experiment.recipe import read_tables
+    from ..recipe import read_tables
 
     try:
         return str(read_tables(name).get("description", ""))
@@ -120,7 +120,7 @@ def show(
     For a loss or another component: equation, settings with defaults, paper, recipes. For a recipe: all settings with
     their origin. For a table of a paper: the table as printed.
     """
-    from ..description import describe
+    from .description import describe
 
     described = describe(name, kind)
     if as_json:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:  # takes 0.2 s to import, which JSON output saves
     from rich.console import Console
 
-    from ..retrieval import Progress as Embedded
+    from pml_ext_search.embedding import Progress as Embedded
 
 WIDE = 1000  # width in columns if stdout is a file or a pipe, so that nothing is cut
 SECONDS = 10.0  # between two lines of progress without a bar

@@ -16,7 +16,7 @@ from .options import AsJson, Verbose
 from .output import print_json, print_result, print_table, stderr, stdout
 
 if TYPE_CHECKING:
-    from ..plugins import PluginRecord
+    from ..registry.discovery import PluginRecord
     from ..testing.runner import CheckResult
 
 COUNTED = ("passed", "failed", "skipped", "xfail")
@@ -97,7 +97,7 @@ def new_plugin(
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default NAME).")] = None,
 ) -> None:
     """Write a new plugin: a package with a loss, a recipe and tests."""
-    from ..scaffold import new_plugin as write
+    from ..registry.scaffold import new_plugin as write
 
     for path in write(name, out):
         stdout().print(str(path))

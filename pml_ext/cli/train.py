@@ -53,13 +53,12 @@ def train(
     torchrun --nproc-per-node N -m pml_ext train RECIPE; batch_size is the total over all processes. SIGINT (Ctrl-C),
     SIGTERM or SIGHUP writes a checkpoint after the current iteration and ends the run; a second signal ends it at once.
     """
-    from ..experiment import FailedRunsError, summarize
-    from ..experiment import train as run_recipe
-    from ..experiment.launch import QUICK
+    from ..training.launch import QUICK, FailedRunsError, summarize
+    from ..training.launch import train as run_recipe
 
     first, failed, settings = process_number() == 0, None, list(overrides or ())
     if images is not None:
-        from ..experiment.recipe.images import RECIPE, settings_for
+        from ..recipe.images import RECIPE, settings_for
 
         fitting, lines = settings_for(images, settings, data)
         recipe, settings = recipe or RECIPE, [*fitting, *settings]
@@ -100,7 +99,7 @@ def train(
 
 def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -> None:
     """Redraw the report of a finished run."""
-    from ..experiment import draw_report
+    from ..training.launch import draw_report
 
     with Progress() as bar:
         place = draw_report(run, device, data, bar)
@@ -108,7 +107,7 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
-    from ..experiment.report import PHASES
+    from ..report import PHASES
 
     names = [*metrics["after"]]
     rows = [
@@ -120,7 +119,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
-    from ..experiment.report import PHASES
+    from ..report import PHASES
 
     names, rows = [*results[0]["after"]], []
     for recipe, phases in summary.items():

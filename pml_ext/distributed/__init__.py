@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
+from ..registry.lazy import lazily
 
 if TYPE_CHECKING:
     from .batch_norm import JoinedBatchNorm as JoinedBatchNorm

@@ -42,7 +42,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     ``recall_at_K`` is the share of queries with an image of their class among the K nearest. ``precision_at_K`` is the
     mean share of such images among the K nearest (:mod:`pml_ext.evaluation.metrics`). ``f1`` and ``purity`` evaluate
     k-means clusters, by default one per class (:mod:`pml_ext.evaluation.clustering`). Metrics of plugins
-    (:func:`pml_ext.hookspecs.pml_ext_metrics`) are available by name.
+    (:func:`pml_ext.registry.hooks.pml_ext_metrics`) are available by name.
 
     PML's metrics keep their names and meaning and use ``k`` neighbors. The new metrics use K neighbors. If the gallery
     has fewer than K items, missing neighbors count as wrong. Labels are compared as integers (PML's float32 merges

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..components import capabilities
 from ..pairwise import Relation, check_batch, check_indices_tuple, check_references
+from ..registry.components import capabilities
 
 
 class WrapperCapabilities:

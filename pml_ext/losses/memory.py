@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from ..components import capabilities
 from ..pairwise import apart, autocast_off, normalizes, related_pairs, to_full_precision
 from ..pml import (
     BaseLossWrapper,
@@ -18,6 +17,7 @@ from ..pml import (
     convert_to_triplets,
     get_all_pairs_indices,
 )
+from ..registry.components import capabilities
 from ..settings import check_count
 from .calling import WrapsLoss, call_loss, check_call, check_module, shift_indices, takes_all_pairs
 from .pairs import AllButItself

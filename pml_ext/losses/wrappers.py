@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from .. import pml
-from ..components import capabilities
 from ..pairwise import (
     FullPrecisionForward,
     Relation,
@@ -20,6 +19,7 @@ from ..pairwise import (
     related_pairs,
     to_full_precision,
 )
+from ..registry.components import capabilities
 from ..settings import check_number, settings_repr
 from .calling import (
     WrapperCapabilities,
@@ -199,7 +199,7 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
     r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
 
     It gives the values of PML's class, which accepts losses by name. Here the capabilities of a loss decide (see
-    :func:`pml_ext.components.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
+    :func:`pml_ext.plugin.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
 
     Args:
         loss: a loss with the capability ``"labels"``, and ``"references"`` if ``symmetric`` is False; without a memory,

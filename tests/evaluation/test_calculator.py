@@ -23,7 +23,7 @@ from pml_ext.evaluation import (
     purity,
     reranked_under,
 )
-from pml_ext.experiment import train
+from pml_ext.training.launch import train
 
 
 def data(count=60, classes=7, size=5, seed=0):

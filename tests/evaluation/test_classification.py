@@ -12,8 +12,8 @@ from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means
 from pml_ext.evaluation.classification import ancestors
-from pml_ext.experiment import train
-from pml_ext.experiment.evaluation import first_halves
+from pml_ext.training.evaluation import first_halves
+from pml_ext.training.launch import train
 
 from ..data.made_up import omniglot_zip
 
@@ -127,8 +127,8 @@ def test_hierarchies_that_are_none():
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A short run, and its metrics."""
-    from pml_ext.experiment import load_recipes
-    from pml_ext.experiment.run import Run
+    from pml_ext.recipe import load_recipes
+    from pml_ext.training.run import Run
 
     folder = tmp_path_factory.mktemp("alphabets")
     random = np.random.default_rng(0)
@@ -149,7 +149,7 @@ def trained(tmp_path_factory):
     ).values()
     counts = {"train": Count(48, 12), "test": Count(44, 11)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.experiment.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
         patch.setattr(omniglot, "SMALL", dataclasses.replace(omniglot.SMALL, counts=counts))
         out = tmp_path_factory.mktemp("run")
         (out / "checkpoints").mkdir()

@@ -7,7 +7,7 @@ from matplotlib.font_manager import findfont
 from PIL import Image
 
 from pml_ext.evaluation import figures, fonts
-from pml_ext.retrieval.clusters import contact_sheet
+from pml_ext_search.clusters import contact_sheet
 
 
 def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):

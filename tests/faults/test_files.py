@@ -9,7 +9,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
 import files
 
-from pml_ext.checksums import SUMS, changed_files
+from pml_ext.files.checksums import SUMS, changed_files
 
 
 @pytest.fixture(scope="module")

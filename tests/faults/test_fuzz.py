@@ -15,8 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
 import fuzz
 
 from pml_ext.errors import ConfigError
-from pml_ext.experiment import load_recipes, validate
-from pml_ext.experiment.recipe import read_tables
+from pml_ext.recipe import load_recipes, read_tables, validate
 
 TABLES = read_tables("cbml/digits")
 

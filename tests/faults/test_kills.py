@@ -13,7 +13,7 @@ import kills
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    import pml_ext.experiment  # noqa: F401  # before processes are forked
+    import pml_ext.training  # noqa: F401  # before processes are forked
 
     return kills.Whole.of(kills.SCENARIOS["selection"], tmp_path_factory.mktemp("kills"))
 

@@ -15,8 +15,9 @@ from sklearn.datasets import load_digits
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
-from pml_ext.experiment import checkpoint, train
-from pml_ext.experiment.records import loss_series
+from pml_ext.training import checkpoint
+from pml_ext.training.launch import train
+from pml_ext.training.records import loss_series
 
 pytestmark = pytest.mark.timeout(3600)  # against processes that wait for each other for ever, on any machine
 QUICK = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=5", "model.trunk.width=16")
@@ -34,7 +35,7 @@ sampler = { name = "shuffle", batch_size = 75 }
 FORKED = """
 import sys
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-import pml_ext.experiment.run
+import pml_ext.training.run
 from pml_ext.cli import main
 
 def work(*arguments):

@@ -18,15 +18,16 @@ from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
 from pml_ext import registry
-from pml_ext.checksums import changed_files, missing_files
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TrainingError
-from pml_ext.experiment import FailedRunsError, checkpoint, draw_report, load_recipes, summarize, train
-from pml_ext.experiment.evaluation import evaluate_split
-from pml_ext.experiment.launch import plan, read_metrics
-from pml_ext.experiment.records import loss_series
-from pml_ext.experiment.run import Run
 from pml_ext.files import read_json
+from pml_ext.files.checksums import changed_files, missing_files
+from pml_ext.recipe import load_recipes
+from pml_ext.training import checkpoint
+from pml_ext.training.evaluation import evaluate_split
+from pml_ext.training.launch import FailedRunsError, draw_report, plan, read_metrics, summarize, train
+from pml_ext.training.records import loss_series
+from pml_ext.training.run import Run
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 METRICS = {*(f"recall_at_{k}" for k in (1, 2, 4, 8)), "precision_at_1", "r_precision", "map_at_r"}
@@ -245,7 +246,7 @@ def test_each_image_is_read_and_embedded_once_for_each_state_of_the_network(tmp_
 
     mine = {}
     monkeypatch.setattr(LabeledImages, "__getitem__", counted)
-    monkeypatch.setattr("pml_ext.experiment.launch.Run", Counted)
+    monkeypatch.setattr("pml_ext.training.launch.Run", Counted)
     epochs = 3
     overrides = [o for o in QUICK if "sampler" not in o] + ["sampler={name = 'shuffle', batch_size = 64}"]
     overrides += ["evaluation.validation=0.2", "evaluation.select=map_at_r"]
@@ -314,14 +315,14 @@ def test_metrics_are_there_before_the_report_which_a_resumed_run_draws(tmp_path,
     def fails(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", fails)
+    monkeypatch.setattr("pml_ext.training.run.write_run_report", fails)
     with pytest.raises(OSError, match="no space left"):
         quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]")
     written = read_metrics(tmp_path / "out" / "metrics.json")
     left = [tmp_path / "out" / name for name in (".SHA256SUMS.1-1.tmp", "records/.loss_histories.csv.1-1.tmp")]
     for path in left:  # as a process leaves them that is killed while it writes the report
         path.write_text("half of it")
-    monkeypatch.setattr("pml_ext.experiment.run.write_run_report", lambda *given: drawn.append(given[2]))
+    monkeypatch.setattr("pml_ext.training.run.write_run_report", lambda *given: drawn.append(given[2]))
     resumed = quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]", resume=True)
     assert drawn == [written]
     assert {key: value for key, value in resumed.items() if key != "folder"} == written

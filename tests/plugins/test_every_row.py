@@ -14,10 +14,10 @@ import torch
 from pml_ext import registry
 from pml_ext.data import omniglot, photographs
 from pml_ext.data.published import Count
-from pml_ext.experiment.recipe import build_dataset, load_recipes, preprocessing_of, quoted
-from pml_ext.experiment.recipe.building import build_trunk
-from pml_ext.experiment.stages import build_stages
-from pml_ext.network import Network
+from pml_ext.networks.network import Network
+from pml_ext.recipe import build_dataset, load_recipes, preprocessing_of, quoted
+from pml_ext.recipe.build import build_trunk
+from pml_ext.training.stages import build_stages
 
 from ..data import made_up
 

@@ -5,8 +5,7 @@ import tomllib
 import pytest
 
 from pml_ext import registry
-from pml_ext.experiment import load_recipes
-from pml_ext.experiment.recipe import Recipe, flat, origin_of, own_optimizer, pipelines, read_tables, variant_tables
+from pml_ext.recipe import Recipe, flat, load_recipes, origin_of, own_optimizer, pipelines, read_tables, variant_tables
 
 NO_SETTINGS = ("description", "extends", "paper", "origin", "sweep", "tune")
 RECIPES = [name for name in registry.recipes() if read_tables(name).get("paper", {}).get("table")]

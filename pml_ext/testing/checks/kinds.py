@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...components import CAPABILITIES
 from ...registry import settings_of
+from ...registry.components import CAPABILITIES
 from ..batches import batch_of, new_leaf, shuffle
 from ..calling import call, error_location, is_random, needs, seeded
 from ..comparing import all_close, check_tuple, close, gradient, sorted_rows, weighted

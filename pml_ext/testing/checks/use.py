@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from ... import pml
-from ...benchmark import peak_bytes
-from ...devices import accelerator
+from ...distributed.devices import accelerator
 from ...losses import CachedGradients, RegularizedLoss
 from ..batches import Batch, batch_of, new_leaf
+from ..benchmark import peak_bytes
 from ..calling import (
     CountedOperations,
     SavedBytes,

@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from pml_ext.experiment import load_recipes, train
-from pml_ext.experiment.run import Run
+from pml_ext.recipe import load_recipes
+from pml_ext.training.launch import train
+from pml_ext.training.run import Run
 from pml_ext_density import class_densities
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")

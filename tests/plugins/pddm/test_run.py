@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pml_ext import load_run
-from pml_ext.experiment import train
+from pml_ext.training.launch import train
 
 QUICK = (
     "schedule.epochs=4",

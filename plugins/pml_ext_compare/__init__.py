@@ -1,0 +1,1 @@
+"""Comparison of recipes and trained runs: statistics, tuning, executors, probing of frozen trunks."""

@@ -1,0 +1,211 @@
+"""The content of the page: nearest images, clusters, a map, right and wrong answers, thumbnails."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from pml_ext.tool import DataError, flattened, nearest_of, read_json, sample_indices, without
+
+from ..clusters import Grouping, group
+from ..collection import Embedded
+from ..pictures import placeholder, thumbnail
+from ..stores import Store, Where
+from ..trained import TrainedRun, load_run
+
+MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
+MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # limits of the leave-one-out search in a large collection
+_READING = threading.BoundedSemaphore(4)  # images decoded concurrently
+
+
+class Neighbor(NamedTuple):
+    """An image near a query; ``same_class`` is None if either class is unknown."""
+
+    number: int
+    path: str
+    class_name: str
+    distance: float
+    same_class: bool | None
+
+
+class Pair(NamedTuple):
+    """A query with a class and its nearest other image, by number."""
+
+    query: int
+    nearest: int
+    distance: float
+    right: bool  # whether both have the same class
+    trained: bool | None  # whether the run was trained on the query's class; None if unknown
+
+
+class Collection:
+    """Embedded images of a run; thumbnails are read only from files inside the folder."""
+
+    def __init__(self, name: str, run: TrainedRun, embedded: Embedded, store: Store | None = None) -> None:
+        self.name, self.run, self.embedded, self.store = name, run, embedded, store
+        self.paths, self.classes = embedded.paths, embedded.classes
+        self.folder, self.embeddings = embedded.folder, embedded.embeddings.cpu()
+        self.class_names = sorted(set(self.classes) - {""})
+        self.numbers = {path: number for number, path in enumerate(self.paths)}
+        self.clusters: Callable[[int | str], Grouping] = functools.lru_cache(2)(functools.partial(group, embedded))
+        self.projection = functools.cache(self._projection)
+        self.leave_one_out = functools.cache(self._leave_one_out)
+        self.jpeg = functools.lru_cache(1024)(self._jpeg)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @functools.cached_property
+    def trained(self) -> dict[str, bool | None]:
+        """Whether the run was trained on each class; None if the run does not record its classes."""
+
+        def comparable(name: str) -> str:  # ``Greek/character01`` matches the folder ``greek_character01``
+            return re.sub(r"[\W_]+", " ", name.casefold())
+
+        names = set(map(comparable, read_json(self.run.folder / "network.json").get("class_names", ())))
+        return {name: comparable(name) in names if names else None for name in self.class_names}
+
+    def shown(self, unseen: bool) -> Tensor:
+        """Return the numbers of all images; with ``unseen``, only of classes that the run was not trained on."""
+        chosen = [not unseen or self.trained.get(name) is False for name in self.classes]
+        return torch.tensor(chosen).nonzero().flatten()
+
+    def nearest(self, image: int | str, k: int) -> list[Neighbor]:
+        """Return the nearest other images of an indexed image, given by number or path; its file may be missing."""
+        number = self.numbers.get(image) if isinstance(image, str) else image
+        if number is None:  # indexed by another run only
+            return self.nearest_to_file(self.folder / str(image), k)
+        return self._nearest(self.embeddings[number], number, k)
+
+    def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
+        """Return the nearest images of a photograph; raise DataError if it cannot be read."""
+        (point,) = self.run.embed(file).cpu()
+        own = self.numbers.get(os.path.relpath(os.path.realpath(file), self.folder.resolve()))
+        return self._nearest(point, own, k)
+
+    def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
+        if self.store is not None:
+            (found,) = self.store.search(point.numpy()[None], k + 1, Where())
+            numbers = [self.numbers.get(each.path) for each in found]
+        else:
+            similarity = self.embeddings @ point  # cosine similarity, since vectors have length 1
+            numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
+        others = torch.tensor([number for number in numbers if number not in (None, own)][:k], dtype=torch.int64)
+        distances = (self.embeddings[others] - point).norm(dim=1)  # exactly 0 for duplicates
+        order, query = distances.argsort(stable=True), self.classes[own] if own is not None else ""
+        neighbors = list[Neighbor]()
+        for number, distance in zip(others[order].tolist(), distances[order].tolist(), strict=True):
+            name = self.classes[number]
+            same = name == query if name and query else None
+            neighbors.append(Neighbor(number, self.paths[number], name, distance, same))
+        return neighbors
+
+    def _projection(self, method: str, unseen: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
+        """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
+        shown = self.shown(unseen)
+        chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
+        some = len(chosen) < len(shown)
+        note = f"{len(chosen):,} of {len(shown):,} images" if some else "All images"
+        note += " of unseen classes" * unseen + ", drawn at random" * some
+        flat = flattened(self.embeddings[chosen].numpy(), method)
+        extent = float(np.ptp(flat, axis=0).max())
+        flat = (flat - flat.min(axis=0)) / max(extent, 1e-12)
+        flat += (1 - flat.max(axis=0)) / 2  # center the shorter side
+        note += {"tsne": "; t-SNE", "pca": "; principal components"}[method] if extent else "; they lie on one point"
+        return chosen.numpy(), flat.astype(np.float32), note
+
+    def _leave_one_out(self) -> tuple[list[Pair], str]:
+        """Return pairs of an image and its nearest other one, by distance, of all images or a sample, and a note."""
+        if not self.class_names or len(self) < 2:
+            raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
+        known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
+        chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
+        apart, others = without(chosen, *nearest_of(self.embeddings[chosen], 2, self.embeddings))
+        note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
+        note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
+        pairs = list[Pair]()
+        for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), apart.tolist(), strict=True):
+            name = self.classes[query]
+            pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
+        return sorted(pairs, key=lambda pair: pair.distance), note
+
+    def recall(self) -> list[tuple[str, int, int]]:
+        """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
+        names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
+        pairs, _ = self.leave_one_out()
+        groups = [(name, [pair.right for pair in pairs if pair.trained is key]) for key, name in names.items()]
+        return [(name, sum(right), len(right)) for name, right in groups if right]
+
+    def confusions(self) -> list[tuple[str, str, int]]:
+        """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
+        wrong = [pair for pair in self.leave_one_out()[0] if not pair.right]
+        counts = Counter((self.classes[pair.query], self.classes[pair.nearest]) for pair in wrong)
+        return [(*names, count) for names, count in counts.most_common(5)]
+
+    @functools.cached_property
+    def missing(self) -> list[str]:
+        """Paths of images that are missing or outside the folder; takes a second for 100,000 images."""
+        return [path for path in self.paths if self._inside(path) is None]
+
+    def _inside(self, path: str) -> Path | None:
+        """Return a file's path with links resolved; None if it is missing or outside the folder."""
+        try:
+            file = Path(os.path.realpath(self.folder / path, strict=True))
+        except (OSError, ValueError):  # missing, a loop of links, or an invalid name
+            return None
+        return file if file.is_relative_to(self.folder.resolve()) else None
+
+    def _jpeg(self, number: int, longest: int) -> bytes:
+        """Return a thumbnail of an indexed image as JPEG, or a placeholder if it cannot be read."""
+        file, image = self._inside(self.paths[number]), placeholder(longest)
+        if file is not None:
+            with contextlib.suppress(DataError), _READING:  # a damaged file: keep the placeholder
+                image = thumbnail(file, longest=longest)
+        return jpeg(image, longest)
+
+
+def jpeg(image: Image.Image, longest: int) -> bytes:
+    """Return an image as JPEG; a tiny drawing is enlarged without interpolation."""
+    factor, buffer = max(1, longest // max(image.size)), io.BytesIO()
+    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.convert("RGB").save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def open_collections(
+    runs: Sequence[str | Path],
+    folder: str | Path | None = None,
+    device: str = "auto",
+    tell: Callable[[str], None] = warnings.warn,
+    store: str | None = None,
+) -> list[Collection]:
+    """Return the collections of runs, given by the runs' folders.
+
+    ``folder`` has the images; its new images are embedded, after a message to ``tell``. By default the images of each
+    run's index are shown. ``store`` is the address of a store that has them; it is searched instead of the index.
+    """
+    collections: list[Collection] = []
+    for place in map(Path, runs):
+        run = load_run(place, device)
+        if folder is not None:
+            tell(f"{folder}: embedding the images that {run.collection.place} does not have")
+        embedded, place = run.gallery().embedded if folder is None else run.embed_folder(folder), place.resolve()
+        clashes = place.name in [other.name for other in collections]
+        title = f"{place.parent.name}/{place.name}" if clashes else place.name
+        collections.append(Collection(title, run, embedded, None if store is None else run.open_store(store)))
+    return collections

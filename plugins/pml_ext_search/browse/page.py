@@ -1,0 +1,157 @@
+"""The page as HTML: this module checks the query parameters, and a template renders the collections."""
+
+from __future__ import annotations
+
+import base64
+import random
+import re
+import secrets
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import jinja2
+from PIL import Image
+
+from pml_ext.tool import COLORS, FORMATS, SHAPES, ConfigError, DataError, PmlExtError, drawable, mark
+
+from ..clusters import SHEET, Cluster, Grouping
+from ..pictures import thumbnail
+from .collection import Collection, Pair, jpeg
+
+MAX_PIXELS, UPLOADS = 50_000_000, 8  # maximum pixels of an upload; maximum number of stored uploads
+SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs per page, clusters
+GRAY = "#a0aec0", 0  # color and shape of images in no cluster
+_TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    finalize=lambda value: drawable(value) if type(value) is str else value,  # names may contain any character
+)
+_TEMPLATES.globals |= {"SHEET": SHEET, "PAIRS": PAIRS, "CARDS": CARDS}
+
+
+class Page:
+    """Page of collections; uploaded photographs are stored in a folder."""
+
+    def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
+        self.collections, self.uploads = collections, uploads
+        self.kinds = ["wrong", "right", "disputed"] if len(collections) == 2 else ["wrong", "right"]
+        self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
+        self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
+        self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
+        self._uploads: dict[str, tuple[Path, str, str]] = {}  # by token, oldest first
+
+    def draw(self, tab: str, options: Mapping[str, str]) -> tuple[str, int]:
+        """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
+        try:
+            run = _number(options, "run", 0, 0, len(self.collections) - 1)
+            last, clusters = len(self.collections[run]) - 1, options.get("clusters", "").strip()
+            values = {
+                "run": run,
+                "k": _number(options, "k", 12, 1, 50),
+                "start": _number(options, "start", 1, 1, 10**9),
+                "image": _number(options, "image", 0, 0, last) if "image" in options else None,
+                "upload": options.get("upload", ""),
+                "method": _choice(options, "method", ["tsne", "pca"]),
+                "color": _choice(options, "color", self.colors),
+                "kind": _choice(options, "kind", self.kinds),
+                "clusters": int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters,
+                "open": options.get("open", ""),
+                "unseen": options.get("unseen") == "1" and False in self.collections[run].trained.values(),
+            }
+            return self._render(tab, values), 200
+        except PmlExtError as error:
+            return self.problem(str(error).replace("--clusters ", "")), 400
+
+    def problem(self, text: str) -> str:
+        """Return a page that shows an error message."""
+        return self._render("problem", {"text": text})
+
+    def _render(self, tab: str, values: dict[str, Any]) -> str:
+        return _TEMPLATES.get_template("page.html").render(values, tab=tab, page=self, collections=self.collections)
+
+    def keep(self, file: IO[bytes], name: str) -> str:
+        """Save an uploaded photograph and return its token; raise DataError if it is not an image, or too large."""
+        try:
+            with Image.open(file, formats=FORMATS) as image:
+                pixels = image.width * image.height
+        except Image.DecompressionBombError:
+            pixels = 2 * MAX_PIXELS
+        except Exception:  # decoders raise errors of any type
+            raise DataError(f"{name}: not a readable image") from None
+        if pixels > MAX_PIXELS:
+            raise DataError(f"{name}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller")
+        token = secrets.token_hex(16)
+        path = self.uploads / token
+        file.seek(0)
+        path.write_bytes(file.read())
+        try:
+            picture = base64.b64encode(jpeg(thumbnail(path, longest=480), 480)).decode()
+        except DataError as error:
+            raise DataError(str(error).replace(str(path), name)) from None
+        self._uploads[token] = path, name, f"data:image/jpeg;base64,{picture}"
+        for old in [*self._uploads][:-UPLOADS]:
+            self._uploads.pop(old)[0].unlink()
+        return token
+
+    def uploaded(self, token: str) -> tuple[Path, str, str]:
+        """Return an uploaded photograph's file, its name, and a thumbnail as a data URI."""
+        if token not in self._uploads:
+            raise DataError("this photograph is no longer kept; drop it again")
+        return self._uploads[token]
+
+    def sample(self, unseen: bool) -> list[int]:
+        """Return the numbers of randomly drawn images to click on."""
+        numbers = self.collections[0].shown(unseen).tolist()
+        return random.sample(numbers, min(SHOWN, len(numbers)))
+
+    def answers(self, run: int, kind: str, unseen: bool) -> list[Pair]:
+        """Return the right answers, the wrong ones, or the disputed ones (wrong here, right in the other run)."""
+        collection = self.collections[run]
+        pairs = [pair for pair in collection.leave_one_out()[0] if pair.right == (kind == "right")]
+        if unseen:
+            pairs = [pair for pair in pairs if pair.trained is False]
+        if kind == "disputed":
+            other = self.collections[1 - run]
+            right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
+            pairs = [pair for pair in pairs if collection.paths[pair.query] in right]
+        return pairs
+
+    def shown_clusters(self, run: int, grouping: Grouping, unseen: bool) -> list[Cluster]:
+        """Return the clusters with a majority of shown images: all, or with ``unseen`` those of untrained classes."""
+        numbers = set(self.collections[run].shown(unseen).tolist())
+        return [each for each in grouping.clusters if 2 * len(numbers.intersection(each.members)) > len(each.members)]
+
+    def map(self, run: int, method: str, color: str, clusters: int | str, unseen: bool) -> dict[str, Any]:
+        """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
+        collection, gray = self.collections[run], ""
+        names = list(collection.classes)
+        if color == "cluster":
+            grouping, gray = collection.clusters(clusters), "in no cluster"
+            titles = {each.number: each.title if each.number >= 0 else gray for each in grouping.clusters}
+            names = [titles[cluster] for cluster in grouping.numbers.tolist()]
+        numbers, places, note = collection.projection(method, unseen)
+        ranked = [name for name, _ in Counter(names[number] for number in numbers.tolist()).most_common()]
+        ranks = {name: rank for rank, name in enumerate(ranked)}
+        marks = [GRAY if name == gray else mark(rank) for rank, name in enumerate(ranked)]
+        groups = [(drawable(name) or "no class", *each) for name, each in zip(ranked, marks, strict=True)]
+        points = [
+            [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(collection.paths[number])]
+            for number, (x, y) in zip(numbers.tolist(), places.tolist(), strict=True)
+        ]
+        return {"run": run, "points": points, "groups": groups, "legend": SHAPES * len(COLORS), "note": note}
+
+
+def _number(options: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = options.get(name) or str(default)
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise ConfigError(f"{name}={text[:20]}: wanted a number from {low} to {high}")
+    return int(text)
+
+
+def _choice(options: Mapping[str, str], name: str, known: Sequence[str]) -> str:
+    if (value := options.get(name, known[0])) not in known:
+        raise ConfigError(f"{name}={value[:20]}: wanted one of {', '.join(known)}")
+    return value

@@ -1,0 +1,253 @@
+"""Clusters of embeddings: k-means for a given number, HDBSCAN otherwise; their table and contact sheets."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import functools
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+from torch import Tensor
+
+from pml_ext.tool import (
+    ConfigError,
+    counted,
+    drawable,
+    font_file,
+    kmeans,
+    nearest_of,
+    sample_indices,
+    short_name,
+    write_atomically,
+)
+
+from .collection import Embedded, Numbers, Vectors, class_of
+from .pictures import PictureReader
+
+AUTO = "auto"
+NOISE = -1  # the cluster number of images that HDBSCAN assigns to no cluster
+SMALLEST = 5  # default minimum size of an HDBSCAN cluster
+DENSE = 8000  # most images that HDBSCAN compares pairwise (8 s, 1.3 GB); larger sets are sampled
+SPARSE = 4000  # most images for which a ball tree is as fast as a distance matrix; it saves the memory
+SHEET = 60  # maximum images on a cluster's contact sheet
+SHEETS = 100  # maximum number of contact sheets
+CELL = 108  # pixels from one picture of a sheet to the next
+_ROW, _GAP, _TITLE, _CAPTION = 10, 6, 30, 16
+_LETTERS = 15  # maximum length of a caption
+_INK = "#1a202c"
+_TABLE = "clusters.csv"
+_COLUMNS = ["path", "cluster", "distance_to_center", "class", "sheet"]
+
+Number = int | str
+"""How many clusters, or :data:`AUTO`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """A cluster of images; ``number`` counts from 0 by decreasing size, and is -1 for images in no cluster."""
+
+    number: int
+    members: list[int]  # image numbers, nearest to the center first
+    name: str = ""  # the most frequent class
+    share: float | None = None  # fraction of its images in this class; None without classes
+    shares: tuple[tuple[str, float], ...] = ()  # name and fraction of the three most frequent classes
+
+    @property
+    def title(self) -> str:
+        """The cluster's size, and its most frequent class if there are classes."""
+        images = counted(len(self.members), "image")
+        what = f"no cluster (noise): {images}" if self.number == NOISE else f"cluster {self.number}: {images}"
+        return what if self.share is None else f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Grouping:
+    """All clusters of a folder's images; images in no cluster come last, with a distance of NaN."""
+
+    embedded: Embedded
+    method: str
+    numbers: Numbers  # the cluster of each image
+    distances: Vectors  # distance of each image to its cluster's center
+    clusters: list[Cluster]
+
+
+def check_clusters(clusters: Number, smallest: int | None) -> None:
+    """Raise ConfigError for an invalid number or minimum size of clusters."""
+    if clusters != AUTO and (not isinstance(clusters, int) or clusters < 1):
+        raise ConfigError(f"--clusters {clusters}: wanted 1 or more, or auto")
+    if smallest is not None and (clusters != AUTO or smallest < 2):
+        raise ConfigError(f"--smallest {smallest}: wanted 2 or more images, with --clusters auto")
+
+
+def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> Grouping:
+    """Return the clusters of images, numbered by size.
+
+    A number runs k-means (:func:`pml_ext.evaluation.kmeans`). ``"auto"`` runs :class:`sklearn.cluster.HDBSCAN`, which
+    assigns outliers to no cluster. It compares up to 8,000 images pairwise. Of a larger set it clusters a random
+    sample of 8,000; each other image gets the cluster of its nearest sampled image.
+
+    ``smallest``: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
+    """
+    check_clusters(clusters, smallest)
+    images, least = len(embedded.paths), clusters if isinstance(clusters, int) else smallest or SMALLEST
+    if images < least:
+        raise ConfigError(f"--clusters {clusters}: wanted {least} images or more; {embedded.folder} has {images}")
+    if isinstance(clusters, int):
+        unordered, method = kmeans(embedded.embeddings, clusters).cpu().numpy(), "k-means"
+    else:
+        unordered = _by_density(embedded.embeddings.cpu().float(), least)
+        method = "HDBSCAN"
+        if images > DENSE:
+            method += f" of {DENSE} images, drawn at random; the others by their nearest"
+    sizes = np.bincount(unordered[unordered >= 0], minlength=1)
+    rank = np.argsort(np.argsort(-sizes, kind="stable"))  # inverse permutation
+    numbers = np.where(unordered < 0, NOISE, rank[unordered.clip(0)]).astype(np.int64)
+    points, classes = embedded.embeddings.cpu().numpy(), embedded.classes
+    distances, found = np.full(images, np.nan, dtype=np.float32), []
+    order = np.argsort(np.where(numbers == NOISE, images, numbers), kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
+        number = int(numbers[part[0]])
+        if number != NOISE:
+            center = points[part].mean(0, dtype=np.float64).astype(np.float32)
+            distances[part] = np.linalg.norm(points[part] - center, axis=1)
+            part = part[np.argsort(distances[part], kind="stable")]
+        counts = Counter(classes[member] for member in part.tolist())
+        shares = tuple((name, count / len(part)) for name, count in counts.most_common(3)) if any(classes) else ()
+        name, share = shares[0] if shares else ("", None)
+        found.append(Cluster(number, part.tolist(), name, share, shares))
+    return Grouping(embedded, method, numbers, distances, found)
+
+
+def _by_density(points: Tensor, smallest: int) -> Numbers:
+    from sklearn.cluster import HDBSCAN  # takes 90 MB and a second, which k-means does not need
+
+    drawn = sample_indices(len(points), DENSE, seed=0)
+    algorithm = "ball_tree" if len(drawn) <= SPARSE else "brute"
+    search = HDBSCAN(min_cluster_size=smallest, algorithm=algorithm, copy=True)
+    labels = np.asarray(search.fit_predict(points[drawn].numpy()), dtype=np.int64)
+    if len(drawn) == len(points):
+        return labels
+    _, nearest = nearest_of(points, 1, points[drawn])
+    return np.asarray(labels[nearest[:, 0].cpu().numpy()])
+
+
+# Table and contact sheets
+
+
+class Clusters(dict[str, int]):
+    """The cluster of every path; ``table`` and ``sheets`` (by cluster) are the written files."""
+
+    def __init__(self, grouping: Grouping, table: Path, sheets: dict[int, Path]) -> None:
+        super().__init__(zip(grouping.embedded.paths, grouping.numbers.tolist(), strict=True))
+        self.grouping, self.table, self.sheets = grouping, table, sheets
+        self.clusters = grouping.clusters
+
+
+def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
+    """Write ``clusters.csv`` and the largest clusters' contact sheets; delete the sheets listed in an older table.
+
+    Raise ConfigError, before writing, if a file that no earlier call wrote has one of the names.
+    """
+    chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:SHEETS]
+    drawn = {cluster.number: place / _sheet_name(cluster.number) for cluster in chosen}
+    earlier = _earlier_sheets(place / _TABLE)
+    if foreign := [path for path in drawn.values() if path.name not in earlier and path.exists()]:
+        raise _foreign(foreign[0])
+    place.mkdir(parents=True, exist_ok=True)
+    for name in earlier:
+        (place / name).unlink(missing_ok=True)
+    write_atomically(place / _TABLE, functools.partial(_write_table, grouping=grouping, sheets=drawn))
+    reader = PictureReader(channels)
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while decoding
+        for cluster in chosen:
+            sheet = _draw_sheet(grouping, cluster, reader, pool)
+            write_atomically(drawn[cluster.number], functools.partial(sheet.save, format="PNG"))
+    reader.warn("the contact sheets have")
+    return Clusters(grouping, place / _TABLE, drawn)
+
+
+def _sheet_name(number: int) -> str:
+    return "noise.png" if number == NOISE else f"cluster-{number:03d}.png"
+
+
+def _foreign(path: Path) -> ConfigError:
+    return ConfigError(f"{path} was not written by an earlier pml-ext cluster; type -o FOLDER for another folder")
+
+
+def _earlier_sheets(table: Path) -> set[str]:
+    """Return the names of the contact sheets that an earlier table lists."""
+    if not table.exists():
+        return set()
+    with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        if file.readline().strip() != ",".join(_COLUMNS):
+            raise _foreign(table)
+        listed = {row[-1] for row in csv.reader(file)}
+    return {name for name in listed if re.fullmatch(r"noise\.png|cluster-\d{3,}\.png", name)}
+
+
+def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> None:
+    # surrogateescape writes file names that are not valid UTF-8 with their original bytes.
+    with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer, embedded = csv.writer(file), grouping.embedded
+        writer.writerow(_COLUMNS)
+        columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
+        for name, number, distance, own in zip(*columns, strict=True):
+            apart = f"{distance:.6f}" if number != NOISE else ""
+            writer.writerow([name, number, apart, own, _sheet_name(number) if number in sheets else ""])
+
+
+def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
+    """Draw a contact sheet; images of a class other than the cluster's are framed red."""
+    embedded, shown = grouping.embedded, cluster.members[:SHEET]
+    title = cluster.title if cluster.number == NOISE else f"{cluster.title}, nearest to its center first"
+    files = [embedded.folder / embedded.paths[member] for member in shown]
+    pictures = list(pool.map(lambda file: reader.image(file, CELL), files))
+    if cluster.share is None:
+        return contact_sheet(title, pictures)
+    names = [class_of(embedded.paths[member]) for member in shown]
+    return contact_sheet(title, pictures, names, [cluster.number != NOISE and name != cluster.name for name in names])
+
+
+def contact_sheet(
+    title: str, images: Sequence[Image.Image], captions: Sequence[str] = (), strange: Sequence[bool] = ()
+) -> Image.Image:
+    """Draw a title and rows of ten images, each in a cell of :data:`CELL` pixels; ``strange`` ones are framed red."""
+    from pml_ext.tool import GRAY, WRONG
+
+    below = _CAPTION if captions else 0
+    rows = -(-len(images) // _ROW)
+    sheet = Image.new("RGB", (_ROW * CELL + _GAP, _TITLE + rows * (CELL + below) + _GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    _write(draw, (_GAP + 2, 7), drawable(title.replace("\n", " ")), 14, _INK)
+    side = CELL - _GAP
+    for place, image in enumerate(images):
+        row, column = divmod(place, _ROW)
+        left, top = _GAP + column * CELL, _TITLE + row * (CELL + below)
+        shown = image.convert("RGB")
+        shown.thumbnail((side, side))
+        if max(shown.size) < side:  # a drawing of a few pixels is enlarged without interpolation
+            shown = ImageOps.contain(shown, (side, side), Image.Resampling.NEAREST)
+        corner = left + (side - shown.width) // 2, top + (side - shown.height) // 2
+        sheet.paste(shown, corner)
+        odd = bool(strange) and strange[place]
+        if odd:
+            ends = corner[0] + shown.width - 1, corner[1] + shown.height - 1
+            draw.rectangle((*corner, *ends), outline=WRONG, width=3)
+        if captions:
+            _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, WRONG if odd else GRAY)
+    return sheet
+
+
+def _write(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str, size: int, color: str) -> None:
+    font = _font(font_file(text), size)
+    draw.text((corner[0], corner[1] + size), text, fill=color, font=font, anchor="ls")
+
+
+_font = functools.cache(ImageFont.truetype)

@@ -1,0 +1,503 @@
+"""A collection of embeddings: metadata in SQLite, and vectors in one memory-mapped file.
+
+``images.sqlite`` has three tables:
+
+- ``collection``: one row of JSON, with the network that the vectors belong to and the index;
+- ``embedded``: a row per file that was embedded, so that none is embedded twice;
+- ``images``: a row per image of the indexed folder, which is what a query searches.
+
+``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``. It only grows: new vectors are
+flushed before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the
+next one cuts off. Replaced and deleted rows leave holes; when a fifth of the file is holes, a new file takes its place.
+
+Every row has the CRC-32 of its values and of its vector, so that a damaged one is noticed when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import re
+import shlex
+import sqlite3
+import tempfile
+import warnings
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pml_ext.tool import (
+    ConfigError,
+    DataError,
+    UnwritableError,
+    counted,
+    locked_folder,
+    needs_extra,
+    sha256_of,
+    shortened,
+    write_atomically,
+    writing,
+)
+
+from .faiss_index import FaissIndex, chosen_factory
+
+with needs_extra("train", "a collection"):
+    from pydantic import BaseModel
+
+COLLECTION = "collection"  # the folder in a run's folder
+DATABASE = "images.sqlite"
+_SCHEMA = (
+    "CREATE TABLE collection (about TEXT NOT NULL, crc INTEGER NOT NULL)",
+    "CREATE TABLE embedded (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, vector INTEGER, crc INTEGER) "
+    "WITHOUT ROWID",
+    "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, time INTEGER, "
+    "vector INTEGER UNIQUE, crc INTEGER)",
+)
+_OWN_FILES = re.compile(r"images\.sqlite(-journal)?|vectors(-\d+)?\.f32|search-\d+\.faiss|\..+\.tmp")
+_LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
+_MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
+_MIN_RECALL = 0.9  # recall@10 below which a warning is given
+
+Numbers = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+FileStat = tuple[int, int]
+"""Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
+MISSING: FileStat = -1, -1  # of a missing file
+
+
+class RetrievalWarning(UserWarning):
+    """A request was met in part: fewer answers, low recall, an image that cannot be shown."""
+
+
+class StoreWarning(UserWarning):
+    """A collection is damaged or cannot be written; its missing images are embedded again."""
+
+
+class DamagedCollectionError(DataError):
+    """A file of a collection is damaged; the message has its path and the command to rebuild it."""
+
+
+def _unknown() -> Numbers:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedded:
+    """Images of a folder and their embeddings; an array that is not known is empty."""
+
+    folder: Path
+    paths: Sequence[str]  # relative to the folder
+    embeddings: Tensor  # [N, D], of length 1
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
+    facts: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
+    new: int | None = None  # how many were embedded now
+    numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
+    ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The first sub-folder of every image; "" for one that lies in the folder itself."""
+        return [class_of(path) for path in self.paths]
+
+
+class Index(BaseModel, frozen=True):
+    """The images that a query searches."""
+
+    folder: str  # without links
+    images: int
+    first: int | None  # row of the first vector if they are contiguous
+    factory: str = ""  # of faiss; "" for exact search
+    effort: int = 0
+    recall: float | None = None
+    file: str = ""  # of faiss's index, with its size and SHA-256
+    bytes: int = 0
+    sha256: str = ""
+
+
+class State(BaseModel, frozen=True):
+    """The row of the table ``collection``."""
+
+    run: str
+    identity: str
+    size: int
+    file: str = "vectors.f32"
+    vectors: int = 0  # in the file, holes included
+    version: int = 0  # raised when the index or the numbers of vectors change
+    next_id: int = 0  # the first that no image has had
+    index: Index | None = None
+
+
+@functools.lru_cache(16)
+def _state_of(about: str, crc: int) -> State:
+    if zlib.crc32(about.encode()) != crc:
+        raise ValueError("its checksum does not fit")
+    return State.model_validate_json(about)
+
+
+class Image(NamedTuple):
+    """A row of the table ``images``; the path is relative to the indexed folder."""
+
+    id: int
+    path: str
+    size: int
+    time: int
+    vector: int
+
+
+class Changes(NamedTuple):
+    """Differences of a new index from the previous one; changed images have another size or time."""
+
+    new: int
+    changed: int
+    gone: int
+    same: int
+
+    def __str__(self) -> str:
+        return f"{self.new:,} new, {self.changed:,} changed, {self.gone:,} gone, {self.same:,} as before"
+
+
+def crc_of(vector: Any, *values: object) -> int:
+    """Return the CRC-32 of a row's values and of its vector, whose number may change."""
+    return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
+
+
+def path_bytes(path: str) -> bytes:
+    """Return a path as stored in the tables: bytes, since file names need not be valid text."""
+    return os.fsencode(path.replace(os.sep, "/"))
+
+
+def file_stat(file: Path) -> FileStat | None:
+    """Return size and time of a file; None where it is missing."""
+    try:
+        about = file.stat()
+    except (OSError, ValueError):  # a path with a zero byte raises ValueError
+        return None
+    return about.st_size, about.st_mtime_ns
+
+
+def class_of(path: str) -> str:
+    """Return the first sub-folder of a path, "" without one; of an image in a shard, the sub-folder in the shard."""
+    inside = path.rpartition(".tar/")[2]
+    return inside.partition("/")[0] if "/" in inside else ""
+
+
+def in_shard(path: str) -> str:
+    """Return the path of an image's shard, or its own path if it is in no shard."""
+    shard, tar, _ = path.partition(".tar/")
+    return shard + tar.rstrip("/")
+
+
+class Transaction:
+    """A transaction on a collection, with the state and the vectors that belong to it."""
+
+    def __init__(self, collection: Collection, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
+        self.state = _state_of(about, crc)
+        self.vectors = collection.mapped(self.state)
+
+    def save(self, **changes: Any) -> None:
+        """Change the state."""
+        self.state = self.state.model_copy(update=changes)
+        text = self.state.model_dump_json()
+        self.connection.execute("UPDATE collection SET about = ?, crc = ?", (text, zlib.crc32(text.encode())))
+
+    def is_intact(self, vector: Any, crc: Any, *values: object) -> bool:
+        """Return whether a row's checksum is that of its values and its vector."""
+        in_file = isinstance(vector, int) and 0 <= vector < len(self.vectors)
+        return in_file and crc_of(self.vectors[vector].data, *values) == crc
+
+    def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
+        """Read rows of ``images``, each with whether it and its vector are undamaged."""
+        query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
+        for id, path, size, time, vector, crc in self.connection.execute(query, values):
+            text = os.fsdecode(path) if isinstance(path, (bytes, str)) else repr(path)
+            yield Image(id, text, size, time, vector), self.is_intact(vector, crc, id, path, size, time)
+
+
+class Collection:
+    """The embeddings of a network, identified by a hash of weights, preprocessing and precision."""
+
+    def __init__(self, place: Path, run: Path, identity: str, size: int) -> None:
+        self.place, self.run, self.identity, self.size = place.absolute(), run, identity, size
+        self.database = self.place / DATABASE
+        self._index: Index | None = None  # the last that was read, for errors
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a collection in the folder, damaged or not."""
+        filled = self.database.is_file() and self.database.stat().st_size > 0
+        return filled or any(self.place.glob("vectors*.f32"))
+
+    @contextlib.contextmanager
+    def locked(self, replace: bool) -> Iterator[None]:
+        """Lock the folder and :meth:`create` the collection; another process waits, with a warning."""
+        text = f"{self.place}: another process embeds images into it; waiting until it is done"
+        with locked_folder(self.place, StoreWarning(text)):
+            self.create(replace)
+            yield
+
+    @contextlib.contextmanager
+    def transaction(self, write: bool = False, create: bool = False) -> Iterator[Transaction]:
+        """Open a transaction; an error undoes what was written in it."""
+        if not create and not (self.database.is_file() and self.database.stat().st_size):
+            raise self.damaged("missing or empty")
+        address = f"{self.database.as_uri()}?mode={'rwc' if create else 'rw'}"
+        try:
+            opened = sqlite3.connect(address, timeout=_LOCK_TIMEOUT, isolation_level=None, uri=True)
+            with contextlib.closing(opened) as connection:  # closing rolls back
+                connection.execute("PRAGMA temp_store = MEMORY")
+                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    for table in _SCHEMA:
+                        connection.execute(table)
+                    text = State(run=str(self.run), identity=self.identity, size=self.size).model_dump_json()
+                    connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
+                try:
+                    current = Transaction(self, connection)
+                except (ValueError, TypeError, AttributeError) as error:
+                    raise self.damaged(shortened(error, 100)) from None
+                self._index = current.state.index
+                yield current
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if not isinstance(error, sqlite3.OperationalError) or error.sqlite_errorname == "SQLITE_ERROR":
+                raise self.damaged(shortened(error, 100)) from error
+            if write:
+                text = f"{self.database}: cannot be written ({error}); what was written before stays"
+                raise UnwritableError(text) from error
+            raise DataError(f"{self.database}: cannot be read ({error})") from error
+
+    def mapped(self, state: State) -> Vectors:
+        """Memory-map the vectors: fewer than the state says if the file is truncated."""
+        path = self.place / state.file
+        count = min(state.vectors, path.stat().st_size // (4 * state.size)) if path.exists() else 0
+        if not count:
+            return np.empty((0, state.size), dtype=np.float32)
+        # copy-on-write, since torch warns of arrays that are read-only
+        return np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
+
+    def damaged(self, why: str, path: Path | None = None) -> DamagedCollectionError:
+        """Return the error of a damaged file, by default of the database."""
+        return DamagedCollectionError(f"{path or self.database}: empty, cut or damaged ({why}); type: {self.command()}")
+
+    def create(self, replace: bool) -> None:
+        """Create the collection if there is none; with ``replace``, remove a damaged one or one of another network."""
+        why, there = "", self.exists  # asked first: another thread may create it meanwhile
+        try:
+            with self.transaction() as current:
+                problem = current.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if problem != "ok":
+                    raise self.damaged(problem)
+                if current.state.identity == self.identity:
+                    return
+                if not replace:
+                    self.check_identity(current.state)
+                why = "of an earlier state of the run (other weights, preprocessing or precision)"
+        except DamagedCollectionError as error:
+            if there:
+                why = str(error).partition("; type: ")[0]
+        if why:
+            text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
+            warnings.warn(text, StoreWarning, stacklevel=6)
+            for path in self._own_files():
+                path.unlink(missing_ok=True)
+        with writing(self.place):
+            self.place.mkdir(parents=True, exist_ok=True)
+        with self.transaction(write=True, create=True):
+            pass
+
+    def _own_files(self) -> list[Path]:
+        return [path for path in self.place.iterdir() if _OWN_FILES.fullmatch(path.name)]
+
+    # Embedded files
+
+    def find(
+        self, files: Mapping[bytes, FileStat], folder: bytes | None = None
+    ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
+        """Return the vector numbers of unchanged files, the paths below a folder that are gone, and all vectors."""
+        found: dict[bytes, int] = {}
+        gone, damaged = [], 0
+        with self.transaction() as current:
+            self.check_identity(current.state)
+            ranges = [(path, path + b"\0") for path in files] if folder is None else [(folder, folder[:-1] + b"0")]
+            query = "SELECT * FROM embedded WHERE path >= ? AND path < ?"
+            rows = itertools.chain.from_iterable(current.connection.execute(query, each) for each in ranges)
+            for path, size, time, vector, crc in rows:
+                if path not in files:
+                    gone.append(path)
+                elif not current.is_intact(vector, crc, path, size, time):
+                    damaged += 1
+                elif files[path] == (size, time):
+                    found[path] = vector
+        if damaged:
+            text = f"{self.place}: embeddings of {counted(damaged, 'image')} were damaged; embedded again"
+            warnings.warn(text, StoreWarning, stacklevel=6)
+        return found, gone, current.vectors
+
+    def vectors_of(self, numbers: Numbers) -> Vectors:
+        """Return vectors, ``[N, D]``; a view of the mapped file if they are contiguous."""
+        with self.transaction() as current:
+            first = int(numbers[0]) if len(numbers) else 0
+            if np.array_equal(numbers, np.arange(first, first + len(numbers))):
+                return current.vectors[first : first + len(numbers)]
+            return current.vectors[numbers]
+
+    def append(self, paths: Sequence[bytes], facts: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
+        """Write the vectors of files, ``[N, D]``; return their numbers by path."""
+        with self.transaction(write=True) as current:
+            state = current.state
+            self.check_identity(state)
+            file_path, end = self.place / state.file, 4 * state.size * state.vectors
+            with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
+                file.truncate(end)  # vectors of a process that was killed before it committed their rows
+                file.seek(end)
+                file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
+                file.flush()
+                os.fsync(file.fileno())
+            values = [
+                (path, *known, state.vectors + row, crc_of(vectors[row].data, path, *known))
+                for row, (path, known) in enumerate(zip(paths, facts, strict=True))
+            ]
+            current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
+            current.save(vectors=state.vectors + len(vectors))
+        return dict(zip(paths, range(state.vectors, state.vectors + len(vectors)), strict=True))
+
+    def compact(self, gone: Sequence[bytes] = ()) -> None:
+        """Delete rows of missing files; rewrite the vectors if a fifth of the file is unused.
+
+        To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
+        """
+        with self.transaction(write=True) as current:
+            state, connection = current.state, current.connection
+            connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
+            query = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
+            live = np.fromiter((row[0] for row in connection.execute(query)), dtype=np.int64)
+            if 5 * (state.vectors - len(live)) >= state.vectors > 0 and len(current.vectors) == state.vectors:
+                self._move_vectors(current, live)
+            index = current.state.index
+            used = {DATABASE, f"{DATABASE}-journal", current.state.file, index.file if index is not None else ""}
+        for path in self._own_files():
+            if path.name not in used:
+                with contextlib.suppress(PermissionError):  # on Windows, while a reader has it mapped
+                    path.unlink(missing_ok=True)
+
+    def _move_vectors(self, current: Transaction, live: Numbers) -> None:
+        state, connection, version = current.state, current.connection, current.state.version + 1
+        path = self.place / f"vectors-{version}.f32"
+        write_atomically(path, current.vectors[live].tofile)
+        connection.create_function("moved", 1, {old: new for new, old in enumerate(live.tolist())}.get)
+        connection.execute("UPDATE embedded SET vector = moved(vector)")
+        # below 0 first, so that no two images have the same number meanwhile
+        connection.execute("UPDATE images SET vector = -1 - moved(vector)")
+        connection.execute("UPDATE images SET vector = -1 - vector")
+        index = state.index
+        if index is not None:
+            first, last = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
+            index = index.model_copy(update={"first": first if last - first + 1 == index.images else None})
+        current.save(file=path.name, vectors=len(live), version=version, index=index)
+
+    # The index
+
+    def write_index(self, embedded: Embedded, factory: str) -> Changes | None:
+        """Replace the index, in one transaction; to be called inside :meth:`locked`.
+
+        Returns:
+            The changes; None where another folder, or none, was indexed before.
+        """
+        numbers = np.sort(embedded.numbers)
+        first = int(numbers[0]) if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) else None
+        index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
+        if chosen := chosen_factory(factory, len(numbers)):
+            faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
+            if faiss.recall is not None and faiss.recall < _MIN_RECALL:
+                text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
+                warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
+            with self.transaction() as current:
+                path = self.place / f"search-{current.state.version + 1}.faiss"
+            write_atomically(path, faiss.write)
+            measured = {"factory": chosen, "effort": faiss.effort, "recall": faiss.recall}
+            measured |= {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
+            index = index.model_copy(update=measured)
+        with self.transaction(write=True) as current:
+            return self._replace_images(current, index, embedded)
+
+    def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
+        state, before, known = current.state, current.state.index, dict[str, Image]()
+        if before is not None and before.folder != index.folder:
+            before = None
+        if before is not None:
+            known = {image.path: image for image, fits in current.images() if fits}
+            if len(known) < before.images:
+                text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
+                warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
+        ids, changed, rows = itertools.count(state.next_id), 0, []
+        columns = embedded.paths, embedded.facts.tolist(), embedded.numbers.tolist()
+        for name, facts, vector in zip(*columns, strict=True):
+            image = known.get(name)
+            changed += image is not None and [image.size, image.time] != facts
+            values = next(ids) if image is None else image.id, path_bytes(name), *facts
+            rows.append((*values, vector, crc_of(current.vectors[vector].data, *values)))
+        next_id = next(ids)
+        new = next_id - state.next_id
+        kept = len(rows) - new
+        current.connection.execute("DELETE FROM images")
+        current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
+        current.save(version=state.version + 1, next_id=next_id, index=index)
+        return Changes(new, changed, len(known) - kept, kept - changed) if before is not None else None
+
+    def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
+        """Open the faiss index; None for exact search."""
+        if not index.file:
+            return None
+        path = self.place / index.file
+        try:
+            same = path.stat().st_size == index.bytes
+            if same and (thorough or index.bytes <= _MAX_HASHED_BYTES):
+                same = sha256_of(path) == index.sha256
+            if not same:
+                raise self.damaged(f"not the file that {DATABASE} was written for", path)
+            return FaissIndex.read(path, index.factory, index.effort, index.recall)
+        except (OSError, RuntimeError) as error:
+            raise self.damaged(shortened(error, 100), path) from None
+
+    # Errors
+
+    def command(self) -> str:
+        """Return the command that makes the index again."""
+        index = self._index or Index(folder="FOLDER", images=0, first=None)
+        store = [] if self.place == (self.run / COLLECTION).absolute() else ["--store", str(self.place)]
+        factory = ["--index", index.factory] if index.factory else []
+        return shlex.join(["pml-ext", "index", str(self.run), index.folder, *store, *factory])
+
+    def check_identity(self, state: State) -> None:
+        """Refuse a collection of another network."""
+        if state.identity != self.identity:
+            raise DataError(
+                f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
+                f"({self.identity}); type: {self.command()}"
+            )
+
+
+def check_writable(option: str, place: Path, file: bool = False) -> None:
+    """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
+    wanted = f"type {option} {'FILE' if file else 'FOLDER'}"
+    if place.is_dir() if file else place.is_file():
+        raise ConfigError(f"{place} is a {'folder' if file else 'file'}; {wanted}")
+    folder = place.parent if file else place
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
+            pass
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}); {wanted}") from None

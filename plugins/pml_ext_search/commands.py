@@ -1,0 +1,379 @@
+"""``pml-ext embed``, ``index``, ``query``, ``cluster``, ``browse`` and ``export``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Argument, Exit, Option
+
+from pml_ext.tool import (
+    AsJson,
+    ConfigError,
+    Device,
+    ImageFolder,
+    OnDevice,
+    Progress,
+    RayAddress,
+    RunFolder,
+    StoreFolder,
+    Workers,
+    counted,
+    first_of,
+    one_line,
+    print_json,
+    print_result,
+    print_table,
+    printable,
+    process_number,
+    say,
+    stderr,
+    stdout,
+)
+
+if TYPE_CHECKING:
+    from .trained import TrainedRun
+
+IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Image folder (default: the indexed one).")]
+_LISTED = 10  # maximum missing or changed images listed by name
+_SOURCES = (
+    "A folder of images, sub-folders included; with --part and --on also an address such as s3://bucket/photos, a "
+    "Parquet table of path and image, or shards-{000..015}.tar."
+)
+_STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
+
+
+@contextmanager
+def embedding_run(
+    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None
+) -> Iterator[TrainedRun]:
+    """Load a run that embeds a folder's images, with progress on stderr.
+
+    Under torchrun each rank embeds a part; rank 0 continues with all embeddings, the others exit.
+    """
+    from pml_ext.tool import choose_device, process_group
+
+    from .trained import load_run
+
+    with process_group(choose_device(device).partition(":")[0]):
+        if process_number() != 0:
+            trained = load_run(run, device, workers, store)
+            trained.embed_folder(trained.indexed_folder() if folder is None else folder)
+            raise Exit
+        with Progress() as bar:
+            yield load_run(run, device, workers, store, bar.embedding)
+
+
+def embed(
+    run: RunFolder,
+    folder: Annotated[str, Argument(help=_SOURCES)],
+    out: Annotated[Path, Option("--out", "-o", help="The .npz file to write; with --part and --on, a folder.")],
+    part: Annotated[str | None, Option(metavar="K/N", help="Embed the K-th of N parts, for index --from.")] = None,
+    listing: Annotated[
+        Path | None, Option("--list", metavar="FILE", help="With --part or --on: a file with one path per line.")
+    ] = None,
+    on: Annotated[Literal["here", "ray"], Option(help="Embed with workers of Ray Data, into Parquet files.")] = "here",
+    ray_address: RayAddress = None,
+    jobs: Annotated[int | None, Option("--jobs", "-j", min=1, help="Number of Ray workers (default 2).")] = None,
+    num_gpus: Annotated[float | None, Option(help="GPUs per Ray worker (default 0).")] = None,
+    workers: Workers = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Embed the images of a folder into a file.
+
+    For several devices, type torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; this also works for
+    index and cluster.
+    """
+    from .collection import check_writable
+    from .embedding import save_embeddings
+    from .trained import load_run
+
+    if on == "here" and (ray_address, jobs, num_gpus) != (None, None, None):
+        raise ConfigError("--ray-address, --jobs and --num-gpus go with --on ray")
+    if part is None and on == "here":
+        if listing is not None:
+            raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
+        if out.suffix != ".npz":
+            raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
+        check_writable("-o", out, file=True)
+        with embedding_run(run, Path(folder), device, workers, store) as trained:
+            embedded = trained.embed_folder(folder)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        save_embeddings(embedded, out)
+        images, size = embedded.embeddings.shape
+        about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
+        print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
+        return
+    if store is not None or (workers is not None and on == "ray"):
+        raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
+    from .parts import listed, write_part
+
+    number, _, parts = (part or "1/1").partition("/")
+    if not (number.isdecimal() and parts.isdecimal()):
+        raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")
+    which = int(number), int(parts)
+    with Progress() as bar:
+        work = listed(folder) if listing is None else listed(read_list(listing), folder)
+        if on == "ray":
+            from .on_ray import write_on_ray
+
+            with redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
+                images = write_on_ray(run, device, work, *which, out, ray_address, jobs or 2, num_gpus or 0.0)
+        else:
+            reader = load_run(run, device, workers, listener=bar.embedding).images
+            images = write_part(reader, work, *which, out)
+    files, what = len(work.part(*which)), f"part {number} of {parts}: " if part else ""
+    about = {"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)}
+    print_result(as_json, about, f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}")
+
+
+def read_list(listing: Path) -> list[str]:
+    """Return the lines of a file of paths."""
+    try:
+        return [line for line in listing.read_text("utf-8", errors="surrogateescape").split("\n") if line]
+    except OSError as error:
+        raise ConfigError(f"--list {listing}: cannot be read ({error.strerror or error})") from None
+
+
+def cluster(
+    run: RunFolder,
+    folder: ImageFolder,
+    clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (HDBSCAN).")],
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
+    smallest: Annotated[int | None, Option(help="With --clusters auto: smallest cluster size (default 5).")] = None,
+    workers: Workers = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Cluster a folder's images into a CSV table and contact sheets. HDBSCAN's outliers are cluster -1."""
+    number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
+    with embedding_run(run, folder, device, workers, store) as trained:
+        result = trained.cluster(folder, number, out, smallest=smallest)
+    sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
+    shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
+    about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table), "clusters": shown}
+    paths, classes = result.grouping.embedded.paths, any(each.share is not None for each in result.clusters)
+    rows = [
+        [str(each.number), str(len(each.members))]
+        + [printable(each.name) or "(no folder)", f"{each.share or 0:.0%}"] * classes
+        + [printable(", ".join(paths[member] for member in each.members[:3]))]
+        for each in result.clusters
+    ]
+    found = sum(each.number >= 0 for each in result.clusters)
+    noise = sum(len(each.members) for each in result.clusters if each.number < 0)
+    in_none = f"; {noise} images in none (cluster -1)" if clusters == "auto" else ""
+    lines = [f"{found} clusters by {result.grouping.method}{in_none}"]
+    lines.append(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
+    columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
+    print_result(as_json, about, *lines, columns=columns, rows=rows, right=[0, 1, 3] if classes else [0, 1])
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
+    onnx: Annotated[bool, Option("--onnx", help="Also write model.onnx, for batches of any size.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export the network: safetensors, ONNX, model card."""
+    from pml_ext.tool import read_json
+
+    from .trained import load_run
+
+    place = load_run(run, "cpu").export(out, onnx)
+    about = read_json(place / "preprocess.json")
+    files = [about[key] for key in ("weights", "onnx") if key in about]
+    lines = [
+        f"{file['file']}: embeddings differ from the network's by {file['largest_difference']:.1e} at most"
+        for file in files[1:]
+    ]
+    written = f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}"
+    print_result(as_json, {"folder": str(place), "files": files}, *lines, written)
+
+
+def index(
+    run: RunFolder,
+    folder: IndexedFolder = None,
+    factory: Annotated[
+        str,
+        Option("--index", metavar="exact|FACTORY", help="A faiss factory, as IVF64,Flat (default: exact to 200,000)."),
+    ] = "",
+    parts: Annotated[
+        Path | None, Option("--from", metavar="PARTS", help="Use the embeddings of embed --part; embed nothing.")
+    ] = None,
+    to: Annotated[str | None, Option(metavar="STORE", help=f"Also write changes to a database: {_STORES}.")] = None,
+    check: Annotated[bool, Option("--check", help="Only verify the index and its image files.")] = False,
+    workers: Workers = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Index the images of a folder, or update the index."""
+    from .stores import masked
+    from .trained import load_run
+
+    if workers is not None and (check or parts is not None):
+        raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
+    read = functools.partial(load_run, run, device, store=store)
+    if check and (folder is not None or factory or parts is not None or to is not None):
+        raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
+    if check:
+        held = read().gallery()
+        gone, changed = held.check()
+        lines = [f"{len(held)} images, all files as they were written: {held.place}"]
+        for what, paths in (("gone", gone), ("changed", changed)):
+            if paths:
+                lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
+        about = {"index": str(held.place), "images": len(held), "gone": gone, "changed": changed}
+        print_result(as_json, about, *lines)
+        if gone or changed:
+            say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
+            raise Exit(1)
+        return
+    with embedding_run(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
+        if to is not None:
+            trained.open_store(to)  # raises an error before anything is embedded
+        gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
+    changes, faiss = gallery.changes, gallery.faiss
+    about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
+    about |= zip(("new", "changed", "gone", "as_before"), changes or (len(gallery), 0, 0, 0), strict=True)
+    about |= {"search": gallery.factory or "exact"}
+    about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
+    lines = [f"{len(gallery)} images indexed: {gallery.place}", *([str(changes)] if changes is not None else [])]
+    measured = "{}: recall@10 {:.3f} of exact search, on a sample of the images".format
+    if faiss is not None and faiss.recall is not None:
+        setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
+        lines.append(measured(f"{gallery.factory}{setting}", faiss.recall))
+    if to is not None:
+        stored, recall = trained.bring_over(to)
+        about["store"] = {"to": masked(to), **stored._asdict(), "recall_at_10": recall}
+        kind = to.partition(":")[0]
+        lines += [f"{kind}: {stored}", *([measured(kind, recall)] if recall is not None else [])]
+    print_result(as_json, about, *lines)
+
+
+def query(
+    run: RunFolder,
+    images: Annotated[list[Path] | None, Argument(metavar="IMAGE...", help="Images to find; with -o a folder.")] = None,
+    k: Annotated[int | None, Option("-k", help="Number of answers (default 8).")] = None,
+    metric: Annotated[
+        Literal["euclidean", "learned"], Option(help="Of the embeddings, or the run's learned metric.")
+    ] = "euclidean",
+    shortlist: Annotated[
+        int | None, Option(help="With the learned metric: number of nearest images to re-rank (default: all).")
+    ] = None,
+    within: Annotated[str | None, Option(metavar="CLASS", help="Search only in this class (a sub-folder).")] = None,
+    radius: Annotated[
+        float | None, Option(help="Maximum distance of an answer; with --duplicates, of duplicates (default 0.1).")
+    ] = None,
+    duplicates: Annotated[bool, Option("--duplicates", help="Find near-duplicates in the index.")] = False,
+    picture: Annotated[
+        Path | None, Option(help="The PNG file (default RUN/query.png; none with --json or a store).")
+    ] = None,
+    listing: Annotated[
+        Path | None, Option("--list", metavar="FILE", help="With -o: a file with one path per line.")
+    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Query a folder into this .parquet or .jsonl.")] = None,
+    store: Annotated[str | None, Option(metavar="FOLDER|STORE", help=f"Another collection, or {_STORES}.")] = None,
+    workers: Workers = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Find the nearest images of an image."""
+    from pml_ext.tool import write_atomically
+
+    from .collection import check_writable
+    from .query import RADIUS, is_store
+    from .trained import load_run
+
+    stored = store if store is not None and is_store(store) else None
+    own = Path(store) if store is not None and stored is None else None
+    if out is not None:
+        if duplicates or picture or shortlist is not None or metric != "euclidean":
+            raise ConfigError("-o uses Euclidean distance; leave out --duplicates, --picture, --shortlist and --metric")
+        if len(images or []) != 1 and (listing is None or images):
+            raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
+        with Progress() as bar:
+            trained = load_run(run, device, workers, own, bar.embedding)
+            folder = str(images[0]) if images else None
+            items = (folder or "") if listing is None else read_list(listing)
+            queries, found = trained.match(items, out, 8 if k is None else k, within, radius, stored, folder)
+        about = {"file": str(out), "queries": queries, "answers": found}
+        print_result(as_json, about, f"{found} answers to {queries} images: {out}")
+        return
+    if listing is not None or workers is not None:
+        raise ConfigError("--list and --workers go with -o FILE")
+    if stored and (duplicates or metric != "euclidean"):
+        raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
+    if bool(images) == duplicates:
+        raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
+    if duplicates and (picture or within or (k, shortlist) != (None, None) or metric != "euclidean"):
+        raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
+    place = picture or (None if as_json or duplicates or stored else run / "query.png")
+    if place is not None:
+        check_writable("--picture", place, file=True)
+    trained = load_run(run, device, store=own)
+    if duplicates:
+        radius = RADIUS if radius is None else radius
+        groups = trained.duplicates(radius)
+        rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
+        text = f"{counted(len(groups), 'group')} of {len(rows)} images within {radius:g} of another (--radius)"
+        about = {"radius": radius, "groups": groups}
+        print_result(as_json, about, text, columns=["group", "path"], rows=rows, right=[0])
+        return
+    answers = trained.query(images, 8 if k is None else k, metric, shortlist, within, radius, stored)
+    if not as_json:
+        rows = [
+            [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
+            for answer in answers
+            for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1)
+        ]
+        print_table(["query", "rank", "path", "distance" if metric == "euclidean" else "score"], rows, right=[1, 3])
+        for answer in answers:
+            if radius is not None and not answer.paths:
+                say(f"{printable(answer.query)}: no image within {radius:g} (--radius)")
+    if place is not None:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, functools.partial(trained.picture(answers).savefig, format="png"))
+        except Exception as error:  # answers are printed even if the picture fails
+            say(f"warning: no picture: {one_line(error)}")
+            place = None
+    if as_json:
+        written = {"run": str(run), "metric": metric, "picture": str(place) if place is not None else None}
+        print_json([dataclasses.asdict(answer) | written for answer in answers])
+    elif place is not None:
+        stdout().print(f"picture: {place}")
+
+
+def browse(
+    run: RunFolder,
+    folder: IndexedFolder = None,
+    beside: Annotated[Path | None, Option(metavar="RUN", help="Another run to show side by side.")] = None,
+    store: Annotated[str | None, Option(metavar="STORE", help="Search in a store that index --to filled.")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="The page's port; 0 for any free one.")] = 7860,
+    opened: Annotated[bool, Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    device: OnDevice = "auto",
+) -> None:
+    """Browse a folder in a local web page, until Ctrl-C.
+
+    Drop or click a photograph to see its nearest images. The page also shows clusters, a map of the embeddings, and
+    correct and wrong answers.
+    """
+    from .browse import open_collections
+    from .browse.server import listening, serve
+
+    if store is not None and (folder is not None or beside is not None):
+        raise ConfigError("--store has the images of RUN's index; leave out FOLDER and --beside")
+    with listening(port) as bound:
+        runs = [run] if beside is None else [run, beside]
+        collections = open_collections(runs, folder, device, lambda text: stderr().print(text, soft_wrap=True), store)
+        serve(collections, bound, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))
+    stderr().print("pml-ext: the page is closed")

@@ -1,0 +1,364 @@
+"""Embedding of single images and of folders, with the run's collection as a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pml_ext.tool import (
+    ConfigError,
+    DataError,
+    FeatureCache,
+    Network,
+    Precision,
+    Preprocessing,
+    Steps,
+    UnwritableError,
+    autocast,
+    check_precision,
+    from_rank_0,
+    from_ranks,
+    num_processes,
+    rank,
+    shortened,
+    write_atomically,
+)
+
+from .collection import Collection, Embedded, FileStat, StoreWarning, Vectors, check_writable, file_stat, path_bytes
+from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
+
+READ = 64  # images per batch of a reading worker
+WRITTEN, SECONDS = 1000, 30.0  # embeddings of a folder are written after this many images or seconds
+SEVERAL = 8  # minimum new files of a batch to store; for fewer, the transaction costs more
+
+
+class SkippedImage(UserWarning):
+    """Warning that a file of a folder was left out; the text has its path and the reason."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """The progress of a pass over images."""
+
+    done: int
+    images: int  # total number that this process embeds
+    rate: float  # images per second since the pass began
+    seconds_left: float
+
+
+Listener = Callable[[Progress], None]
+
+
+Batch = Mapping[int, Vectors | str]
+"""By an image's place: its embedding, or why it cannot be read."""
+_NOT_FINITE = ""  # result of an image whose embedding has NaN or infinity
+
+
+class ImageEmbedder:
+    """A trained network with the preprocessing of its run, and the collection of its embeddings."""
+
+    def __init__(
+        self,
+        run: Path,
+        network: Network,
+        device: torch.device,
+        weights: str,  # digest of the weights
+        precision: Precision,
+        place: Path,
+        replace: bool = True,  # whether to replace a collection of other weights in the same folder
+        workers: int | None = None,
+        listener: Listener | None = None,
+        frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
+    ) -> None:
+        self.run, self.network, self.device = run, network, device
+        self.replace, self._workers, self._listener = replace, workers, listener
+        self.channels = network.preprocessing.channels
+        self.precision = precision
+        try:
+            check_precision(device, precision)
+        except ConfigError as error:
+            self.precision = "float32"
+            warnings.warn(f"{run} computes in float32: {error}", StoreWarning, stacklevel=4)
+        facts = [weights, network.preprocessing.model_dump(), self.precision]
+        identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        self.collection = Collection(place, run, identity, network.embedding_size)
+        self._memory_format = self._choose_memory_format()
+        self._frozen = frozen and self.precision == "float32"
+
+    @functools.cached_property
+    def transform(self) -> Steps:
+        """The steps from a stored image to the network's input; imports torchvision."""
+        return self.network.preprocessing.transforms()[1]
+
+    @functools.cached_property
+    def _features(self) -> FeatureCache | None:
+        """The feature cache that runs share; None unless the trunk is frozen."""
+        if not self._frozen:
+            return None
+        about = [self.network.preprocessing.model_dump(include=set(Preprocessing.model_fields)), ""]
+        return FeatureCache(self.network.trunk, self.network.features, about, self.device, READ)
+
+    # Single images
+
+    @torch.no_grad()
+    def embed(self, images: Images, batch_size: int) -> Tensor:
+        """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
+        # files are looked up in the collection first; other images are transformed one by one, to save memory
+        inputs = (
+            Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in as_images(images)
+        )
+        batches = []
+        while batch := [*itertools.islice(inputs, batch_size)]:
+            batches.append(self._embed_batch(batch))
+        if not batches:
+            raise DataError("no images to embed; wanted one or more")
+        rows = torch.cat(batches)
+        bad = (~rows.isfinite().all(1)).nonzero().flatten().tolist()
+        if bad:
+            raise self._not_finite(len(bad), len(rows), f"number {bad[0]}")
+        return rows
+
+    def _embed_batch(self, images: Sequence[Path | Tensor]) -> Tensor:
+        """Return a batch's embeddings; look files up in the collection, and compute the missing ones."""
+        files = {place: _key_and_stat(image) for place, image in enumerate(images) if isinstance(image, Path)}
+        keys = [files[place][0] if place in files else place for place in range(len(images))]
+        facts, known = dict(files.values()), dict[bytes | int, Tensor]()
+        if files and self.collection.exists:
+            try:
+                found, _, vectors = self.collection.find(facts)
+                known |= {key: torch.from_numpy(vectors[number].copy()) for key, number in found.items()}
+            except DataError as error:
+                warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=6)
+        missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
+        new = [key for key in missing if isinstance(key, bytes)]
+        known |= self._from_features({key: image for key, image in missing.items() if isinstance(image, Path)})
+        rest = {key: image for key, image in missing.items() if key not in known}
+        if rest:
+            inputs = [image if isinstance(image, Tensor) else self._image(image) for image in rest.values()]
+            known |= zip(rest, self._forward(torch.stack(inputs)), strict=True)
+        self._keep({key: facts[key] for key in new if known[key].isfinite().all()}, known)
+        return torch.stack([known[key].to(self.device) for key in keys])
+
+    def _keep(self, new: Mapping[bytes, FileStat], rows: Mapping[bytes | int, Tensor]) -> None:
+        """Store at least eight new single files; leave the collection of another network unchanged."""
+        if len(new) < SEVERAL:
+            return
+        try:
+            if not self.collection.exists:
+                self.collection.create(replace=False)
+            self.collection.append([*new], [*new.values()], torch.stack([rows[key] for key in new]).cpu().numpy())
+        except (UnwritableError, DataError) as error:
+            warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
+
+    # Folders
+
+    @contextlib.contextmanager
+    def folder_pass(self, folder: Path, batch_size: int = 256) -> Iterator[Embedded]:
+        """Embed a folder's new images, and lock the collection while the block runs."""
+        first = rank() == 0
+        listing: Listing = from_rank_0(list_folder(folder) if first else None)
+        root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
+        keys, collection = [root + path_bytes(name) for name in listing.names], self.collection
+        if first:
+            check_writable("--store", collection.place)
+        with collection.locked(self.replace) if first else contextlib.nullcontext():
+            files = dict(zip(keys, listing.facts, strict=True))
+            found, gone = from_rank_0(collection.find(files, root)[:2] if first else None)
+            missing = [number for number, key in enumerate(keys) if key not in found]
+            own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
+            parts = from_ranks(self._embed_missing(listing, keys, own, batch_size))
+            results = {number: result for part in parts for number, result in part.items()}
+            vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
+            new = len(vectors)
+            vectors |= {number: found[key] for number, key in enumerate(keys) if key in found}
+            if not vectors:
+                why = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
+                raise DataError(f"{folder}: no readable image among {len(skipped)} files{why}")
+            kept = sorted(vectors)
+            numbers = np.array([vectors[number] for number in kept], dtype=np.int64)
+            names = [listing.names[number] for number in kept]
+            facts = np.array([listing.facts[number] for number in kept], dtype=np.int64)
+            points = torch.from_numpy(collection.vectors_of(numbers)).to(self.device)
+            yield Embedded(folder, names, points, skipped, facts, new, numbers)
+            if num_processes() == 1:
+                collection.compact(gone)
+
+    def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
+        """Embed files (paths or open files) in batches of 64; yield embeddings, or why a file is unreadable."""
+        for batch in self._embedded(files, READ, workers=workers):
+            bad = [place for place, row in batch.items() if not isinstance(row, str) and not np.isfinite(row).all()]
+            if bad:
+                raise self._not_finite(len(bad), len(batch), str(files[min(bad)]))
+            yield [batch[place] for place in sorted(batch)]
+
+    def _embedded(
+        self, files: Sequence[Any], size: int, keep: bool = False, workers: int | None = None
+    ) -> Iterator[Batch]:
+        """Embed files in batches, and report progress to the listener."""
+        workers = self._workers if workers is None else workers
+        workers = default_workers(len(files)) if workers is None else workers
+        begun, done = time.perf_counter(), 0
+        for images, read, bad in read_batches(files, self.channels, self.transform, size, workers, self.device):
+            batch: dict[int, Vectors | str] = {**bad}
+            if images is not None:
+                rows = self._forward(images, [files[place] for place in read] if keep else ()).cpu().numpy()
+                batch |= zip(read, rows, strict=True)
+            done += len(batch)
+            if self._listener is not None:
+                rate = done / max(time.perf_counter() - begun, 1e-9)
+                self._listener(Progress(done, len(files), rate, (len(files) - done) / rate))
+            yield batch
+
+    @torch.no_grad()
+    def _embed_missing(
+        self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
+    ) -> dict[int, int | str]:
+        """Embed images and write the vectors; return each vector's number, or the reason for a failure."""
+        results, waiting, last = dict[int, int | str](), dict[int, Vectors](), time.perf_counter()
+
+        def write() -> None:
+            if waiting:
+                own, facts = [keys[number] for number in waiting], [listing.facts[number] for number in waiting]
+                written = self.collection.append(own, facts, np.stack([*waiting.values()]))
+                results.update(zip(waiting, written.values(), strict=True))
+                waiting.clear()
+
+        try:
+            for batch in self._batches(listing, numbers, min(batch_size, READ)):
+                for number, row in batch.items():
+                    if isinstance(row, str):
+                        results[number] = row
+                    elif np.isfinite(row).all():
+                        waiting[number] = row
+                    else:
+                        results[number] = _NOT_FINITE
+                if len(waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
+                    write()
+                    last = time.perf_counter()
+        except BaseException:
+            with contextlib.suppress(OSError):  # save finished embeddings; raise the original error
+                write()
+            raise
+        write()
+        return results
+
+    def _batches(self, listing: Listing, numbers: Sequence[int], size: int) -> Iterator[Batch]:
+        """Yield embeddings by number, first of images whose features are cached."""
+        files = {number: listing.folder / listing.names[number] for number in numbers}
+        for start in range(0, len(numbers) if self._features is not None else 0, WRITTEN):
+            ready = self._from_features({number: files[number] for number in numbers[start : start + WRITTEN]})
+            yield {number: row.cpu().numpy() for number, row in ready.items()}
+            for number in ready:
+                del files[number]
+        left = [*files]
+        for batch in self._embedded([*files.values()], size, keep=True):
+            yield {left[place]: row for place, row in batch.items()}
+
+    def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:
+        """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
+        vectors = {number: vector for number, vector in results.items() if isinstance(vector, int)}
+        not_finite = [number for number, why in results.items() if why == _NOT_FINITE]
+        unreadable = {listing.names[number]: why for number, why in results.items() if isinstance(why, str) and why}
+        skipped = listing.others | unreadable
+        warn_of_skipped(skipped)
+        if not_finite:
+            raise self._not_finite(len(not_finite), len(vectors) + len(not_finite), listing.names[min(not_finite)])
+        return vectors, skipped
+
+    # The network
+
+    def _image(self, image: Any) -> Tensor:
+        return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def _forward(self, images: Tensor, files: Sequence[Path] = ()) -> Tensor:
+        """Return L2-normalized embeddings, ``[B, D]``, float32; cache the features of files if the trunk is frozen."""
+        images = images.to(self.device, memory_format=self._memory_format)
+        with autocast(self.device, self.precision):
+            if self._features is None or not files:
+                embeddings: Tensor = self.network(images)
+            else:
+                features = self.network.trunk(images)
+                with self._features_may_fail():
+                    self._features.keep(files, features)
+                embeddings = self.network.embedder(features)
+        return nn.functional.normalize(embeddings.float())
+
+    @torch.no_grad()
+    def _from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
+        """Return the embeddings of files whose features are cached; none without a frozen trunk."""
+        features: dict[int, Vectors] = {}
+        with self._features_may_fail():
+            features = self._features.of_files([*files.values()]) if self._features is not None and files else {}
+        if not features:
+            return {}
+        rows, keys = torch.from_numpy(np.stack([*features.values()])).to(self.device), [*files]
+        embeddings = nn.functional.normalize(self.network.embedder(rows).float())
+        return {keys[place]: row for place, row in zip(features, embeddings, strict=True)}
+
+    @contextlib.contextmanager
+    def _features_may_fail(self) -> Iterator[None]:
+        """Warn and continue without the shared feature cache if it cannot be read or written."""
+        try:
+            yield
+        except (DataError, UnwritableError, OSError) as error:
+            warnings.warn(f"features are computed, and not kept: {shortened(error)}", StoreWarning, stacklevel=6)
+            self._features = None
+
+    @torch.no_grad()
+    def _choose_memory_format(self) -> torch.memory_format:
+        """Return the memory format of inputs; convert a network on the CPU to channels-last if it supports that."""
+        if self.device.type != "cpu":
+            return torch.contiguous_format
+        image = torch.zeros(1, self.channels, *[self.network.preprocessing.image_size] * 2)
+        try:
+            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.network(image.to(memory_format=torch.channels_last))
+        except RuntimeError:  # a module calls view() on a tensor that is not contiguous
+            self.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            return torch.contiguous_format
+        return torch.channels_last
+
+    def _not_finite(self, bad: int, images: int, first: str) -> DataError:
+        return DataError(
+            f"{self.run}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
+            "train it again, with a lower optimizer.lr"
+        )
+
+
+def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:
+    """Return a file's path in its resolved folder, its size and modification time; raise DataError if it is missing."""
+    if (facts := file_stat(file)) is None:
+        raise DataError(f"{file}: no such file")
+    return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), facts
+
+
+def warn_of_skipped(skipped: Mapping[str, str]) -> None:
+    """Warn of each skipped file; the reason contains its path."""
+    for why in skipped.values():
+        warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
+
+
+def save_embeddings(embedded: Embedded, path: Path) -> None:
+    """Write embeddings, paths and classes to an ``.npz`` file."""
+    points, paths, classes = embedded.embeddings.cpu().numpy(), np.array(embedded.paths), np.array(embedded.classes)
+
+    def save(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez(file, embeddings=points, paths=paths, classes=classes)
+
+    write_atomically(path, save)

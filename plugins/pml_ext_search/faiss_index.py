@@ -1,0 +1,172 @@
+"""Nearest vectors by Euclidean distance: exactly, or approximately with faiss.
+
+Up to 200,000 images are searched exactly; more are searched by faiss's ``IVFn,Flat``, n the square root of their
+number. Without faiss, search is always exact.
+
+The *effort* of a search is the number of lists that a query is compared with (``nprobe`` of ``IVF...``), or of
+candidates (``efSearch`` of ``HNSW...``). When the index is built, the effort is doubled, from 1 or from 64, until
+recall@10 reaches 0.95 on a sample of at most 200 images. If no effort reaches it, the smallest effort within 0.01 of
+the best recall is used. With fewer than 64 candidates, a graph has higher recall for indexed images than for new ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pml_ext.tool import ConfigError, has_faiss, nearest_of, needs_extra, shortened
+
+EXACT, MOST_EXACT = "exact", 200_000  # name of exact search; number of images up to which it is the default
+TARGET = 0.95  # recall@10 that the chosen effort must reach
+_SAMPLE, _NEIGHBORS = 200, 10  # number of queries and of exact answers per query, to measure recall
+_MOST_CANDIDATES = 1024  # the largest efSearch that is tried
+
+
+def chosen_factory(factory: str, images: int) -> str:
+    """Return the factory string of an index, "" for exact search."""
+    if factory:
+        return "" if factory == EXACT else factory
+    return f"IVF{math.isqrt(images)},Flat" if images > MOST_EXACT and has_faiss() else ""
+
+
+def new_index(factory: str, size: int) -> Any:
+    """Return an empty faiss index; raise ConfigError for a factory string that faiss rejects."""
+    with needs_extra("cpu", f"the index {factory!r}"):
+        import faiss
+    try:
+        return faiss.index_factory(size, factory)
+    except RuntimeError as error:
+        raise _refused(factory, error) from None
+
+
+class FaissIndex:
+    """A faiss index of normalized embeddings, with the effort of a search and its measured recall@10."""
+
+    def __init__(self, factory: str, index: Any, effort: int = 0, recall: float | None = None) -> None:
+        self.factory, self.index, self.effort, self.recall = factory, index, effort, recall
+        self.setting = "nprobe" if "IVF" in factory else "efSearch" if "HNSW" in factory else ""
+        self._effort_set = 0
+
+    @classmethod
+    def build(cls, factory: str, points: Tensor) -> FaissIndex:
+        """Index points, choose the effort by the rule in the module's docstring, and measure recall@10."""
+        rows = _rows(points)
+        built = cls(factory, new_index(factory, rows.shape[1]))
+        try:
+            built.index.train(rows)
+            built.index.add(rows)
+        except RuntimeError as error:
+            raise _refused(factory, error) from None
+        efforts = {"nprobe": (1, built.most), "efSearch": (64, _MOST_CANDIDATES), "": (0, 0)}
+        built.effort, most = efforts[built.setting]
+        if len(points) < 2:  # a single image has no neighbors
+            return built
+        recall_of, tried = sampled_recall(points), dict[int, float]()
+        while True:
+            tried[built.effort] = recall_of(lambda queries, k: built.search(queries, k)[1])
+            if tried[built.effort] >= TARGET or built.effort >= most:
+                break
+            built.effort = min(2 * built.effort, most)
+        best = max(tried.values())
+        enough = TARGET if best >= TARGET else best - 0.01
+        built.effort, built.recall = next((each, value) for each, value in tried.items() if value >= enough)
+        return built
+
+    @classmethod
+    def read(cls, path: Path, factory: str, effort: int, recall: float | None) -> FaissIndex:
+        """Open an index that :meth:`write` wrote; raise RuntimeError for a damaged file.
+
+        Lists are memory-mapped; with faiss 1.11 or later, graphs and codes are too.
+        """
+        with needs_extra("cpu", f"the index {factory!r}"):
+            import faiss
+        if "IVF" not in factory:
+            index = faiss.read_index(str(path), getattr(faiss, "IO_FLAG_MMAP_IFC", 0))
+        else:
+            index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP)
+            lists: Any = faiss.downcast_InvertedLists(faiss.extract_index_ivf(index).invlists)  # type: ignore[arg-type]
+            lists.prefetch_nthread = 0  # prefetch threads take longer than the search itself
+        return cls(factory, index, effort, recall)
+
+    def write(self, path: Path) -> None:
+        """Write the index, without effort and recall."""
+        import faiss
+
+        try:
+            faiss.write_index(self.index, str(path))
+        except RuntimeError as error:  # faiss raises RuntimeError, not OSError, for a full disk
+            raise OSError(shortened(error, 200)) from error
+
+    @property
+    def most(self) -> int:
+        """The maximum effort: the number of lists, or of images."""
+        import faiss
+
+        return int(faiss.extract_index_ivf(self.index).nlist if self.setting == "nprobe" else self.index.ntotal)
+
+    def search(self, points: Tensor, k: int, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; number -1 if there are fewer."""
+        rows, effort = _rows(points), self.effort
+        if self.setting == "efSearch":
+            effort = max(effort, k)  # k answers need at least k candidates
+        self._set(effort)
+        distances, numbers = self.index.search(rows, k)
+        while self.setting and effort < self.most and (short := (numbers < 0).any(1)).any():
+            effort = min(2 * effort, self.most)
+            self._set(effort)
+            distances[short], numbers[short] = self.index.search(rows[short], k)
+        return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
+
+    def within(self, points: Tensor, squared: float) -> Tensor:
+        """Return pairs ``[2, P]`` of points and indexed points within a squared distance, at the chosen effort."""
+        self._set(self.effort)
+        limits, _, numbers = self.index.range_search(_rows(points), squared)
+        return torch.from_numpy(np.stack([np.arange(len(points)).repeat(np.diff(limits.astype(np.int64))), numbers]))
+
+    def _set(self, effort: int) -> None:
+        if self.setting and effort != self._effort_set:  # setting the effort takes as long as searching a list
+            import faiss
+
+            faiss.ParameterSpace().set_index_parameter(self.index, self.setting, effort)
+            self._effort_set = effort
+
+
+def sampled_recall(points: Tensor) -> Callable[[Callable[[Tensor, int], Tensor]], float]:
+    """Return a function from a search to its recall@10 against exact search, for at most 200 of the points.
+
+    ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 if there are fewer than k.
+    """
+    count, k = len(points), min(_NEIGHBORS, len(points) - 1)
+    chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
+
+    def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return exact distances of answers, and a mask of the first k that are neither missing nor the query."""
+        apart = (points[numbers] - points[chosen][:, None]).norm(dim=2)
+        others = (numbers >= 0) & (numbers != chosen[:, None])
+        return apart, others & (others.cumsum(1) <= k)
+
+    exact, counted = distances(nearest_of(points[chosen], k + 1, points)[1])
+    # An answer is right if it is as near as the farthest exact one: duplicates have equal distances.
+    farthest = exact.where(counted, -torch.inf).amax(1, keepdim=True)
+
+    def recall(search: Callable[[Tensor, int], Tensor]) -> float:
+        found, counted = distances(search(points[chosen], k + 1).to(points.device))
+        return int((counted & (found <= farthest + 1e-6)).sum()) / (len(chosen) * k)
+
+    return recall
+
+
+def _refused(factory: str, error: RuntimeError) -> ConfigError:
+    reason = str(error).strip().splitlines()[-1].rpartition(": ")[2]
+    return ConfigError(f"--index {factory}: faiss refuses it ({shortened(reason, 200)})")
+
+
+def _rows(points: Tensor) -> NDArray[np.float32]:
+    return np.ascontiguousarray(points.detach().float().cpu().numpy())

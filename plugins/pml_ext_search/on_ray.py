@@ -1,0 +1,65 @@
+"""Embedding with Ray Data: workers embed segments of a listing, and the calling process writes the files."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from pml_ext.tool import DataError, needs_extra, one_line, write_atomically
+from pml_ext_compare.executors import threads_for
+
+from .parts import Work, tables
+from .trained import load_run
+
+with needs_extra("ray", "--on ray"):
+    import pyarrow.parquet as parquet
+
+
+class Embedder:
+    """A worker's network, which embeds one segment per call."""
+
+    def __init__(self, run: str, device: str, work: Any) -> None:
+        import ray
+
+        self._run, self._work = load_run(run, device, workers=0), ray.get(work)
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a segment's number, its number of images and its Parquet file as bytes."""
+        ((number, table),) = tables(self._run.images, self._work, [row["number"]])
+        file = io.BytesIO()
+        parquet.write_table(table, file)
+        return {"number": number, "images": table.num_rows, "file": file.getvalue()}
+
+
+def write_on_ray(
+    run: Path, device: str, work: Work, part: int, parts: int, out: Path, address: str | None, jobs: int, gpus: float
+) -> int:
+    """Embed a part of a listing with Ray Data workers, as :func:`~.parts.write_part`; return the number of images.
+
+    Workers read the run and the images by their paths, so both must be on storage that all machines share.
+    A worker that dies is replaced, and its segments are embedded again.
+    """
+    with needs_extra("ray", "--on ray"):
+        import ray
+        import ray.data
+    numbers = work.pending(part, parts, out, load_run(run, "cpu").collection.identity)
+    if not numbers:
+        return 0
+    here = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+    threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
+    ray.init(address=address, runtime_env=threads, log_to_driver=False, **here)
+    images, shared = 0, ray.put(work)
+    try:
+        found = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
+        given = str(run.resolve()), device, shared
+        done = found.map(Embedder, fn_constructor_args=given, concurrency=jobs, num_cpus=1, num_gpus=gpus or None)
+        for row in done.iter_rows():
+            write_atomically(out / work.file(row["number"]), lambda path, row=row: path.write_bytes(row["file"]))  # type: ignore[misc]
+            images += row["images"]
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise DataError(f"Ray: {one_line(cause)}; files that were written stay, type the command again") from None
+    finally:
+        ray.shutdown()
+    return images

@@ -1,0 +1,96 @@
+"""Pictures of queries and their answers, with a placeholder for each image that cannot be read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from pml_ext.tool import DataError, image_tensor, read_image
+
+from .collection import RetrievalWarning
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from pml_ext.tool import Cell
+
+    from .query import Answer
+
+PICTURED = 50  # answers of a query in a picture
+_PANELS = 600  # maximum images in a picture, which keeps its height below 65,536 pixels
+_THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the figure
+
+
+def thumbnail(path: Path, channels: int = 3, longest: int = _THUMBNAIL) -> Image.Image:
+    """Return an upright thumbnail of an image file; a JPEG is decoded at a reduced size if that suffices.
+
+    *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``benchmarks/contact_sheets.py``).
+    """
+    pixels = read_image(path, channels, smallest=longest)
+    image = Image.fromarray(pixels[0].numpy() if channels == 1 else pixels.permute(1, 2, 0).numpy())
+    image.thumbnail((longest, longest), reducing_gap=2.0)
+    return image
+
+
+def placeholder(size: int = 64) -> Image.Image:
+    """Return a gray square with a cross, the placeholder for an image that cannot be shown."""
+    image = Image.new("L", (size, size), 225)
+    draw = ImageDraw.Draw(image)
+    for start, end in (((0, 0), (size, size)), ((0, size - 1), (size, -1))):
+        draw.line((start, end), fill=140, width=max(1, size // 21))
+    return image
+
+
+class PictureReader:
+    """Reader of thumbnails that replaces unreadable images by placeholders and records their errors."""
+
+    def __init__(self, channels: int) -> None:
+        self.channels = channels
+        self.missing: dict[Path, str] = {}
+
+    def image(self, path: Path, longest: int = _THUMBNAIL) -> Image.Image:
+        """Return a thumbnail whose longer side has at most ``longest`` pixels."""
+        try:
+            return thumbnail(path, self.channels, longest)
+        except DataError as error:
+            self.missing[path] = str(error)
+            return placeholder()
+
+    def __call__(self, path: Path) -> Tensor:
+        """Return a thumbnail as uint8 ``[C, H, W]``."""
+        return image_tensor(self.image(path), self.channels)
+
+    def warn(self, what: str) -> None:
+        """Warn of the images that could not be read, if any."""
+        if self.missing:
+            images = "an image" if len(self.missing) == 1 else f"{len(self.missing)} images"
+            text = f"{what} a placeholder for {images} that cannot be read; the first: "
+            warnings.warn(text + next(iter(self.missing.values())), RetrievalWarning, stacklevel=3)
+
+
+def answers_picture(answers: Sequence[Answer], folder: Path, channels: int) -> Figure:
+    """Draw queries, each with at most 50 answers, framed green (right) or red (wrong) if the classes are known."""
+    from pml_ext.tool import BLUE, answer, gallery, short_name
+
+    reader, rows = PictureReader(channels), []
+    most = min(max((len(each.paths) for each in answers), default=0), PICTURED)
+    drawn = answers[: max(1, _PANELS // (most + 1))]
+    for each in drawn:
+        query, own = Path(each.query), each.query_class
+        caption = f"{short_name(query.name)}\n{short_name(own or '')}".strip()
+        row: list[Cell | None] = [(reader(query), caption, BLUE) if query.is_file() else None]
+        for path, distance, name in list(zip(each.paths, each.distances, each.classes, strict=True))[:PICTURED]:
+            lines = [f"{distance:.2f}", *([short_name(name)] if name else []), short_name(Path(path).name)]
+            row.append(answer(reader(folder / path), "\n".join(lines), None if own is None else name == own))
+        rows.append(row)
+    figure = gallery(rows)
+    reader.warn("the picture has")
+    if len(drawn) < len(answers):
+        text = f"the picture has the first {len(drawn)} of {len(answers)} queries"
+        warnings.warn(text, RetrievalWarning, stacklevel=3)
+    return figure

@@ -1,0 +1,156 @@
+"""Listing a folder's images and reading them in batches; conversion of single images to tensors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from pml_ext.tool import ConfigError, DataError, Steps, WorkerDataset, data_loader, image_tensor, read_image
+
+from .collection import FileStat
+
+MOST_WORKERS, FEW = 8, 256
+Images = Any  # a path, a PIL image, an array, a tensor, or several of these
+Listed = str | Path | Sequence[str | Path]  # a folder, an address, a table, shards, or paths of images
+Item = tuple[Tensor | None, int, str]
+Batch = tuple[Tensor | None, list[int], dict[int, str]]
+
+
+class Listing(NamedTuple):
+    """The visible files below a folder, in the order of their paths, folder by folder."""
+
+    folder: Path
+    names: list[str]
+    facts: list[FileStat]
+    others: dict[str, str]  # reason why each other file is not read as an image
+
+
+def list_folder(folder: Path) -> Listing:
+    """List a folder without opening its files; skip hidden files, hidden folders and linked folders."""
+    if not folder.is_dir():
+        raise DataError(f"{folder}: no such folder")
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query saves
+
+    listing = Listing(folder, [], [], {})
+
+    def visit(inside: str) -> None:
+        try:
+            entries = sorted(os.scandir(folder / inside), key=lambda entry: entry.name)
+        except OSError as error:
+            listing.others[inside] = f"{folder / inside}: cannot be read ({error.strerror or error})"
+            return
+        for entry in entries:
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                visit(name)
+            elif entry.is_symlink() and not os.path.isfile(entry):
+                to = "a folder, which is not followed" if entry.is_dir() else "what is not there"
+                listing.others[name] = f"{folder / name}: a link to {to}"
+            elif not name.lower().endswith(IMG_EXTENSIONS):
+                listing.others[name] = f"{folder / name}: no image by its name"
+            else:
+                about = entry.stat()
+                listing.names.append(name)
+                listing.facts.append((about.st_size, about.st_mtime_ns))
+
+    visit("")
+    return listing
+
+
+class FileImages(Dataset[Item]):
+    """Transformed images of files; an item is ``(image or None, number, error message or "")``."""
+
+    def __init__(self, paths: Sequence[Path], channels: int, steps: Steps) -> None:
+        self.paths, self._channels, self._steps = paths, channels, steps
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Item:
+        try:
+            image = read_image(self.paths[index], self._channels, smallest=self._steps.smallest)
+        except DataError as error:
+            return None, index, str(error)
+        return self._steps(image), index, ""
+
+
+def default_workers(images: int) -> int:
+    """Return the default number of worker processes: 0 for few images, or where processes cannot be forked."""
+    if images < FEW or multiprocessing.get_all_start_methods()[0] == "spawn":
+        return 0
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), MOST_WORKERS)
+
+
+def read_batches(
+    paths: Sequence[Path], channels: int, steps: Steps, batch_size: int, workers: int, device: torch.device
+) -> Iterator[Batch]:
+    """Yield batches of transformed images, in order."""
+    if workers < 0:
+        raise ConfigError(f"--workers {workers}: wanted 0 or more")
+    early, last = steps.divided()
+    dataset = WorkerDataset(FileImages(paths, channels, early), workers)  # type: ignore[arg-type]
+    loader = data_loader(dataset, workers, device, batch_size=batch_size, collate_fn=_joined)
+    with dataset.naming_images():
+        for images, numbers, unreadable in loader:
+            on_device = None if images is None else images.to(device, non_blocking=loader.pin_memory)
+            yield on_device if on_device is None else last(on_device), numbers, unreadable
+
+
+def _joined(items: Sequence[Item]) -> Batch:
+    images = [image for image, _, _ in items if image is not None]
+    return (
+        default_collate(images) if images else None,
+        [number for image, number, _ in items if image is not None],
+        {number: why for image, number, why in items if image is None},
+    )
+
+
+# Single images
+
+_WANTED = (
+    "wanted a path, a PIL image, a uint8 array [H, W, 3] or [H, W], or a uint8 tensor [C, H, W], or several of one kind"
+)
+
+
+def as_images(images: Images) -> Any:
+    """Return images as an iterable; a single image becomes a list. Raise TypeError for other values."""
+    if isinstance(images, (str, os.PathLike, Image.Image)):
+        return [images]
+    if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
+        raise TypeError(f"{_WANTED}; not {_described(images)}")
+    return [images] if getattr(images, "ndim", 0) in (2, 3) else images
+
+
+def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
+    """Return a path, PIL image, array or tensor as a uint8 image ``[C, H, W]``."""
+    if isinstance(image, (str, os.PathLike)):
+        return read_image(Path(image), channels, smallest=smallest)
+    if isinstance(image, Tensor) and image.dtype == torch.uint8 and image.ndim == 3 and 0 not in image.shape:
+        if image.shape[0] != channels:
+            raise TypeError(f"a tensor of {image.shape[0]} channels; the run's images have {channels}")
+        return image
+    try:
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8:
+            image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
+        if isinstance(image, Image.Image):
+            return image_tensor(image, channels)
+    except (OSError, SyntaxError, ValueError, TypeError) as error:  # invalid shape, or damaged and decoded only now
+        raise DataError(f"an image cannot be read ({error})") from None
+    raise TypeError(f"{_WANTED}; not {_described(image)}")
+
+
+def _described(value: Any) -> str:
+    shape = f" of {value.dtype} {list(value.shape)}" if isinstance(value, (Tensor, np.ndarray)) else ""
+    return f"a {type(value).__name__}{shape}"

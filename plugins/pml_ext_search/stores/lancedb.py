@@ -1,0 +1,94 @@
+"""LanceDB, in a folder or in object storage."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pml_ext.tool import needs_extra
+
+from . import Found, Rows, Vectors, Where, database_errors
+
+with needs_extra("lancedb", "the store lancedb:"):
+    import lancedb
+    import pyarrow
+
+INDEXED = 100_000  # minimum number of images for inverted lists; fewer are searched exhaustively
+PROBES = 0.1  # fraction of the lists that a query searches
+
+
+class LanceDB:
+    """A table of LanceDB, with inverted lists (IVF) of its embeddings from 100,000 images on."""
+
+    def __init__(self, address: str, table: str, size: int) -> None:
+        self._title, self._size = table, size
+        self._errors = functools.partial(database_errors, f"lancedb:{address}", RuntimeError, ValueError, OSError)
+        with self._errors():
+            self._database = lancedb.connect(address)
+            self._table: Any = None
+            try:
+                self._table = self._database.open_table(table)
+            except ValueError as error:
+                if "not found" not in str(error):
+                    raise
+
+    def write(self, rows: Iterable[Rows]) -> None:
+        """Merge each batch as a version of the table; create the inverted lists of a large table, or extend them."""
+        with self._errors():
+            for batch in rows:
+                vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
+                columns = {"id": batch.ids, "mark": batch.marks, "path": [*batch.paths], "class": [*batch.classes]}
+                table = pyarrow.table(columns | {"embedding": vectors})
+                if self._table is None:
+                    self._table = self._database.create_table(self._title, table)
+                else:
+                    merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
+                    merge.execute(table)
+            if self._table is None:
+                return
+            count = self._table.count_rows()
+            if count >= INDEXED and not self._table.list_indices():
+                lists = math.isqrt(count)
+                self._table.create_index("l2", lists, vector_column_name="embedding", index_type="IVF_FLAT")
+                self._table.create_scalar_index("class")
+            self._table.optimize()
+
+    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+        """Search the nearest lists, or all images of a table without lists."""
+        if self._table is None or not len(vectors):
+            return [[] for _ in vectors]
+        with self._errors():
+            probes = max(1, math.ceil(PROBES * math.sqrt(self._table.count_rows())))
+            found, columns = list[list[Found]](), ["id", "path", "class", "_distance"]
+            for vector in vectors:
+                query = self._table.search(vector, vector_column_name="embedding").distance_type("l2").limit(k)
+                query = query.select(columns).nprobes(probes)
+                if where.within is not None:
+                    quoted = where.within.replace("'", "''")
+                    query = query.where(f"class = '{quoted}'", prefilter=True)
+                if where.radius is not None:
+                    query = query.distance_range(upper_bound=math.nextafter(where.radius**2, math.inf))
+                rows = [[row[name] for name in columns] for row in query.to_arrow().to_pylist()]
+                found.append([Found(id, path, of, math.sqrt(max(squared, 0.0))) for id, path, of, squared in rows])
+        return found
+
+    def delete(self, ids: Sequence[int]) -> None:
+        """Delete rows."""
+        if self._table is not None and ids:
+            with self._errors():
+                self._table.delete(f"id IN ({', '.join(map(str, ids))})")
+
+    def count(self) -> int:
+        """Count rows."""
+        with self._errors():
+            return int(self._table.count_rows()) if self._table is not None else 0
+
+    def marks(self) -> Mapping[int, int]:
+        """Read all ids and marks."""
+        if self._table is None:
+            return {}
+        with self._errors():
+            table = self._table.search().select(["id", "mark"]).limit(max(1, self.count())).to_arrow()
+        return dict(zip(table["id"].to_pylist(), table["mark"].to_pylist(), strict=True))

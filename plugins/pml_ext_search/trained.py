@@ -1,0 +1,419 @@
+"""A trained run: its network, loaded from the run's folder, for embedding, search, clustering and export."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import Field, ValidationError
+from torch import Tensor
+
+from pml_ext.tool import (
+    ConfigError,
+    DamagedError,
+    DataError,
+    Preprocessing,
+    Recipe,
+    Steps,
+    build_loss,
+    build_network,
+    builtin_trunk,
+    check_unchanged,
+    checkpoint,
+    choose_device,
+    load_recipe,
+    loss_context,
+    one_line,
+    read_json,
+    read_toml,
+    registry,
+    sha256_of,
+    shortened,
+    unknown,
+)
+
+from .collection import COLLECTION, Changes, Embedded, check_writable
+from .embedding import ImageEmbedder, Listener
+from .faiss_index import EXACT, new_index
+from .query import METRICS, RADIUS, SCHEME, Answer, Answers, Gallery, answers_from, bring_over, match, recall_of
+from .reading import Images, Listed, as_images
+from .stores import Where, masked
+
+if TYPE_CHECKING:  # takes seconds to import, which a query saves
+    from matplotlib.figure import Figure
+
+    from pml_ext.tool import BaseDistance
+
+    from .clusters import Clusters, Number
+    from .stores import Store
+
+_WEIGHTS = "checkpoints/model.pt"
+
+
+class NetworkFacts(Preprocessing):
+    """The content of ``network.json``: size of the trunk's features, labels and names of the training classes."""
+
+    features: int = Field(ge=1)
+    classes: list[int]
+    class_names: list[str] = Field(default_factory=list)
+
+
+def load_run(
+    path: str | Path,
+    device: str = "auto",
+    workers: int | None = None,
+    store: str | Path | None = None,
+    listener: Listener | None = None,
+) -> TrainedRun:
+    """Load a finished run for retrieval.
+
+    Args:
+        path: the run's folder.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        workers: number of processes that read a folder's images; 0 to read in the calling process. By default 0 for
+            fewer than 256 images to read, else one per processor, up to 8; on Windows and macOS 0.
+        store: the folder of the collection, with embeddings and index; by default ``collection`` in the run's folder.
+        listener: called with a :class:`Progress` after each batch of a folder's images.
+
+    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run.
+    """
+    return TrainedRun(Path(path), choose_device(device), workers, store, listener)
+
+
+class TrainedRun:
+    """A trained network with the preprocessing of its run; see :func:`load_run` for the arguments."""
+
+    def __init__(
+        self, folder: Path, device: str, workers: int | None, store: str | Path | None, listener: Listener | None
+    ) -> None:
+        self.folder, self.device = folder, torch.device(device)
+        for name in ("recipe.toml", "network.json", _WEIGHTS):
+            if not (folder / name).is_file():
+                drawn = name == "network.json" and (folder / "metrics.json").is_file()
+                again = "report" if drawn else "train RECIPE --out"
+                raise DataError(f"{folder}: no finished run (no {name} in it); type: pml-ext {again} {folder}")
+        self.recipe = self._read_recipe()
+        try:
+            self._facts = NetworkFacts.model_validate(read_json(folder / "network.json"))
+        except (DamagedError, ValidationError) as error:
+            raise self._damaged("network.json", error) from None
+        digest = sha256_of(folder / _WEIGHTS)
+        state = checkpoint.load(folder / _WEIGHTS, self.device, digest=digest)
+        for name in ("recipe.toml", "network.json"):
+            check_unchanged(folder, name)
+        self.identity = digest[:16]
+        """The start of the SHA-256 of ``model.pt``."""
+        try:
+            network = build_network(self.recipe.model, self._facts, self._facts.features, trained=True)
+        except ConfigError as error:
+            self._checked_recipe()  # raises the recipe's own error, if it has one
+            raise self._damaged("network.json", error) from None
+        self.trunk, self.embedder = network.trunk, network.embedder
+        with checkpoint.errors_with_path(folder / _WEIGHTS, state):
+            self.trunk.load_state_dict(state["trunk"])
+            self.embedder.load_state_dict(state["embedder"])
+        self._state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
+        self.network = network.to(self.device).eval()
+        place, precision = Path(store or folder / COLLECTION), self.recipe.engine.precision
+        given = self.device, self.identity, precision, place, store is None, workers, listener
+        self.images = ImageEmbedder(folder, self.network, *given, frozen=self.recipe.model.freeze == "trunk")
+        self.collection = self.images.collection
+        self._gallery: Gallery | None = None
+
+    def _read_recipe(self) -> Recipe:
+        """Read the recipe; import plugins, which takes a second, only if a plugin provides the trunk."""
+        try:
+            tables = read_toml(self.folder / "recipe.toml", "run")
+        except DamagedError as error:
+            raise self._damaged("recipe.toml", error) from None
+        tables.pop("run")
+        try:
+            recipe = Recipe.model_validate(tables)
+        except ValidationError:
+            return self._checked_recipe()
+        return recipe if builtin_trunk(recipe.model.trunk.name) is not None else self._checked_recipe()
+
+    def _checked_recipe(self) -> Recipe:
+        return load_recipe(str(self.folder / "recipe.toml"))
+
+    def _damaged(self, name: str, error: Exception) -> DataError:
+        recipe = "RECIPE" if name == "recipe.toml" else shlex.quote(str(self.folder / "recipe.toml"))
+        return DataError(
+            f"{self.folder / name}: empty, cut or of another run ({shortened(one_line(error), 200)}); delete "
+            f"{self.folder / 'metrics.json'} and type: pml-ext train {recipe} --out {shlex.quote(str(self.folder))} "
+            "--resume"
+        )
+
+    @property
+    def transform(self) -> Steps:
+        """The steps from a uint8 image to the network's input."""
+        return self.images.transform
+
+    @functools.cached_property
+    def metric(self) -> BaseDistance | None:
+        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
+        from pml_ext.tool import learned_metric
+
+        recipe = self._checked_recipe()
+        loss, _ = build_loss(recipe.loss, loss_context(recipe, self._facts.classes, self._facts.class_names))
+        with checkpoint.errors_with_path(self.folder / _WEIGHTS, self._state):
+            loss.load_state_dict(self._state["loss"])
+        metric = learned_metric(loss.modules())
+        return metric.to(self.device).eval() if metric is not None else None
+
+    # Embeddings
+
+    def embed(self, images: Images, batch_size: int = 256) -> Tensor:
+        """Embed images.
+
+        Args:
+            images: a folder, or one or several images in a list, a generator, an array or a tensor. An image is a path,
+                a PIL image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
+                channels. Files and PIL images are turned upright; all but tensors are converted to the run's channels.
+            batch_size: images per batch; of single images, at most one batch is held in memory.
+
+        Returns:
+            ``[N, D]``, float32, of length 1, on the run's device; for a folder, in the order of its paths.
+
+        Raises:
+            DataError: a file cannot be read, a folder has no readable image, or the network gives NaN. Unreadable
+                files of a folder are skipped with a :class:`SkippedImage` warning.
+        """
+        if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
+            raise ConfigError("the path '' is empty; wanted an image or a folder")
+        if isinstance(images, (str, Path)) and Path(images).is_dir():
+            return self.embed_folder(images, batch_size).embeddings
+        return self.images.embed(images, batch_size)
+
+    def embed_folder(self, folder: str | Path, batch_size: int = 256) -> Embedded:
+        """Embed all images below a folder, reusing the embeddings in the collection.
+
+        New embeddings are written after each 1,000 images or 30 seconds; an interrupted call resumes from there. A file
+        is embedded again if its size or modification time has changed. Under ``torchrun``, each rank embeds a part and
+        returns all embeddings. Errors are those of :meth:`embed`, and UnwritableError, for example for a full disk.
+        """
+        with self.images.folder_pass(Path(folder), batch_size) as embedded:
+            return embedded
+
+    def embed_part(
+        self, items: Listed, part: int = 1, parts: int = 1, out: str | Path = "parts", folder: str | Path | None = None
+    ) -> Path:
+        """Embed a part of a listing of images into Parquet files, without the collection; return their folder.
+
+        For any number of parts the files are bitwise identical, if all processes have the same number of threads. An
+        existing file is not written again, so that a killed part resumes when it is called again.
+
+        Args:
+            items: a folder, the address of a folder, a Parquet table of ``path`` and ``image`` (bytes), tar shards,
+                or paths of images; see :func:`pml_ext_search.parts.listed`.
+            part: number of the part, from 1 to ``parts``.
+            parts: number of parts; of a folder or a sequence, at most 1,024 are not empty.
+            out: the folder to write, shared by all parts; the input of :meth:`write_index`.
+            folder: the root of the paths in a sequence; by default their deepest common folder.
+        """
+        from .parts import listed, write_part
+
+        write_part(self.images, listed(items, folder), part, parts, Path(out))
+        return Path(out)
+
+    # The index
+
+    def write_index(self, parts: str | Path, folder: str | Path | None = None, factory: str = "") -> Gallery:
+        """Index the embeddings that :meth:`embed_part` wrote, without embedding; otherwise as :meth:`index`.
+
+        ``folder`` has the images; by default the folder that they were read from. Raise DataError if a part is missing.
+        """
+        from .parts import parts_pass
+
+        place = None if folder is None else Path(folder)
+        return self._write_index(parts_pass(self.images, Path(parts), place), factory)
+
+    def _write_index(self, embedding: contextlib.AbstractContextManager[Embedded], factory: str) -> Gallery:
+        if factory and factory != EXACT:
+            new_index(factory, self.recipe.model.embedding_size)  # raises ConfigError before anything is embedded
+        with embedding as embedded:
+            changes = self.collection.write_index(embedded, factory)
+        self._gallery = Gallery(self.collection, self.device, changes)
+        return self.gallery()
+
+    def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
+        """Embed a folder and index it, or update its index with new, changed and deleted images.
+
+        The previous index remains until the new one is complete. An image keeps its id while its path stays the same;
+        ids are never reused.
+
+        Args:
+            folder: the folder of the images; by default the one that was indexed before.
+            factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
+                200,000 images are searched exactly; more are searched by faiss ``IVFn,Flat``, n the square root of the
+                number of images.
+
+        Returns:
+            The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
+        """
+        source = self.indexed_folder() if folder is None else Path(folder)
+        return self._write_index(self.images.folder_pass(source), factory)
+
+    def indexed_folder(self) -> Path:
+        """Return the indexed folder, also if an earlier state of the run indexed it."""
+        if self.collection.exists:
+            with self.collection.transaction() as current:
+                if current.state.index is not None:
+                    return Path(current.state.index.folder)
+        raise DataError(f"{self.collection.place}: no index; type: {self.collection.command()}")
+
+    def gallery(self) -> Gallery:
+        """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
+        if self._gallery is None:
+            self._gallery = Gallery(self.collection, self.device)
+        with self._gallery.reading():
+            return self._gallery
+
+    def query(
+        self,
+        images: Images,
+        k: int = 8,
+        metric: str = "euclidean",
+        shortlist: int | None = None,
+        within: str | None = None,
+        radius: float | None = None,
+        store: str | None = None,
+    ) -> list[Answer]:
+        """Return the nearest images of the index; warn with :class:`RetrievalWarning` if fewer than k.
+
+        Args:
+            images: as in :meth:`embed`; an indexed image is not an answer to itself, and is not embedded again.
+            k: number of answers, at least 1.
+            metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
+            shortlist: number of nearest images by Euclidean distance that the learned metric re-ranks; by default the
+                learned metric is computed for all images.
+            within: the only class to search; the index searches its images exactly.
+            radius: maximum distance of an answer; minimum value for a learned metric by which larger values are
+                nearer.
+            store: the address of a store that :meth:`bring_over` filled; it is searched instead of the index.
+        """
+        if store is not None and (metric != "euclidean" or shortlist is not None):
+            raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
+        if metric not in METRICS:
+            raise ConfigError(unknown("metric", metric, METRICS))
+        if metric == "learned" and self.metric is None:
+            raise ConfigError(
+                f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; leave out --metric learned"
+            )
+        if isinstance(images, (str, Path)) and Path(images).is_dir():
+            raise ConfigError(f"{images} is a folder; a query is an image, or several")
+        images = list(as_images(images))  # a generator can be iterated only once
+        names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
+        learned = self.metric if metric == "learned" else None
+        find = self._search(store, k=k, where=Where(within, radius), metric=learned, shortlist=shortlist)
+        return find(names, self.embed(images))
+
+    def match(
+        self,
+        items: Listed,
+        out: str | Path,
+        k: int = 8,
+        within: str | None = None,
+        radius: float | None = None,
+        store: str | None = None,
+        folder: str | Path | None = None,
+    ) -> tuple[int, int]:
+        """Write the nearest images of each query to a ``.parquet`` or ``.jsonl`` file.
+
+        ``items`` and ``folder`` are as in :meth:`embed_part`, the others as in :meth:`query`. Return the numbers of
+        queries and answers. Images that cannot be read are skipped with a warning.
+        """
+        file = Path(out)
+        if file.suffix not in (".parquet", ".jsonl"):
+            raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
+        check_writable("-o", file, file=True)
+        from .parts import listed
+
+        find = self._search(store, k=k, where=Where(within, radius))
+        return match(self.images, listed(items, folder), find, file)
+
+    def _search(self, store: str | None, **options: Any) -> Answers:
+        """Return a function from names and embeddings to answers, which searches the index or a store."""
+        if store is None:
+            return functools.partial(self.gallery().answer, **options)
+        opened, own = self.open_store(store), None
+        if not opened.count():
+            run = shlex.join(["pml-ext", "index", str(self.folder), "--to", masked(store)])
+            raise DataError(
+                f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
+            )
+        with contextlib.suppress(DataError):  # with a local index, images are not answers to themselves
+            own = self.gallery()
+        return functools.partial(answers_from, opened, own, k=options["k"], where=options["where"])
+
+    def open_store(self, store: str) -> Store:
+        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
+
+        The store has a separate table for each state of a network.
+        """
+        if (named := SCHEME.fullmatch(store)) is None:
+            schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
+            raise ConfigError(f"{store}: wanted SCHEME:ADDRESS, with one of {schemes}")
+        table, size = f"pml_ext_{self.collection.identity}", self.collection.size
+        return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
+
+    def bring_over(self, store: str) -> tuple[Changes, float | None]:
+        """Synchronize a store with the index: write new and changed images, delete removed ones; ids stay the same.
+
+        Return the changes of the store, and its recall@10 against exact search on a sample of the images.
+        """
+        opened, embedded = self.open_store(store), self.gallery().embedded
+        return bring_over(embedded, opened), recall_of(embedded, opened)
+
+    def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
+        """Return groups of near-duplicates among the images of the index; see :meth:`Gallery.duplicates`."""
+        return self.gallery().duplicates(radius)
+
+    def picture(self, answers: Sequence[Answer]) -> Figure:
+        """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
+        from .pictures import answers_picture
+
+        return answers_picture(answers, self.gallery().folder, self.network.preprocessing.channels)
+
+    # Clusters and exports
+
+    def cluster(
+        self, folder: str | Path, clusters: Number, out: str | Path | None = None, smallest: int | None = None
+    ) -> Clusters:
+        """Cluster a folder's images; write a table, and contact sheets of the 100 largest clusters.
+
+        Args:
+            folder: the folder of the images.
+            clusters: their number, for k-means, or ``"auto"``, for HDBSCAN; see :func:`pml_ext_search.group`.
+            out: the folder to write, with ``clusters.csv``, ``cluster-000.png``, ... and ``noise.png``; by default
+                ``clusters`` in the run's folder.
+            smallest: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
+
+        Returns:
+            The cluster of every path, -1 for none; clusters are numbered by size, the largest first.
+        """
+        from .clusters import check_clusters, group, write_clusters
+
+        place = Path(out) if out is not None else self.folder / "clusters"
+        check_writable("-o", place)
+        check_clusters(clusters, smallest)
+        grouping = group(self.embed_folder(folder), clusters, smallest)
+        return write_clusters(place, grouping, self.network.preprocessing.channels)
+
+    def export(self, out: str | Path, onnx: bool = False) -> Path:
+        """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
+
+        ``onnx`` adds ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if
+        its embeddings differ from the network's by more than 1e-4 on 100 noise images.
+        """
+        from pml_ext.tool import write_export
+
+        check_writable("-o", Path(out))
+        write_export(Path(out), self.folder, self.recipe, self.network, onnx)
+        return Path(out)

@@ -1,0 +1,118 @@
+"""Devices (the CPU or the accelerator that torch finds: CUDA, MPS, XPU) and precisions."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+
+CHOICES = ("auto", "cpu", "cuda", "mps", "xpu")
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+def accelerator() -> str | None:
+    """Return the type of the accelerator of this machine, such as ``"cuda"``; None if there is none."""
+    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return available.type if available is not None else None
+
+
+def choose_device(name: str) -> str:
+    """Return torch's name of the device chosen from :data:`CHOICES`; ConfigError if it is not available.
+
+    ``"auto"`` is the accelerator if available, else the CPU. Under ``torchrun``, it is the rank's own: ``"cuda:1"``.
+    """
+    available = accelerator()
+    if name not in CHOICES and name != available:
+        raise ConfigError(f"--device {name}: wanted {', '.join(CHOICES[:-1])} or {CHOICES[-1]}")
+    if name not in ("auto", "cpu", available):
+        raise ConfigError(f"--device {name}: this torch sees no {name} device; type --device {available or 'cpu'}")
+    if name == "cpu" or available is None:
+        return "cpu"
+    if "LOCAL_RANK" not in os.environ:
+        return available
+    place, count = int(os.environ["LOCAL_RANK"]), torch.accelerator.device_count()
+    if place >= count:
+        lacking = f"process {place} of this machine has no {available} device of its own ({count} seen)"
+        raise ConfigError(f"{lacking}; type --nproc-per-node {count}, or --device cpu")
+    return f"{available}:{place}"
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of a device for reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
+    name = getattr(getattr(torch, device.type), "get_device_name", None)
+    return f"{device.type} ({name(device)})" if name is not None else str(device)
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
+    """Return torch's autocast to a precision on a device; for ``"float32"`` a context that changes nothing."""
+    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
+
+
+def check_precision(device: torch.device, precision: Precision) -> None:
+    """Raise ConfigError for a precision that a device does not support, tested by a small product."""
+    try:
+        with warnings.catch_warnings(), autocast(device, precision):
+            warnings.simplefilter("ignore")  # torch warns and falls back to float32, which is an error here
+            dtype = (torch.ones(4, 4, device=device) @ torch.ones(4, 4, device=device)).dtype
+        reason = "" if dtype == getattr(torch, precision) else f"torch computes in {dtype} there"
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().split("\n")[0]
+    if reason:
+        found = f"found {precision!r}, which this {device.type} device does not have ({reason})"
+        raise ConfigError(f"engine.precision: {found}; wanted 'float32'")
+
+
+def generator_states(device: torch.device | None = None) -> list[Tensor]:
+    """Return random generator states: the CPU's, then those of ``device``, or of all accelerators if None."""
+    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
+    states = [torch.get_rng_state()]
+    if device is None and hasattr(module, "get_rng_state_all"):
+        return states + list(module.get_rng_state_all())
+    if hasattr(module, "get_rng_state"):
+        states.append(module.get_rng_state(*_index(device)))
+    return states
+
+
+def set_generator_states(states: Sequence[Tensor], device: torch.device | None = None) -> None:
+    """Restore the states of :func:`generator_states`; accelerators that are no longer there are skipped."""
+    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
+    first, *others = [state.cpu() for state in states]
+    torch.set_rng_state(first)
+    if device is None and hasattr(module, "set_rng_state_all"):
+        module.set_rng_state_all(others[: module.device_count()])
+    elif others and hasattr(module, "set_rng_state"):
+        module.set_rng_state(others[0], *_index(device))
+
+
+def _index(device: torch.device | None) -> tuple[torch.device, ...]:
+    return () if device is None or device.type == "mps" else (device,)  # torch.mps has one generator
+
+
+@contextlib.contextmanager
+def using_generator_states(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
+    """Draw random numbers from given states inside the block, and restore the generators afterwards."""
+    before = generator_states(device)
+    set_generator_states(states, device)
+    try:
+        yield
+    finally:
+        set_generator_states(before, device)
+
+
+def read_numbers(values: Sequence[Any]) -> list[Any]:
+    """Return numbers and one-element tensors as numbers; tensors on an accelerator are read in one transfer."""
+    there = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
+    wide = torch.float32 if there and there[0].device.type == "mps" else torch.float64  # MPS has no float64
+    numbers = iter(torch.stack([value.reshape(()).to(wide) for value in there]).tolist() if there else ())
+    return [
+        value if not isinstance(value, Tensor) else value.item() if value.device.type == "cpu" else next(numbers)
+        for value in values
+    ]

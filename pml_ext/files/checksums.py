@@ -1,0 +1,95 @@
+"""Checksums of a folder's files in ``SHA256SUMS``, in the format of the program sha256sum."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+from . import final_path, write_atomically, write_text
+
+SUMS = "SHA256SUMS"
+_LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Return a folder's checksums by path; none if ``SHA256SUMS`` is missing or damaged."""
+    try:
+        text = (folder / SUMS).read_text("utf-8")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return {}
+    matches = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
+    sums = {match[2]: match[1] for match in matches if match is not None}
+    return sums if text.endswith("\n") and None not in matches else {}
+
+
+def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
+    """Write the checksums of the named files that exist; other files keep theirs if ``keep(name)`` is true."""
+    kept = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
+    _write(folder, kept | {name: sha256_of(folder / name) for name in names if (folder / name).is_file()})
+
+
+def _write(folder: Path, sums: Mapping[str, str]) -> None:
+    lines = (f"{digest}  {name}" for name, digest in sorted(sums.items()))
+    write_text(folder / SUMS, "".join(f"{line}\n" for line in lines if _LINE.fullmatch(line)))
+
+
+def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
+    """Write a file's new checksum, then replace the file, each atomically.
+
+    A process that is killed between the two leaves the file under a temporary name; :func:`recover` moves it.
+    """
+    write_atomically(folder / name, write, lambda new: _write(folder, {**read_sums(folder), name: sha256_of(new)}))
+
+
+def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
+    """Finish or undo the file replacements of killed processes in a folder that no other process uses."""
+    sums = read_sums(folder)
+    for place in (folder, *(folder / name for name in subfolders)):
+        for temporary in place.glob(".*.tmp"):
+            if (path := final_path(temporary)) is None:
+                continue
+            if sums.get(path.relative_to(folder).as_posix()) == sha256_of(temporary):
+                os.replace(temporary, path)
+            else:
+                temporary.unlink()
+
+
+def changed_files(folder: Path) -> list[str]:
+    """Return the files of a folder that differ from their checksums, by path, and ``SHA256SUMS`` if it is damaged."""
+    if not (sums := read_sums(folder)):
+        return [SUMS] if (folder / SUMS).exists() else []
+    return [name for name in sums if (folder / name).is_file() and sha256_of(folder / name) != sums[name]]
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return the files that have a checksum but no longer exist, by path."""
+    return [name for name in read_sums(folder) if not (folder / name).exists()]
+
+
+def is_unchanged(folder: Path, name: str) -> bool:
+    """Return whether a file exists and matches its checksum."""
+    return (folder / name).is_file() and read_sums(folder).get(name) == sha256_of(folder / name)
+
+
+def check_unchanged(folder: Path, name: str) -> None:
+    """Raise DataError if a run's file differs from its checksum, if it has one."""
+    sums = read_sums(folder)
+    if not sums and (folder / SUMS).exists():
+        raise DataError(f"{folder / SUMS}: damaged; train with --resume: it is written again")
+    wanted = sums.get(name)
+    if wanted is not None and sha256_of(folder / name) != wanted:
+        raise DataError(
+            f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
+            f"{folder / 'metrics.json'} and train with --resume: it is written again"
+        )

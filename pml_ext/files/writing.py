@@ -1,0 +1,138 @@
+"""Files that are replaced atomically: a reader sees the old file or the new one, never half of either."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import tomllib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..errors import ConfigError, UnwritableError
+
+_TEMPORARY = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
+
+
+class DamagedError(ValueError):
+    """Error for a file that cannot be parsed; the text has the reason, without the path."""
+
+
+def final_path(path: Path) -> Path | None:
+    """Return the final path of a temporary file; None for other files."""
+    match = _TEMPORARY.fullmatch(path.name)
+    return path.with_name(match[1]) if match is not None else None
+
+
+def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
+    """Call ``write(temporary_path)`` and move the result into place; create the path's parent folder.
+
+    ``ready(temporary_path)`` is called after fsync. An error removes the temporary file; with ``ready``, Ctrl-C keeps
+    it. Raise UnwritableError, with the path, if writing fails.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    with writing(path):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            write(temporary)
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            if ready:
+                ready(temporary)
+            os.replace(temporary, path)
+        except BaseException as error:
+            if ready is None or isinstance(error, Exception):
+                with contextlib.suppress(OSError):  # the original error says more
+                    temporary.unlink(missing_ok=True)
+            raise
+        if os.name != "nt":  # Windows cannot open folders
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)  # makes the rename survive a power loss
+            finally:
+                os.close(handle)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Convert an OSError into an :class:`UnwritableError` with the file's path."""
+    try:
+        yield
+    except UnwritableError:
+        raise
+    except OSError as error:
+        gone = "" if path.parent.is_dir() else f"; the folder {path.parent} is gone"
+        reason = f"{path}: cannot be written ({error.strerror or error}{gone}); what was written before stays"
+        raise UnwritableError(reason) from error
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None]:
+    """Create a folder and hold its exclusive lock inside the block.
+
+    If another process has the lock, raise ``taken``. Wait for the lock instead if ``taken`` is None or a Warning,
+    which is shown.
+    """
+    lock = FileLock(folder / ".lock")  # the file is not deleted: another process may wait for its lock
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            if isinstance(taken, Warning):
+                warnings.warn(taken, stacklevel=8)
+            elif taken is not None:
+                raise taken from None
+            lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, atomically."""
+    write_atomically(path, lambda temporary: temporary.write_text(text, "utf-8"))
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a value as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; raise :class:`DamagedError` for anything else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DamagedError(f"no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DamagedError(f"it holds a {type(value).__name__}, not a table")
+    return value
+
+
+def read_toml(path: Path, table: str) -> dict[str, Any]:
+    """Read tables from TOML; raise :class:`DamagedError` for anything else, or if there is no ``table``."""
+    try:
+        value = tomllib.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
+        raise DamagedError(f"no TOML: {error}") from None
+    if not isinstance(value.get(table), dict):
+        raise DamagedError(f"no table [{table}] in it")
+    return value
+
+
+def toml_value(text: str) -> Any:
+    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``); return the text itself if it is not TOML."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    except ValueError as error:  # an integer of more digits than Python parses
+        raise ConfigError(f"--set ...={text}: {error}") from None

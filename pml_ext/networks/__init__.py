@@ -1,0 +1,1 @@
+"""Networks: trunks, pretrained weights, heads, preprocessing."""

@@ -1,0 +1,93 @@
+"""A network of training and retrieval: preprocessing, trunk and embedder."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from ..data import Pipeline, Steps, build_transforms
+from ..errors import ConfigError, needs_extra
+from . import trunks as models
+
+with needs_extra("train", "a network"):
+    from pydantic import BaseModel, ConfigDict, Field
+
+NO_CUTS = Pipeline()
+
+
+class Normalization(BaseModel):
+    """Means and standard deviations per channel."""
+
+    model_config = ConfigDict(strict=True)
+
+    mean: list[float]
+    std: list[float]
+
+
+class Preprocessing(BaseModel):
+    """Steps from an image to the input of a network, without augmentation."""
+
+    model_config = ConfigDict(strict=True)
+
+    image_size: int = Field(ge=1)  # height and width of the network's input, in pixels
+    channels: Literal[1, 3]  # gray or color
+    crop: bool  # whether to center-crop a square
+    normalize: Normalization | None
+    resize: int | None = Field(None, ge=1)  # pixels of the shorter side before the crop, or of both; None: 256 / 224
+    squash: bool = False  # whether images are resized to squares before the crop, ignoring aspect ratio
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"  # for resizing
+    bgr: bool = False  # whether the channel order is blue, green, red
+    value_range: Literal[1, 255] = 1  # the greatest value before normalization
+
+    @property
+    def resized_to(self) -> int | list[int] | None:
+        """The size before the crop, as ``v2.Resize`` takes it: the shorter side, or both; None without a crop."""
+        if self.squash:
+            return [self.resize or self.image_size] * 2
+        if self.resize is not None or not self.crop:
+            return self.resize
+        return round(self.image_size * 256 / 224)
+
+    def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
+        """Return transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
+        normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
+        shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
+        pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
+        return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)
+
+
+class Network(nn.Module):
+    """A network from images to embeddings, with their preprocessing.
+
+    ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose size F is measured unless given.
+    ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`.trunks.embedder`; ``hidden_sizes = None``:
+    no embedder, the features are the embeddings.
+    """
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        trunk: nn.Module,
+        embedding_size: int,
+        hidden_sizes: list[int] | None,
+        features: int | None = None,
+        norm: str = "none",
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.preprocessing, self.embedding_size, self.trunk = preprocessing, embedding_size, trunk
+        self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
+        if hidden_sizes is None and self.features != embedding_size:
+            raise ConfigError(
+                f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
+                f"wanted embedding_size = {self.features}, not {embedding_size}"
+            )
+        self.embedder: nn.Module = nn.Identity()
+        if hidden_sizes is not None:
+            self.embedder = models.embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""
+        return self.embedder(self.trunk(images))  # type: ignore[no-any-return]

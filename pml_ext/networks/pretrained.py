@@ -1,0 +1,204 @@
+"""Pretrained trunks: weights from files, vision models of transformers, and the images that a model was trained on."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, first_of, needs_extra, one_line
+from .trunks import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_models, unwrapped_trunk
+
+HF = "hf/"
+_CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
+_COUNTER = "num_batches_tracked"  # batch norm buffer that old files lack
+
+
+def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
+    """Add low-rank adapters (LoRA, Hu et al. 2022) to linear layers of a trunk, in place, and freeze the rest.
+
+    ConfigError if no layer's name ends with one of ``targets``.
+    """
+    with needs_extra("peft", "model.lora"):
+        import peft
+    try:
+        peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(targets)), trunk)
+    except ValueError as error:
+        names = sorted({name.rpartition(".")[2] for name, part in trunk.named_modules() if isinstance(part, nn.Linear)})
+        known = ", ".join(names) or "none"
+        raise ConfigError(f"model.lora.targets: found {targets}; linear layers: {known} ({one_line(error)})") from None
+
+
+def merged_lora(trunk: nn.Module) -> nn.Module:
+    """Return a copy of a trunk with its adapters merged into its layers; the trunk itself if it has none."""
+    if not any(name.endswith("base_layer") for name, _ in trunk.named_modules()):
+        return trunk
+    trunk = copy.deepcopy(trunk)
+    for name, part in [*trunk.named_modules()]:
+        if hasattr(part, "base_layer"):
+            part.merge()
+            parent, _, child = name.rpartition(".")
+            setattr(trunk.get_submodule(parent), child, part.base_layer)
+    return trunk
+
+
+class PretrainedImages(NamedTuple):
+    """The preprocessing that a pretrained model expects; None for unknown values."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_size: int | None = None
+    interpolation: Literal["bilinear", "bicubic"] | None = None
+    bgr: bool = False  # whether the input is BGR; mean and std are in RGB order
+
+
+def is_file(weights: object) -> bool:
+    """Return whether a trunk's setting ``weights`` is a file, not a library's name of weights."""
+    return isinstance(weights, str) and weights.endswith((".safetensors", ".pth", ".pt", ".bin"))
+
+
+def load_weights(trunk: nn.Module, file: str) -> None:
+    """Load a trunk's weights from a ``.safetensors`` or torch file, here or in torch hub's folder ``checkpoints``.
+
+    No code in the file is executed. The file's classifier is ignored, as trunks have none. ConfigError for an
+    unreadable file, or with the names of keys that are missing, unknown or of another shape.
+    """
+    path = Path(file).expanduser()
+    if not path.exists() and (stored := Path(torch.hub.get_dir()) / "checkpoints" / file).exists():
+        path = stored
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state: Any = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        places = f"{path}, nor in {torch.hub.get_dir()}/checkpoints"
+        raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
+    except Exception as error:  # pickle, zip and safetensors raise many types
+        raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({one_line(error)})") from None
+    for name in ("state_dict", "model", "trunk"):  # keys that may contain the weights
+        if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
+            state = state[name]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ConfigError(
+            f"model.trunk.weights: {path} holds no table of tensors by name; wanted a model's state_dict()"
+        )
+    inner = unwrapped_trunk(trunk)
+    known = inner.state_dict()
+    differ = [name for name in known if name in state and state[name].shape != known[name].shape]
+    wrong = {
+        "missing": [name for name in known if name not in state and not name.endswith(_COUNTER)],
+        "unknown": [name for name in state if name not in known and name.split(".")[0] not in _CLASSIFIERS],
+        "of another shape": [f"{name} {list(state[name].shape)} for {list(known[name].shape)}" for name in differ],
+    }
+    if any(wrong.values()):
+        texts = [f"{len(names)} {what} ({first_of(names, 4)})" for what, names in wrong.items() if names]
+        raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(texts)}")
+    inner.load_state_dict({name: state.get(name, known[name]) for name in known})
+
+
+def hf_trunk(
+    in_channels: int,
+    image_size: int,
+    name: str = "",
+    weights: str | None = None,
+    pool: Literal["auto", "cls", "mean", "pooled"] = "auto",
+) -> nn.Module:
+    """Return a vision model of the package transformers; ``hf/ORG/NAME``, or ``hf/FOLDER`` for a saved one.
+
+    For models with an image and a text encoder, such as CLIP and SigLIP, it is the image encoder. ConfigError for a
+    model that cannot be downloaded or has no image encoder.
+
+    Args:
+        in_channels: 1 (the gray channel is repeated) or 3.
+        image_size: height and width of the images, in pixels; most models require a fixed size.
+        name: the model on the Hugging Face hub, or its folder.
+        weights: ``"DEFAULT"``, the model's own, downloaded on first use; None: random initialization.
+        pool: pooling of the tokens: ``"cls"``, the first token; ``"mean"`` over all tokens; ``"pooled"``, the model's
+            own pooling; ``"auto"``, the model's own if it has one, else the first token.
+    """
+    with needs_extra("hf", f"the trunk {HF}{name}"):
+        import transformers
+    if weights not in (None, "DEFAULT"):
+        raise ConfigError(f"{HF}{name}: found weights = {weights!r}; wanted 'DEFAULT', or a file of weights")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about weights that are not loaded
+            factory = transformers.AutoModel
+            config = None if weights else transformers.AutoConfig.from_pretrained(name)
+            model: Any = factory.from_config(config) if config else factory.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
+            f"model.save_pretrained(FOLDER), and type trunk = '{HF}FOLDER'"
+        ) from None
+    trunk = _Pooled(getattr(model, "vision_model", model), pool)
+    return trunk if in_channels == 3 else nn.Sequential(RepeatedGray(), trunk)
+
+
+class _Pooled(nn.Module):
+    def __init__(self, model: nn.Module, pool: str) -> None:
+        super().__init__()
+        self.model, self.pool = model, pool
+
+    def forward(self, images: Tensor) -> Tensor:
+        output = self.model(pixel_values=images)
+        pooled = getattr(output, "pooler_output", None)
+        if self.pool in ("auto", "pooled") and pooled is not None:
+            return pooled.flatten(1)  # type: ignore[no-any-return]
+        if self.pool == "pooled":
+            raise ConfigError("model.trunk.pool: found 'pooled', which this model has not; wanted 'cls' or 'mean'")
+        tokens: Tensor = output.last_hidden_state
+        if tokens.ndim == 4:  # convolutional network, [B, F, H, W]
+            return tokens.mean((2, 3))
+        return tokens.mean(1) if self.pool == "mean" else tokens[:, 0]
+
+
+def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
+    """Return the preprocessing for a trunk's ``weights``; None without weights or if no library provides them."""
+    weights, short = options.get("weights"), name.rpartition("/")[2]
+    if weights is None:
+        return None
+    if name == "bn-inception":
+        mean, unit = tuple(each / 255 for each in BN_INCEPTION_MEAN[::-1]), 1 / 255
+        return PretrainedImages(mean, (unit, unit, unit), bgr=True)
+    if name.startswith(TIMM):
+        tag = "" if is_file(weights) else f".{weights}"
+        wanted = timm_library(short).get_pretrained_cfg(f"{short}{tag}", allow_unregistered=True)
+        if wanted is None:
+            return None
+        return _images(wanted.mean, wanted.std, int(wanted.input_size[-1]), wanted.interpolation)
+    if name.startswith(PREFIX):
+        known = torchvision_models().get_model_weights(short)
+        tag = "DEFAULT" if is_file(weights) else weights
+        if tag not in known.__members__:  # building the trunk raises an error that lists the tags
+            return None
+        wanted = known[tag].transforms()
+        return _images(wanted.mean, wanted.std, wanted.crop_size[0], wanted.interpolation.value)
+    return _of_transformers(name.removeprefix(HF)) if name.startswith(HF) else None
+
+
+def _of_transformers(name: str) -> PretrainedImages | None:
+    with needs_extra("hf", f"the trunk {HF}{name}"):
+        import transformers
+    try:
+        wanted, _ = transformers.ImageProcessingMixin.get_image_processor_dict(name)
+    except (OSError, ValueError):  # the model has no preprocessor config
+        return None
+    if not (wanted.get("image_mean") and wanted.get("image_std")):
+        return None
+    size = wanted.get("crop_size") or wanted.get("size") or {}
+    pixels = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge")
+    mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's BICUBIC
+    return _images(wanted["image_mean"], wanted["image_std"], pixels, mode)
+
+
+def _images(mean: Sequence[float], std: Sequence[float], size: int | None, mode: str) -> PretrainedImages:
+    return PretrainedImages(tuple(mean), tuple(std), size, "bicubic" if mode == "bicubic" else "bilinear")

@@ -1,0 +1,316 @@
+"""Networks: trunks from images to features, by name, and embedders from features to embeddings."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import ConfigError, needs_extra, one_line, unknown
+
+PREFIX, TIMM = "torchvision/", "timm/"
+BN_INCEPTION_MEAN = (104.0, 117.0, 128.0)  # BGR in 0 to 255, as its Caffe weights expect
+
+
+def torchvision_models() -> Any:
+    """Return the module ``torchvision.models``, whose import takes a second."""
+    with needs_extra("train", "a trunk of torchvision"):
+        import torchvision.models
+    return torchvision.models
+
+
+def convnet(in_channels: int, image_size: int, blocks: int = 4, width: int = 64) -> nn.Module:
+    """Return ``blocks`` blocks of 3 x 3 convolution to ``width`` channels, batch norm, ReLU and 2 x 2 max-pool."""
+    if image_size < 2**blocks:
+        reason = f"{blocks} blocks halve images of {image_size} pixels to nothing"
+        raise ConfigError(f"convnet: {reason}; blocks can be up to {image_size.bit_length() - 1}")
+    layers: list[nn.Module] = []
+    for channels in (in_channels, *[width] * (blocks - 1)):
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Flatten())
+
+
+def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,)) -> nn.Module:
+    """Return a multilayer perceptron over the pixels, with ReLU after layers of ``hidden_sizes``."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for inputs, outputs in itertools.pairwise([in_channels * image_size**2, *hidden_sizes]):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
+
+
+def embedder(
+    in_features: int, embedding_size: int, hidden_sizes: Sequence[int] = (), norm: str = "none", dropout: float = 0.0
+) -> nn.Module:
+    """Return linear layers from features to unnormalized embeddings, with ReLU between the layers.
+
+    Before each linear layer: a ``norm`` (``"batch"``, ``"layer"``), the ReLU of a hidden layer, and ``dropout``.
+    """
+    layers: list[nn.Module] = []
+    sizes = [in_features, *hidden_sizes, embedding_size]
+    for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        layers += [NORMS[norm](inputs)] if norm != "none" else []
+        layers += [nn.ReLU()] if number else []
+        layers += [nn.Dropout(dropout)] if dropout else []
+        layers += [nn.Linear(inputs, outputs)]
+    return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+
+
+def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
+    """Initialize a linear layer with whitened PCA of features ``[N, F]``: its outputs have unit variance.
+
+    ConfigError if there are fewer components than outputs of the layer.
+    """
+    from sklearn.decomposition import PCA
+
+    if layer.out_features > min(features.shape):
+        text = f"{features.shape[0]:,} features of length {features.shape[1]} have {min(features.shape)} components"
+        raise ConfigError(f"model.embedding_size: found {layer.out_features}, but {text}")
+    fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.double().cpu().numpy())
+    weight = fitted.components_ / np.sqrt(np.maximum(fitted.explained_variance_, 1e-12))[:, None]
+    with torch.no_grad():
+        layer.weight.copy_(torch.from_numpy(weight))
+        layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_))
+
+
+def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    """Freeze the parts of a trunk whose names fit a pattern, ``"layer1"`` or ``"blocks.*"``; ``"*"`` is all.
+
+    All other parameters are trainable afterwards. Return the frozen parts, which must be kept in evaluation mode.
+    """
+    named = dict(unwrapped_trunk(trunk).named_modules(remove_duplicate=False))
+    frozen: list[nn.Module] = []
+    for pattern in patterns:
+        fitting = [trunk] if pattern == "*" else [part for name, part in named.items() if fnmatch(name, pattern)]
+        if not fitting:
+            raise ConfigError(f"model.freeze: {unknown('part of the trunk', pattern, filter(None, named))}")
+        frozen += fitting
+    trunk.requires_grad_(True)
+    for part in frozen:
+        part.requires_grad_(False)
+    return frozen
+
+
+def torchvision_trunk(
+    name: str, in_channels: int, image_size: int, weights: str | None = None, dropout: bool = True
+) -> nn.Module:
+    """Return a classification model of torchvision without its last linear layer and auxiliary heads.
+
+    Args:
+        name: torchvision's name, such as ``"resnet50"``.
+        in_channels: 1 (the gray channel is repeated) or 3.
+        image_size: height and width of the images, in pixels; some models require a fixed size.
+        weights: torchvision's name of weights, such as ``"IMAGENET1K_V1"``, downloaded on first use; ``"DEFAULT"``
+            changes with the release of torchvision. None: random initialization.
+        dropout: whether the model's own dropout is kept.
+    """
+    zoo = torchvision_models()
+    tags = ["DEFAULT", *(each.name for each in zoo.get_model_weights(name))]
+    if weights is not None and weights not in tags:
+        raise ConfigError(f"{PREFIX}{name}: {unknown('weights', weights, tags)}")
+    options: dict[str, Any] = {"weights": weights}
+    if name in ("googlenet", "inception_v3") and weights is None:  # weights come with the auxiliary heads
+        options |= {"aux_logits": False, "init_weights": False}
+    try:
+        model = zoo.get_model(name, **options)
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(
+            f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
+            f"{torch.hub.get_dir()}/checkpoints, or leave weights out"
+        ) from None
+    if hasattr(model, "aux_logits"):
+        model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
+    path, last = list(model.named_modules())[-1]
+    if not isinstance(last, nn.Linear):
+        raise ConfigError(f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off")
+    parent, _, child = path.rpartition(".")
+    setattr(model.get_submodule(parent), child, nn.Identity())
+    return _adapted(model, in_channels, dropout)
+
+
+class _Block(NamedTuple):
+    """Channels of an inception block: the 1 x 1 branch, the two 3 x 3 branches, and the projection after pooling."""
+
+    single: int  # 0: no such branch, in a block that halves the image size
+    reduce: int
+    wide: int
+    double_reduce: int
+    double: int
+    projection: int
+    pool: Literal["mean", "max", "halve"] = "mean"
+
+
+_BLOCKS = {
+    "3a": _Block(64, 64, 64, 64, 96, 32),
+    "3b": _Block(64, 64, 96, 64, 96, 64),
+    "3c": _Block(0, 128, 160, 64, 96, 0, "halve"),
+    "4a": _Block(224, 64, 96, 96, 128, 128),
+    "4b": _Block(192, 96, 128, 96, 128, 128),
+    "4c": _Block(160, 128, 160, 128, 160, 128),
+    "4d": _Block(96, 128, 192, 160, 192, 128),
+    "4e": _Block(0, 128, 192, 192, 256, 0, "halve"),
+    "5a": _Block(352, 192, 320, 160, 224, 128),
+    "5b": _Block(352, 192, 320, 192, 224, 128, "max"),
+}
+
+
+class BNInception(nn.Module):
+    """BN-Inception (Ioffe and Szegedy, 2015): images ``[B, 3, S, S]`` to the scores of classes ``[B, num_classes]``.
+
+    GoogLeNet with batch norms; neither torchvision nor timm provides it. Parameters have the names of the known weights
+    from Caffe (``bn_inception-52deb4733.pth``): ``inception_3a_1x1.weight``, ``inception_3a_1x1_bn.weight``,
+    ``last_linear.weight``. ``pooling`` of the last 1,024 feature maps is ``"mean"`` or ``"max"``.
+    """
+
+    def __init__(self, num_classes: int = 1000, pooling: Literal["mean", "max"] = "mean") -> None:
+        super().__init__()
+        self.pooling = pooling
+        self._add("conv1_7x7_s2", 3, 64, 7, 2)
+        self._add("conv2_3x3_reduce", 64, 64, 1)
+        self._add("conv2_3x3", 64, 192, 3)
+        channels = 192
+        for name, block in _BLOCKS.items():
+            prefix, stride = f"inception_{name}_", 2 if block.pool == "halve" else 1
+            if block.single:
+                self._add(prefix + "1x1", channels, block.single, 1)
+            self._add(prefix + "3x3_reduce", channels, block.reduce, 1)
+            self._add(prefix + "3x3", block.reduce, block.wide, 3, stride)
+            self._add(prefix + "double_3x3_reduce", channels, block.double_reduce, 1)
+            self._add(prefix + "double_3x3_1", block.double_reduce, block.double, 3)
+            self._add(prefix + "double_3x3_2", block.double, block.double, 3, stride)
+            if block.projection:
+                self._add(prefix + "pool_proj", channels, block.projection, 1)
+            channels = block.single + block.wide + block.double + (block.projection or channels)
+        self.last_linear: nn.Module = nn.Linear(channels, num_classes)
+
+    def _add(self, name: str, inputs: int, outputs: int, size: int, stride: int = 1) -> None:
+        self.add_module(name, nn.Conv2d(inputs, outputs, size, stride, size // 2))
+        self.add_module(f"{name}_bn", nn.BatchNorm2d(outputs))
+
+    def _unit(self, x: Tensor, *names: str) -> Tensor:
+        """Return x after convolutions, each with its batch norm and ReLU."""
+        for name in names:
+            x = F.relu(self.get_submodule(f"{name}_bn")(self.get_submodule(name)(x)), inplace=True)
+        return x
+
+    def _block(self, x: Tensor, name: str, block: _Block) -> Tensor:
+        prefix = f"inception_{name}_"
+        branches = [self._unit(x, prefix + "1x1")] if block.single else []
+        branches.append(self._unit(x, prefix + "3x3_reduce", prefix + "3x3"))
+        branches.append(self._unit(x, *(f"{prefix}double_3x3_{each}" for each in ("reduce", "1", "2"))))
+        if block.pool == "halve":
+            branches.append(F.max_pool2d(x, 3, 2, ceil_mode=True))
+        else:
+            pool = F.max_pool2d if block.pool == "max" else F.avg_pool2d
+            branches.append(self._unit(pool(x, 3, 1, 1), prefix + "pool_proj"))
+        return torch.cat(branches, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of classes, ``[B, num_classes]``."""
+        x = F.max_pool2d(self._unit(x, "conv1_7x7_s2"), 3, 2, ceil_mode=True)
+        x = F.max_pool2d(self._unit(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
+        for name, block in _BLOCKS.items():
+            x = self._block(x, name, block)
+        pooled = x.amax((2, 3)) if self.pooling == "max" else x.mean((2, 3))
+        return self.last_linear(pooled)  # type: ignore[no-any-return]
+
+
+def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "max"] = "mean") -> nn.Module:
+    """Return BN-Inception without its last linear layer: 1,024 features; images of 224 or 227 pixels, for example.
+
+    Weights from a file, such as Cadene's ``bn_inception-52deb4733.pth``, need ``extends = "pipelines/bn-inception"``:
+    BGR channels from 0 to 255. ``pooling`` is ``"mean"``, or ``"max"`` as in the program of CBML; other arguments
+    as in :func:`torchvision_trunk`.
+    """
+    model = BNInception(pooling=pooling)
+    model.last_linear = nn.Identity()
+    return _adapted(model, in_channels, dropout=True)
+
+
+def timm_trunk(
+    in_channels: int, image_size: int, name: str = "", weights: str | None = None, dropout: bool = True
+) -> nn.Module:
+    """Return a timm model without its classifier: the trunk ``timm/NAME``, if timm is installed.
+
+    ``weights`` is the tag of timm's weights, such as ``"a1_in1k"``; other arguments as in :func:`torchvision_trunk`.
+    """
+    timm = timm_library(name)
+    full = name if weights is None else f"{name}.{weights}"
+    options: dict[str, Any] = {"pretrained": weights is not None, "num_classes": 0}
+    if getattr(timm.get_pretrained_cfg(full, allow_unregistered=True), "fixed_input_size", False):
+        options["img_size"] = image_size
+    try:
+        model: nn.Module = timm.create_model(full, **options)
+    except (OSError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"{TIMM}{full}: cannot be built, or its weights be downloaded ({one_line(error)})") from None
+    return _adapted(model, in_channels, dropout)
+
+
+def timm_library(name: str) -> Any:
+    """Return the package timm; if it is missing, raise :class:`MissingExtraError` that mentions ``name``."""
+    with needs_extra("timm", f"the trunk {TIMM}{name}"):
+        import timm
+    return timm
+
+
+def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
+    for module in () if dropout else model.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout2d):
+            module.p = 0.0
+    return model if in_channels == 3 else nn.Sequential(RepeatedGray(), model)
+
+
+class RepeatedGray(nn.Module):
+    """Layer that repeats the channel of gray images ``[B, 1, S, S]`` three times."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return ``[B, 3, S, S]`` of ``[B, 1, S, S]``."""
+        return images.expand(-1, 3, -1, -1)
+
+
+def unwrapped_trunk(trunk: nn.Module) -> nn.Module:
+    """Return a trunk's model, without a preceding :class:`RepeatedGray`."""
+    return trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
+
+
+_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
+
+
+def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
+    """Return the factory of a core trunk, whose bare name no plugin can take; None for other names."""
+    return builtin_trunks().get(name) if name.startswith(PREFIX) else _OWN.get(name)
+
+
+def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
+    """Return the core's trunks by name; torchvision models without support raise an error only when built."""
+    zoo = torchvision_models()
+    factories = {PREFIX + name: functools.partial(torchvision_trunk, name) for name in zoo.list_models(module=zoo)}
+    for factory in factories.values():
+        factory.__doc__, factory.__module__ = torchvision_trunk.__doc__, __name__
+    return _OWN | factories
+
+
+def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
+    """Return the length of a trunk's feature vectors, measured on images of zeros; ConfigError without such vectors."""
+    training, shape = trunk.training, (in_channels, image_size, image_size)
+    trunk.eval()
+    try:
+        with torch.no_grad():
+            output = trunk(torch.zeros(2, *shape))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        raise ConfigError(f"model.trunk refuses images of {' x '.join(map(str, shape))}: {error}") from None
+    finally:
+        trunk.train(training)
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        gave = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(f"model.trunk must give vectors, [B, F]; two images gave {gave}")
+    return int(output.shape[1])

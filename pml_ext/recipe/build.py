@@ -1,0 +1,447 @@
+"""Builders of data sets, networks, losses and optimizers from a recipe's tables, and the checks before a run."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from .. import registry
+from ..errors import ConfigError, DataError, PmlExtError, shortened
+from ..registry import BuildContext
+from ..registry.components import KINDS
+from .schema import (
+    SHUFFLE,
+    DataTable,
+    LossTable,
+    ModelTable,
+    NamedTable,
+    OptimizerTable,
+    Recipe,
+    frozen_patterns,
+    problem_of,
+    unknown_key,
+)
+
+if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does not import torch
+    import torch
+
+    from ..data import DataSplits, Pipeline
+    from ..networks.network import Network, Preprocessing
+    from ..pairwise import Relation
+    from ..training.trackers import Tracker
+
+# Settings that a run fills in; they are not options of a recipe.
+_FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root", "label_sets"), ("in_channels", "image_size")
+_FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
+_FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
+_SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
+    "labels": [label for label in range(4096) for _ in range(2)],
+    "length_before_new_iter": 1 << 20,
+    "batch_size": 2,
+    "seed": 0,
+}
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
+
+    In ``[tune]``, the entry of a group replaces the entries of its keys. In ``[origin]`` it replaces only those of keys
+    that the new tables set: an inherited value keeps its origin. Ranges of ``[tune]`` in a replaced table are dropped.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        old: Any = result.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = {"name": old}  # a string is short for a table with this name
+        both = isinstance(old, dict) and isinstance(value, dict)
+        if both and key in ("origin", "tune"):
+            gone = {own for own in old if _inside(own, value)}
+            if key == "origin":
+                given = flat({name: table for name, table in over.items() if name != "origin"})
+                gone = {own for own in gone if any(_inside(each, [own]) for each in given)}
+            result[key] = {own: entry for own, entry in old.items() if own not in gone} | value
+        elif both and value.get("name", old.get("name")) == old.get("name"):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+            if isinstance(old, dict) and isinstance(ranges := result.get("tune"), dict):
+                kept = over.get("tune", ())
+                result["tune"] = {own: each for own, each in ranges.items() if own in kept or not _inside(own, [key])}
+    return result
+
+
+def _inside(key: str, groups: Iterable[str]) -> bool:
+    """Return whether a dotted key equals, or lies inside, one of the groups."""
+    return any(f"{key}.".startswith(f"{group}.") for group in groups)
+
+
+def origin_of(key: str, origins: Mapping[str, str]) -> str:
+    """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" if neither exists."""
+    return origins[max(around, key=len)] if (around := [each for each in origins if _inside(key, [each])]) else ""
+
+
+def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables, and lists of tables, to a mapping from dotted keys to values."""
+    if isinstance(tables, list) and tables and isinstance(tables[0], dict):
+        tables = {str(index): table for index, table in enumerate(tables)}
+    if not isinstance(tables, dict):
+        return {prefix: tables}
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        values |= flat(value, f"{prefix}.{key}" if prefix else key)
+    return values
+
+
+def nested(key: str, value: Any) -> Any:
+    """Return nested tables that set a dotted key to a value; return the value itself for an empty key."""
+    for part in reversed(key.split(".") if key else ()):
+        value = {part: value}
+    return value
+
+
+def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
+    """Build a data set from ``[data]`` and the data folder, if it needs one."""
+    factory = _dataset_factory(table.name)
+    options = _options("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
+    if table.relation is not None and "label_sets" in registry.settings_of(factory):
+        options["label_sets"] = table.relation.name == "shared-label"
+    with located("data", table):
+        return factory(root, **options)  # type: ignore[no-any-return]
+
+
+def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | None:
+    """Build the relation of ``[data] relation`` between the named classes; return None if the recipe sets none."""
+    if table.relation is None:
+        return None
+    from ..pairwise import RELATIONS
+
+    factory = RELATIONS[table.relation.name]
+    options = _options("data.relation", table.relation.name, factory, ("names", "paths"), table.relation.settings)
+    with located("data.relation", table.relation):
+        return factory(class_names, **options)
+
+
+def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
+    """Build a trunk from ``[model] trunk``; ``trained`` skips pretrained weights, as a run's weights follow."""
+    from ..networks.pretrained import is_file, load_weights
+
+    file, given = table.settings.get("weights"), _trunk_settings(table, trained)
+    factory = _trunk_factory(table.name)
+    options = _options("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
+    with located("model.trunk", table):
+        trunk: torch.nn.Module = factory(channels, image_size, **options)
+    if is_file(file) and not trained:
+        load_weights(trunk, str(file))
+    return trunk
+
+
+def build_tracker(table: NamedTable, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> Tracker:
+    """Build a tracker from ``[track]``; for the other arguments see :func:`pml_ext.registry.hooks.pml_ext_trackers`."""
+    factory = registry.factory("tracker", table.name)
+    filled = {"folder": folder, "recipe": recipe, "iteration": iteration, "epoch": epoch}
+    options = _options("track", table.name, factory, _FILLED_FOR_TRACKER, table.settings)
+    taken = registry.settings_of(factory)
+    return factory(**{name: value for name, value in filled.items() if name in taken}, **options)  # type: ignore[no-any-return]
+
+
+def build_network(
+    table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
+) -> Network:
+    """Build a network from ``[model]``; see :func:`build_trunk` and :class:`pml_ext.networks.network.Network`."""
+    from ..networks.network import Network
+    from ..networks.pretrained import add_lora
+    from ..networks.trunks import freeze
+
+    trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
+    hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
+    network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
+    network.embedder.requires_grad_(table.embedder != "pca")
+    if table.lora is None:
+        freeze(network.trunk, frozen_patterns(table.freeze))
+    else:
+        add_lora(network.trunk, table.lora.rank, table.lora.targets)
+    return network
+
+
+def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
+    """Return the preprocessing of all images, and the random crops and flips of training images."""
+    from ..data import Pipeline
+    from ..networks.network import Normalization, Preprocessing
+    from ..networks.pretrained import pretrained_images
+
+    images, channels, trunk = recipe.data.images, splits.channels, recipe.model.trunk
+    size, pretrained = int(images.crop or splits.image_size), pretrained_images(trunk.name, trunk.settings)
+    if pretrained is not None and pretrained.image_size and not (images.crop or "image_size" in recipe.data.settings):
+        size = pretrained.image_size
+    if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
+        raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
+    if images.resize is not None and images.resize < size:
+        raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} of data.images.crop")
+    bgr = images.bgr or (pretrained is not None and pretrained.bgr and images.mean is None and channels == 3)
+    values = [list(each)[:: -1 if bgr else 1] for each in (pretrained or ())[:2]]
+    if images.mean is not None and images.std is not None:
+        values = [each * (channels // len(each)) for each in (images.mean, images.std)]
+    preprocessing = Preprocessing(
+        image_size=size,
+        channels=channels,  # type: ignore[arg-type]
+        crop=splits.crop,
+        normalize=Normalization(mean=values[0], std=values[1]) if values else None,
+        interpolation=images.interpolation or (pretrained and pretrained.interpolation) or "bilinear",
+        bgr=bgr,
+        **images.model_dump(include={"resize", "squash", "value_range"}),
+    )
+    area = images.random_crop_scale
+    scale = (area[0], area[1]) if area else None
+    return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
+
+
+def _dataset_factory(name: str) -> Callable[..., Any]:
+    """Return the factory of a data set; fill in the path of ``folder:PATH`` and ``table:FILE.csv``."""
+    from ..data import PATH_FACTORIES
+
+    prefix, _, path = name.partition(":")
+    if prefix not in PATH_FACTORIES:
+        if os.path.exists(name) and name not in registry.factories("data set"):
+            kind = "folder" if os.path.isdir(name) else "table"
+            raise ConfigError(f"no data set {name!r}; for your own images type --set data.name={kind}:{name}")
+        return registry.factory("data set", name)
+    factory, wanted = PATH_FACTORIES[prefix]
+    if not path:
+        raise ConfigError(f"found {name!r}, wanted {wanted}")
+    return functools.partial(factory, path=path)
+
+
+def _trunk_factory(name: str) -> Callable[..., Any]:
+    """Return the factory of a trunk; ``timm/NAME`` needs timm."""
+    from ..networks import trunks as models
+    from ..networks.pretrained import HF, hf_trunk
+
+    if name.startswith(models.TIMM):
+        short = name.removeprefix(models.TIMM)
+        models.timm_library(short)
+        return functools.partial(models.timm_trunk, name=short)
+    if name.startswith(HF):
+        return functools.partial(hf_trunk, name=name.removeprefix(HF))
+    return models.builtin_trunk(name) or registry.factory("trunk", name)
+
+
+def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
+    """Return the settings for a trunk's factory, without ``weights`` if it is a file or the trunk is ``trained``."""
+    from ..networks.pretrained import is_file
+
+    drops = trained or is_file(table.settings.get("weights"))
+    return {name: value for name, value in table.settings.items() if not (drops and name == "weights")}
+
+
+def _options(
+    key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the options of a table, converted by the factory's annotations: for example text to a path."""
+    taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
+    accepted = {name: each for name, each in registry.settings_of(factory).items() if name not in taken}
+    return _settings(key, name, accepted, given)
+
+
+def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
+    """Return the loss settings that a run fills in; without number and labels of classes if labels are clusters."""
+    context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
+    if (relation := build_relation(recipe.data, class_names)) is not None:
+        context["relation"] = relation
+    if recipe.data.labels == "clusters":
+        return context
+    return context | {"num_classes": len(labels), "class_labels": labels}
+
+
+def build_loss(
+    table: LossTable, context: Mapping[str, Any], key: str = "loss"
+) -> tuple[torch.nn.Module, torch.nn.Module | None]:
+    """Build a loss with its regularizer and memory, and its miner (None if the memory holds the miner)."""
+    from ..losses import CrossBatchMemory, RegularizedLoss
+
+    if table.relation == "none":
+        context = {name: value for name, value in context.items() if name != "relation"}
+    loss, miner = _component(key, "loss", table, context), None
+    if table.miner is not None:
+        miner = _component(f"{key}.miner", "miner", table.miner, context)
+        miner = _related(f"{key}.miner", miner, context)
+        if "indices_tuple" not in registry.capabilities(registry.get(table.name, "loss").cls):
+            raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
+        if any(True for _ in miner.parameters()):
+            text = f"{table.miner.name} has parameters here (a learned distance), which nothing would train"
+            raise ConfigError(f"{key}.miner: {text}; take a loss that has them and mines by them itself")
+    loss = _related(key, loss, context)
+    if table.regularizer is not None:
+        regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+        with located(f"{key}.regularizer"):
+            loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
+    if table.memory is None:
+        return loss, miner
+    size, first = table.memory.size, table.memory.start_epoch
+    with located(f"{key}.memory"):
+        size_of_one = context["embedding_size"]
+        return CrossBatchMemory(loss, size_of_one, size, miner, first_epoch=first, collect_stats=True), None
+
+
+def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> torch.nn.Module:
+    """Return a loss or miner that uses the context's relation, if any; wrap one that does not support relations."""
+    from ..losses import WithRelation, relation_of
+
+    relation = context.get("relation")
+    if relation is None or relation_of(module) is not None:
+        return module
+    with located(key):
+        return WithRelation(module, relation)
+
+
+def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
+    """Return the optimizer of a loss's own parameters: ``[loss.optimizer]`` over ``[optimizer]``."""
+    try:
+        return OptimizerTable.model_validate(merged(optimizer.model_dump(), loss.optimizer))
+    except ValidationError as error:
+        raise ConfigError(f"loss.optimizer.{problem_of(error)}") from None
+
+
+def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0) -> torch.optim.Optimizer:
+    """Build the torch optimizer of a table over some parameters."""
+    lr = table.lr * lr_factor
+    return table.optimizer(parameters, lr=lr, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return]
+
+
+def check_names(recipe: Recipe) -> None:
+    """Look up every name of a recipe, check every setting and build the losses and optimizers."""
+    import torch
+
+    from ..data import build_transforms
+    from ..evaluation import learned_metric
+
+    data, trunk = recipe.data, recipe.model.trunk
+    with located("data.name"):
+        factory = _dataset_factory(data.name)
+    _options("data", data.name, factory, _FILLED_FOR_DATA, data.settings)
+    _options("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
+    with located("model.trunk.name"):
+        factory = _trunk_factory(trunk.name)
+    _options("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, _trunk_settings(trunk))
+    for tracker in recipe.track:
+        with located("track.name"):
+            factory = registry.factory("tracker", tracker.name)
+        _options("track", tracker.name, factory, _FILLED_FOR_TRACKER, tracker.settings)
+    optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1], _stand_ins(data))
+    for index, stage in enumerate(recipe.all_stages()):
+        prefix = f"stages.{index}." if index < len(recipe.stages) else ""
+        metrics.append(learned_metric(build_loss(stage.loss, context, f"{prefix}loss")[0].modules()))
+        optimizers[f"{prefix}loss.optimizer"] = own_optimizer(recipe.optimizer, stage.loss)
+        if stage.sampler is not None and stage.sampler.name != SHUFFLE:
+            related = {name: value for name, value in context.items() if name == "relation"}
+            _component(f"{prefix}sampler", "sampler", stage.sampler, {**_SAMPLER_CONTEXT, **related})
+    for key, table in optimizers.items():
+        _settings(key, table.name, inspect.signature(table.optimizer).parameters, table.settings, ("params",))
+        with located(key, table):
+            build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
+    shortlist, select = recipe.evaluation.shortlist, recipe.evaluation.select
+    if shortlist is not None and not any(metrics):
+        raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
+    if select is not None and select not in (known := recipe.evaluation.metric_names()):
+        raise ConfigError(f"evaluation.select: {registry.unknown('metric', select, known)}")
+
+
+def _stand_ins(table: DataTable) -> list[str]:
+    """Return placeholder class names, to check a recipe before its data are available."""
+    settings = table.relation.settings if table.relation is not None else {}
+    depth = settings.get("level", 1)
+    above = "/".join(["parent"] * depth) if isinstance(depth, int) and 0 < depth < 100 else "parent"
+    return [f"{above}/0", f"{above}/1", str(settings.get("unknown", "unknown"))]
+
+
+def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
+    """Build the component of a table; only check a sampler and return None, since it needs the data's labels."""
+    with located(f"{key}.name"):
+        component = registry.get(table.name, kind)
+    by_class = component.settings.keys() & {"num_classes", "class_labels"}
+    if kind != "sampler" and by_class and "num_classes" not in context:
+        text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
+        raise ConfigError(f"{key}: {text}; take a loss of pairs or triplets")
+    lacking = registry.fill_settings(component.cls, context, table.settings)[1]
+    _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
+    if kind == "sampler":
+        return None
+    with located(key, table):
+        built = registry.build(table.name, kind, context, **table.settings)
+    classes = context.get("class_labels", [])
+    if kind == "loss" and by_class == {"num_classes"} and classes != list(range(len(classes))):
+        built.register_forward_pre_hook(functools.partial(_number_labels, classes), with_kwargs=True)
+    return built
+
+
+def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Replace labels by their indices in the sorted ``classes``, for a loss that needs 0 to ``num_classes`` - 1."""
+    import torch
+
+    def places(labels: torch.Tensor | None) -> torch.Tensor | None:
+        return None if labels is None else torch.searchsorted(torch.tensor(classes, device=labels.device), labels)
+
+    positional = [places(value) if place in (1, 4) else value for place, value in enumerate(given)]
+    return (*positional,), named | {name: places(named[name]) for name in ("labels", "ref_labels") if name in named}
+
+
+@contextlib.contextmanager
+def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
+    """Raise errors as ConfigError with the key in front; name the table's settings if the error is not ours."""
+    try:
+        yield
+    except (DataError, OSError):
+        raise
+    except Exception as error:  # constructors may raise anything
+        text = str(error)
+        if table is not None and not isinstance(error, PmlExtError):
+            given = ", ".join(f"{name} = {value!r}" for name, value in table.settings.items()) or "no settings"
+            plain = isinstance(error, (ValueError, TypeError, AssertionError)) and text.strip()
+            text = f"{table.name} refuses {given}: {plain or repr(error)}"
+        raise ConfigError(shortened(f"{key}: {text}")) from None
+
+
+def _settings(
+    key: str,
+    owner: str,
+    accepted: Mapping[str, inspect.Parameter],
+    given: Mapping[str, Any],
+    filled: Collection[str] = (),
+) -> dict[str, Any]:
+    """Return settings converted by their annotations; raise ConfigError for unknown and missing ones."""
+    for name in given:
+        if name not in accepted:
+            raise ConfigError(f"{key}.{name}: {unknown_key(f'setting of {owner}', name, accepted)}")
+    for name, parameter in accepted.items():
+        if parameter.default is parameter.empty and name not in given and name not in filled:
+            raise ConfigError(f"{key}.{name}: missing, and {owner} has no default for it")
+    return {name: _converted(f"{key}.{name}", accepted[name], value) for name, value in given.items()}
+
+
+def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
+    """Convert a value strictly (16.0 is not an integer) by the annotation, or check it by the default's type."""
+    kind, default = parameter.name.rsplit("_", 1)[-1], parameter.default
+    if kind in KINDS and isinstance(value, Mapping) and isinstance(value.get("name"), str):
+        return value  # a component; building it checks it
+    annotation, known = parameter.annotation, not isinstance(parameter.annotation, str)
+    if annotation is parameter.empty or not known:
+        if kind in KINDS and default is None:
+            raise ConfigError(f"{key}: found {value!r}; wanted a table with the name of a {kind}")
+        annotation, known = {bool: bool, str: str, int: float, float: float}.get(type(default), Any), False
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        result = adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
+        text = f"input should be {' or '.join(texts)}"
+        raise ConfigError(f"{key}: found {value!r}; {text}") from None
+    except Exception:  # pydantic cannot resolve a plugin's annotation
+        return value
+    return result if known else value

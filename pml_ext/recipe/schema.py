@@ -1,0 +1,430 @@
+"""Schema of a recipe: the keys of its tables, their types and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from .. import registry
+from ..errors import unknown
+
+SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
+PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
+TOP = (1, 5)
+RELATIONS = ("shared-label", "hierarchy", "negatives-only")  # names in pml_ext.pairwise.RELATIONS
+Count = Annotated[int, Field(ge=1)]
+Text = Annotated[str, Field(min_length=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+_NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are not tables of settings
+
+
+class Table(BaseModel):
+    """A table of a recipe: unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, tables: Any) -> Any:
+        if isinstance(tables, dict) and cls.model_config["extra"] == "forbid":
+            for key in tables:
+                if key not in cls.model_fields:
+                    raise ValueError(unknown_key("key", key, cls.model_fields))
+        return tables
+
+
+class NamedTable(Table):
+    """A table with the ``name`` of a component, data set or trunk, and its settings next to the table's own keys."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    name: str
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the named component, data set or trunk."""
+        return dict(self.model_extra or {})
+
+
+_name_alone = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+
+_listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+
+
+class ImagesTable(Table):
+    """``[data.images]``: preprocessing of photographs in training, tests and retrieval."""
+
+    resize: Count | None = None  # shorter side in pixels before cropping; by default 256 / 224 of the crop
+    crop: Count | None = None  # size of the network's input; by default the data set's image size
+    interpolation: Literal["bilinear", "bicubic"] | None = None  # of resizing; by default the trunk's own, or bilinear
+    squash: bool = False  # resize to squares, whatever the aspect ratio
+    random_crop: bool = False  # in training, crop at a random place; tests crop the center
+    random_crop_scale: Annotated[list[Share], Field(min_length=2, max_length=2)] | None = None  # of the area
+    flip: bool = False  # in training, mirror half of the images left to right
+    bgr: bool = False  # the order of the channels is blue, green, red
+    value_range: Literal[1, 255] = 1  # greatest value before the mean is subtracted
+    mean: list[float] | None = None  # by default, with std, that of the trunk's pretrained weights
+    std: list[Annotated[float, Field(gt=0)]] | None = None
+
+    @model_validator(mode="after")
+    def _settings_fit(self) -> Self:
+        if len(self.mean or []) != len(self.std or []) or len(self.mean or [0]) not in (1, 3):
+            raise ValueError("mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing")
+        if self.value_range == 255 and self.mean is None:
+            raise ValueError("value_range = 255 goes with the mean and std of such values")
+        if self.random_crop_scale is not None and self.random_crop_scale[0] > self.random_crop_scale[1]:
+            raise ValueError("random_crop_scale is a range of areas, smaller first")
+        if self.resize is not None and self.crop is not None and self.resize < self.crop:
+            raise ValueError(f"resize ({self.resize}) must be at least crop ({self.crop})")
+        if self.random_crop and self.random_crop_scale is not None:
+            raise ValueError("random_crop and random_crop_scale both say how images are cut; leave out one")
+        return self
+
+
+class PseudoTable(Table):
+    """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels."""
+
+    clusters: int = Field(100, ge=2)  # number of clusters of k-means
+    features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
+    # range from which each epoch's batch size is drawn, in multiples of the sampler's m; None: the sampler's own size
+    batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
+
+
+class DataTable(NamedTable):
+    """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
+
+    workers: int = Field(0, ge=0)
+    cache: Literal["none", "memory"] = "none"
+    unreadable: Literal["stop", "skip"] = "stop"
+    augment: dict[str, Any] = {}
+    images: ImagesTable = ImagesTable()
+    labels: Literal["given", "clusters"] = "given"  # of training images; clusters as [data.pseudo] says
+    pseudo: PseudoTable | None = None
+    relation: Annotated[NamedTable, _name_alone] | None = None  # between classes, by their names; see docs/relations.md
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> Self:
+        if self.labels == "clusters":
+            self.pseudo = self.pseudo or PseudoTable()
+            sizes = self.pseudo.batch_size or [2, 2]
+            if sizes[0] > sizes[1]:
+                raise ValueError(f"pseudo.batch_size: found {sizes}; wanted the smaller first")
+        elif self.pseudo is not None:
+            raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
+        if self.relation is not None and self.relation.name not in RELATIONS:
+            raise ValueError(f"relation: {unknown('relation', self.relation.name, RELATIONS)}")
+        if self.relation is not None and self.labels == "clusters":
+            raise ValueError("relation: it follows from the names of classes, which clusters have not")
+        if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
+            raise ValueError("images and augment both say how images are cut; leave out augment.random_crop")
+        return self
+
+
+Freeze = Literal["none", "trunk"] | list[str]
+
+
+def frozen_patterns(freeze: Freeze) -> list[str]:
+    """Return the patterns of the parts of the trunk that ``freeze`` selects."""
+    return freeze if isinstance(freeze, list) else ["*"] if freeze == "trunk" else []
+
+
+class LoraTable(Table):
+    """``[model] lora``: low-rank adapters of linear layers, the only trained part of the trunk (extra peft)."""
+
+    rank: Count = 8
+    targets: list[str]  # ends of the names of layers, such as "qkv", "query"
+
+
+class ModelTable(Table):
+    """``[model]``: a trunk from images to features, and an embedder from features to embeddings."""
+
+    trunk: Annotated[NamedTable, _name_alone]
+    embedding_size: Count = 64
+    hidden_sizes: list[Count] = []
+    # "mlp" has a hidden layer of 512, unless hidden_sizes say otherwise; "pca" is whitened, fitted on the features of
+    # training images and not trained; with "none" the features are the embeddings
+    embedder: Literal["linear", "mlp", "pca", "none"] = "linear"
+    norm: Literal["none", "batch", "layer"] = "none"  # of the input of each of the embedder's layers
+    dropout: float = Field(0.0, ge=0, lt=1)  # of the input of each of the embedder's layers
+    freeze: Freeze = "none"  # "trunk": features are computed once and kept; a list: patterns of layer names
+    views: Count = 1  # per training image under freeze = "trunk"; 1: not augmented; more: augmented
+    lora: LoraTable | None = None
+    freeze_batch_norm: bool = False
+    init: str | None = None  # folder of a run with the initial weights of the networks
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
+        name, dot, tag = self.trunk.name.partition(".")
+        if dot and name.startswith("timm/") and "weights" not in self.trunk.settings:  # as timm names a trained model
+            self.trunk = NamedTable.model_validate({**self.trunk.settings, "name": name, "weights": tag})
+        if self.lora is not None and self.freeze != "none":
+            raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
+        if self.embedder in ("none", "pca"):
+            for key in ("hidden_sizes", "norm", "dropout"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
+        if self.embedder == "mlp" and not self.hidden_sizes:
+            self.hidden_sizes = [512]
+        for key, unwanted in (("embedder", self.embedder == "pca"), ("views", self.views > 1)):
+            if unwanted and self.freeze != "trunk":
+                raise ValueError(f"{key}: {getattr(self, key)!r} goes with freeze = 'trunk', whose features are kept")
+        if self.init is not None and self.freeze == "trunk":
+            raise ValueError("init: a run's weights are trained further; features are kept of pretrained trunks alone")
+        return self
+
+
+class OptimizerTable(NamedTable):
+    """``[optimizer]``: a torch optimizer with its options."""
+
+    name: Literal["adam", "adamw", "rmsprop", "sgd"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    head_lr_factor: float = Field(1.0, gt=0)  # the embedder's learning rate is lr times this
+    scheduled: bool = False  # in [loss.optimizer]: the schedule applies to the loss's own parameters too
+
+    @property
+    def optimizer(self) -> Any:
+        """The class of torch."""
+        import torch
+
+        return getattr(torch.optim, _OPTIMIZERS[self.name])
+
+
+class RegularizerTable(NamedTable):
+    """``[loss.regularizer]``: a regularizer, labeled or not, added to the loss with a weight."""
+
+    weight: float = 1.0
+
+
+class MemoryTable(Table):
+    """``[loss.memory]``: a :class:`pml_ext.CrossBatchMemory` with its size, used from ``start_epoch`` on."""
+
+    size: Count
+    start_epoch: Count = 1
+
+
+class LossTable(NamedTable):
+    """``[loss]``: the loss, its miner, regularizer and memory, and the optimizer of its own parameters."""
+
+    miner: Annotated[NamedTable, _name_alone] | None = None
+    regularizer: Annotated[RegularizerTable, _name_alone] | None = None
+    memory: MemoryTable | None = None
+    relation: Literal["data", "none"] = "data"  # whether loss and miner use [data] relation, or classes
+    optimizer: dict[str, Any] = {}
+
+
+class SamplerTable(NamedTable):
+    """``[sampler]``: composition of batches; an epoch has ``iterations`` of them, or one pass over the sampler."""
+
+    name: str = SHUFFLE
+    batch_size: int = Field(128, ge=2)
+    iterations: Count | None = None
+
+
+class StageTable(Table):
+    """``[[stages]]``: epochs with another loss (and sampler), before the recipe's own."""
+
+    epochs: Count
+    loss: LossTable
+    sampler: SamplerTable | None = None
+    freeze: Freeze = "none"  # in addition to [model] freeze
+    lr_factor: float = Field(1.0, gt=0)  # of the networks' learning rates
+
+
+class ScheduleTable(Table):
+    """``[schedule]``: number of epochs, stages included, and decay of the learning rate."""
+
+    epochs: Count
+    name: Literal["constant", "multi-step", "cosine"] = "constant"
+    milestones: list[Count] = []
+    gamma: float = Field(0.1, gt=0, le=1)
+
+    @model_validator(mode="after")
+    def _milestones_fit(self) -> Self:
+        if (self.name == "multi-step") != bool(self.milestones):
+            raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
+        return self
+
+
+class EngineTable(Table):
+    """``[engine]``: computation of a training step."""
+
+    # of the network; the loss is in full precision; float16 skips steps that overflow
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
+    compile: bool = False  # by torch.compile, which takes up to minutes before the first step
+    channels_last: bool = False  # memory layout of images and convolutions
+    clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
+    checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints inside of an epoch
+
+
+class EvaluationTable(Table):
+    """``[evaluation]``: metrics, and the choice of the tested epoch; docs/recipes.md describes the protocols."""
+
+    recall_at: list[Count] = [1, 2, 4, 8]
+    precision_at: list[Count] = [1]
+    ndcg_at: list[Count] = []
+    clusters_per_class: list[Count] = [1]
+    lone_queries: Literal["miss", "drop"] = "miss"  # queries whose class has no other image, in recall_at_K
+    protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
+    baselines: bool = True  # test raw pixels and the untrained network too
+    figures: Literal["all", "few"] = "all"  # few: losses, similarities and nearest neighbors, without t-SNE
+    training_images: int = Field(5_000, ge=0)  # tested training images, a sample by class where there are more
+    shortlist: Count | None = None  # number of nearest images that the learned metric re-ranks
+    batch_size: Count = 256  # images per forward pass at most; fewer on a CPU where images are large
+    test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve, not for selection; 0 for none
+    validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
+    held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
+    fold: Count | None = None  # one of 1 / validation disjoint parts of the classes, the same for every seed
+    validation_trains: bool = False  # whether those classes train too, as in some papers' programs
+    every: Count = 1  # interval in epochs of the candidates for the choice; the last epoch is one
+    select: str | None = None  # metric to choose the epoch by; None tests the last epoch
+    select_on: Literal["validation", "test"] = "validation"
+
+    @model_validator(mode="after")
+    def _selection_has_images(self) -> Self:
+        if (self.select is None) != (self.select_on == "validation" and self.validation == 0) or (
+            self.select_on == "test" and self.validation
+        ):
+            raise ValueError(
+                "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
+                "out for that) or select_on = 'test', for example validation = 0.2, select = 'map_at_r'"
+            )
+        if self.validation_trains and not self.validation:
+            raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
+        if self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)):
+            raise ValueError("fold goes with validation, and counts its parts: 1 to 4 for validation = 0.25")
+        for key in ("recall_at", "precision_at", "clusters_per_class"):
+            if 1 not in getattr(self, key):
+                raise ValueError(f"{key} includes 1, which every run reports")
+        return self
+
+    @property
+    def validated_on(self) -> str:
+        """A description of the validation images."""
+        return "training classes, which trained too" if self.validation_trains else "held-out training classes"
+
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics that a run reports."""
+        from ..evaluation.metrics import metrics_of
+
+        metrics = metrics_of(self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at)
+        named = [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric")]
+        return named + [f"{PROTOCOLS[name]}_top_{k}" for name in self.protocols for k in TOP]
+
+
+class PaperTable(BaseModel):
+    """``[paper]``: source of the settings, and the paper's results; other keys are shown as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    table: str = ""  # of a registered paper, "cbml/7", or any text
+    row: str | list[str] | dict[str, str] = []  # the paper's name of the row, or rows; or texts of their heads
+    column: str = ""  # heading of the columns to quote, where it does not follow from the data set
+    note: str = ""  # differences from the paper
+
+
+class TuneTable(Table):
+    """A range of ``[tune]``: the values of a key that ``pml-ext compare --tune`` tries."""
+
+    low: int | float = 0
+    high: int | float = 0
+    log: bool = False  # drawn evenly on a logarithmic scale
+    choices: list[bool | int | float | str] = []  # instead of low and high
+
+    @model_validator(mode="after")
+    def _range_or_choices(self) -> Self:
+        if bool(self.choices) == (self.low < self.high):
+            raise ValueError(f"found low = {self.low}, high = {self.high}; wanted the smaller first, or choices alone")
+        if self.log and self.low <= 0:
+            raise ValueError(f"found low = {self.low} with log = true; wanted more than 0")
+        return self
+
+
+class Recipe(Table):
+    """A validated recipe; each attribute is the table of its name."""
+
+    description: str = ""
+    data: DataTable
+    model: ModelTable
+    loss: LossTable
+    sampler: SamplerTable = SamplerTable()
+    stages: list[StageTable] = []
+    optimizer: OptimizerTable = OptimizerTable()
+    schedule: ScheduleTable
+    engine: EngineTable = EngineTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    track: Annotated[list[Annotated[NamedTable, _name_alone]], _listed] = [NamedTable(name="tensorboard")]
+    paper: PaperTable | None = None
+
+    origin: dict[str, Text] = Field({}, exclude=True)  # of settings, by key or group: paper, program or ours
+    tune: dict[str, TuneTable] = Field({}, exclude=True)
+
+    @model_validator(mode="after")
+    def _origins_and_ranges_fit(self) -> Self:
+        groups = {name: each.annotation for name, each in type(self).model_fields.items() if name not in _NO_SETTINGS}
+        for which, key in (*(("origin", key) for key in self.origin), *(("tune", key) for key in self.tune)):
+            group, name = [*key.split("."), ""][:2]
+            if group not in groups:
+                raise ValueError(f"{which}.{key}: {unknown('table', group, groups)}")
+            table: Any = groups[group]
+            closed = isinstance(table, type) and issubclass(table, Table) and table.model_config["extra"] == "forbid"
+            if name and closed and name not in (known := table.model_fields):
+                raise ValueError(f"{which}.{key}: {unknown(f'key of [{group}]', name, known)}")
+        return self
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> Self:
+        epochs, clusters = self.schedule.epochs, self.data.labels == "clusters"
+        if (warm := sum(stage.epochs for stage in self.stages)) >= epochs:
+            raise ValueError(f"schedule.epochs: found {epochs}; the stages take {warm} epochs, so it must be more")
+        if clusters and self.evaluation.validation:
+            raise ValueError("evaluation.validation: it holds out classes by labels, which clusters have not")
+        for stage in self.all_stages():
+            memory, batch = stage.loss.memory, stage.sampler.batch_size if stage.sampler else 0
+            if memory is not None and clusters:
+                raise ValueError("loss.memory: it keeps labels of past batches, and clusters change with each epoch")
+            if memory is not None and memory.size < batch:
+                raise ValueError(f"loss.memory.size: found {memory.size}; it holds at least one batch, here {batch}")
+            if memory is not None and memory.start_epoch > epochs:
+                raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
+        return self
+
+    def all_stages(self) -> list[StageTable]:
+        """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
+        warm = sum(stage.epochs for stage in self.stages)
+        own = StageTable(epochs=self.schedule.epochs - warm, loss=self.loss, sampler=self.sampler)
+        return [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages] + [own]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the recipe as plain tables that TOML can represent, with defaults."""
+        return self.model_dump(exclude_none=True)
+
+
+def problem_of(error: ValidationError) -> str:
+    """Return the first validation problem in one line: its key, then the text."""
+    problem = error.errors()[0]
+    text = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        text = "missing, and without a default"
+    elif problem["type"] != "value_error":
+        text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
+    return ": ".join([".".join(map(str, problem["loc"])), text]).removeprefix(": ")
+
+
+def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
+    """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
+    tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
+    return f"no {what} {key!r}; it belongs to {tables}" if tables else unknown(what, key, known)
+
+
+def _tables_with(table: type[BaseModel], key: str, path: str = "") -> Iterator[str]:
+    for name, field in table.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if key in inner.model_fields:
+                yield path + name
+            yield from _tables_with(inner, key, f"{path}{name}.")

@@ -1,0 +1,143 @@
+"""Components: named classes, with their kinds, capabilities and settings; PML's own classes are ``pml/...``."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pkgutil
+import re
+
+from ..settings import settings_of as settings_of
+from .lazy import outline, own_imports
+
+KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
+CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "relation", "state", "tiles"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Paper:
+    """The paper that introduced a method; ``authors`` is text such as ``"Musgrave et al."``."""
+
+    title: str
+    authors: str
+    year: int
+    url: str
+
+    def __str__(self) -> str:
+        return f"{self.authors} ({self.year}). {self.title}. {self.url}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """A class registered under a name; its PML base class determines its kind.
+
+    A class given as text can be listed without importing torch.
+    """
+
+    source: type | str  # the class, or "package.module:Class", imported on first use
+    name: str  # kebab-case, unique per kind
+    paper: Paper | None = None  # source of the method
+    plugin: str = ""  # the entry point that registered it; the registry fills it in
+    named_kind: str = ""  # kind of a class given as text, if its name's suffix does not give it
+
+    @property
+    def cls(self) -> type:
+        """The class."""
+        return self.source if isinstance(self.source, type) else pkgutil.resolve_name(self.source)
+
+    @property
+    def class_name(self) -> str:
+        """The class's name, without importing it."""
+        return self.path.rpartition(":")[2]
+
+    @property
+    def path(self) -> str:
+        """The class's import path, ``"package.module:Class"``."""
+        return self.source if isinstance(self.source, str) else f"{self.source.__module__}:{self.source.__name__}"
+
+    @property
+    def kind(self) -> str:
+        """One of :data:`KINDS`; for a class given as text, from its name's suffix (``MyLoss``: ``"loss"``)."""
+        if isinstance(self.source, type):
+            return kind_of(self.source)
+        ending = next((kind for kind in KINDS if self.class_name.endswith(kind.capitalize())), "")
+        return self.named_kind or ending or kind_of(self.cls)
+
+    @property
+    def outline(self) -> type:
+        """The class, or its :func:`.lazy.outline`, with the same docstring, settings and capabilities."""
+        return outline(self.source)
+
+    @property
+    def qualified_name(self) -> str:
+        """``plugin:name``, which is unambiguous even if other plugins use the same name."""
+        return f"{self.plugin}:{self.name}"
+
+    @property
+    def settings(self) -> dict[str, inspect.Parameter]:
+        """The class's :func:`pml_ext.settings.settings_of`."""
+        return settings_of(self.cls)
+
+
+def kind_of(cls: type) -> str:
+    """Return the kind of a class from its PML or torch base class; raise TypeError without such a base."""
+    from .. import pml
+
+    for kind, bases in pml.BASES.items():
+        if issubclass(cls, bases):
+            return kind
+    wanted = "; ".join(f"a {kind}: {bases[0].__module__}.{bases[0].__name__}" for kind, bases in pml.BASES.items())
+    raise TypeError(f"{cls.__module__}.{cls.__qualname__} extends none of the base classes of components ({wanted})")
+
+
+# PML's losses that take references, as their sources say. Those that refuse or ignore them are left out, and NCALoss,
+# which compares an embedding with its own copy among the references, against the indices_tuple.
+_TAKE_REFERENCES = """
+Angular Circle Contrastive DynamicSoftMargin GeneralizedLiftedStructure IntraPairVariance LiftedStructure Margin
+MultiSimilarity NTXent SignalToNoiseRatioContrastive SupCon TripletMargin TupletMargin
+"""
+_USUAL = frozenset({"labels", "indices_tuple"})
+_OF_PML: dict[str, frozenset[str]] = {
+    **{f"{name}Loss": _USUAL | {"references"} for name in _TAKE_REFERENCES.split()},
+    **{name: frozenset({"labels"}) for name in ("InstanceLoss", "P2SGradLoss", "PNPLoss", "RankedListLoss")},
+    "ManifoldLoss": frozenset({"indices_tuple"}),
+    "VICRegLoss": frozenset({"references"}),
+    "SelfSupervisedLoss": frozenset({"references"}),
+    "CrossBatchMemory": _USUAL | {"state"},
+}
+
+
+def capabilities(component: object) -> frozenset[str]:
+    """Return the capabilities of a class or instance: its attribute ``capabilities``, or for PML's classes a table's.
+
+    ``"labels"``: uses labels; ``"indices_tuple"``: takes a miner's pairs; ``"references"``: takes ``ref_emb`` and
+    ``ref_labels``; ``"relation"``: supports a relation instead of equal labels; ``"state"``: keeps state between
+    calls; ``"tiles"``: computes in tiles of bounded memory. The default is labels and indices_tuple.
+    """
+    if (declared := getattr(component, "capabilities", None)) is not None:
+        return frozenset(declared)
+    bases = (component if isinstance(component, type) else type(component)).__mro__
+    nearest = next((base for base in bases if base.__module__.startswith("pytorch_metric_learning.")), object)
+    return _OF_PML.get(nearest.__name__, _USUAL)
+
+
+def pml_components() -> list[Component]:
+    """Return PML's losses, miners, regularizers, distances, samplers and reducers, named ``pml/multi-similarity``."""
+    paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
+    found = []
+    for kind in KINDS:
+        package = f"pytorch_metric_learning.{'losses' if kind == 'loss' else f'{kind}s'}"
+        for name, origin in own_imports(package).items():
+            if not re.match("Base|Generic|BatchedDistance|.*Mixin$", name):
+                source, plugin = f"{origin.rpartition('.')[0]}:{name}", "pytorch-metric-learning"
+                found.append(Component(source, f"pml/{kebab(name)}", paper, plugin, kind))
+    return found
+
+
+def kebab(class_name: str) -> str:
+    """Return the default name of a class: ``"multi-similarity"`` for ``"MultiSimilarityLoss"``."""
+    stem = re.sub(r"(Loss|Miner|Regularizer|Distance|Sampler|Reducer)$", "", class_name)
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", stem).lower()
+    for words in ("arc-face", "cos-face", "sphere-face", "nt-xent", "vic-reg", "sup-con", "p2-s"):
+        name = name.replace(words, words.replace("-", ""))
+    return name

@@ -1,0 +1,257 @@
+"""Plugins: entry points of group ``pml_ext``, loaded so that a broken one does not affect the others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pluggy
+
+from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, unknown
+from . import hooks as hookspecs
+from .components import KINDS, Component, pml_components
+
+GROUP = "pml_ext"
+LOCAL = "local"  # plugin name of classes registered in the current process
+BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
+RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
+SLOW = 2.0  # import time in seconds above which a third-party plugin is reported
+
+HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
+_A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
+_KEBAB, _NAME, _SNAKE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), re.compile(r"[^\s:@]+"), re.compile("[a-z][a-z0-9_]*")
+
+# Tables that hooks return by name: the hook, the pattern of names, the test of a value, and the text of an error.
+TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
+    "data set": ("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "trunk": ("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "metric": ("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
+    "tracker": ("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "store": ("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "paper": ("pml_ext_papers", _KEBAB, lambda file: isinstance(file, Path) and file.is_file(), _A_FILE),
+}
+
+
+@dataclasses.dataclass
+class PluginRecord:
+    """An entry point, its module and distribution, and the result of loading it."""
+
+    name: str
+    distribution: str
+    version: str
+    module: str
+    status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
+    error: str = ""  # the reason, unless the status is "waiting" or "ok"
+    hooks: list[str] = dataclasses.field(default_factory=list)
+    components: int = 0
+    clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
+    seconds: float = 0.0  # time to import it and call its first hooks
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name!r} of {self.distribution} {self.version}"
+
+    @property
+    def shipped(self) -> bool:
+        """True for a plugin of this distribution."""
+        return self.distribution.replace("_", "-").lower() == "pml-ext"
+
+
+class Plugins:
+    """The names claimed by all plugins, by PML's own classes and by components registered in the current process.
+
+    Entry points are read once, those of this distribution first. A plugin that fails is recorded as broken, with a
+    :class:`PluginWarning`; a hook that fails in a later call loses only its own names. ``PML_EXT_PLUGINS`` is
+    an allow list of entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[PluginRecord] = []
+        self.loaded: dict[str, PluginRecord] = {}
+        self.lacking_extra: dict[str, MissingExtraError] = {}  # {key of TABLES: error of the core's own hook}
+        self._loading = False  # whether plugins are being imported right now
+        # {kind of component, "class", "recipe" or key of TABLES: {name: {plugin: value}}}
+        self._claims: dict[str, dict[str, dict[str, Any]]] = {what: {} for what in (*KINDS, "class", "recipe", *TABLES)}
+        self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook not called yet: function}}
+        self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
+        self._lock = threading.RLock()
+
+    def load(self) -> None:
+        """Load the plugins once; PluginError if the allow or deny list names a plugin that is not installed."""
+        with self._lock:
+            if self._loading or self._waiting == []:
+                return
+            self._loading = True
+            try:
+                if self._waiting is None:
+                    self._waiting = self._read_entry_points()
+                    self._add(BUILTIN, importlib.import_module("pml_ext.registry.builtin"))
+                    for component in pml_components():
+                        self._claim(component.kind, component.name, component.plugin, component)
+                for record, point in [each for each in self._waiting if not _being_imported(each[1].module)]:
+                    self._waiting.remove((record, point))
+                    with self._guarded(record):
+                        self._load_one(record, point)
+                    if record.seconds > SLOW and not record.shipped:
+                        text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
+                        warnings.warn(f"the plugin {record} {text}", PluginWarning, stacklevel=2)
+            finally:
+                self._loading = False
+
+    def _read_entry_points(self) -> list[tuple[PluginRecord, metadata.EntryPoint]]:
+        """Record each entry point and return those to load."""
+        found = []
+        for point in metadata.entry_points(group=GROUP):
+            name, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "")
+            found.append((PluginRecord(point.name, name, version, point.value), point))
+        found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
+        self.records = [record for record, _ in found]
+        names = [record.name for record in self.records]
+        for variable, status in (("PML_EXT_PLUGINS", "not allowed"), ("PML_EXT_BLOCK", "blocked")):
+            listed = {name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()}
+            for name in sorted(listed - {*names}):
+                installed = ", ".join(names) or "none"
+                raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
+            for record in self.records if variable in os.environ else ():
+                if (record.name in listed) == (status == "blocked"):
+                    record.status, record.error = status, f"by {variable}"
+        return [(record, point) for record, point in found if record.status == "waiting"]
+
+    def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
+        if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
+            raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
+        if point.name in self.loaded:
+            raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
+        started = time.perf_counter()
+        try:
+            record.hooks, record.components = self._add(point.name, point.load())
+        finally:
+            record.seconds = time.perf_counter() - started
+        record.status = "ok"
+        self.loaded[point.name] = record
+
+    def _add(self, plugin: str, module: object) -> tuple[list[str], int]:
+        """Add a plugin's hooks, components and recipes atomically; return its hooks and number of components."""
+        hooks = _hooks_of(module)
+        components: dict[tuple[str, str], Component] = {}
+        for each in hooks.get("pml_ext_components", list)():
+            component = validated(each, plugin)
+            other = components.setdefault((component.kind, component.name), component)
+            if other is not component:
+                twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
+                raise PluginError(f"pml_ext_components names the {twice}; names are unique per kind")
+        recipes = [_recipe_files(plugin, folder) for folder in hooks.get("pml_ext_recipes", list)()]
+        self._hooks[plugin] = hooks
+        for name, file in itertools.chain.from_iterable(recipes):
+            self._claim("recipe", name, plugin, file)
+        for component in components.values():
+            self.add(component)
+        return [hook for hook in HOOKS if hook in hooks], len(components)
+
+    def add(self, component: Component) -> None:
+        """Add a plugin's component under its name and its class name; replace one of the same name."""
+        self._claim(component.kind, component.name, component.plugin, component)
+        self._claim("class", component.class_name, component.plugin, component)
+
+    def _claim(self, what: str, name: str, plugin: str, value: Any) -> None:
+        self._claims[what].setdefault(name, {})[plugin] = value
+
+    @contextlib.contextmanager
+    def _guarded(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
+        """Send the output of a plugin's code to stderr; if the code fails, record the plugin as broken."""
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                yield
+        except (KeyboardInterrupt, StoppedError):
+            raise
+        except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
+            where, left_out = (f"{hook}: ", f"the answer of {hook}") if hook else ("", "it")
+            record.status, record.error = "broken", f"{where}{type(error).__name__}: {error}"
+            record.traceback = "".join(traceback.format_exception(error))
+            advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
+            text = f"the plugin {record} is broken and {left_out} was left out: {one_line(error)} ({advice})"
+            warnings.warn(text, PluginWarning, stacklevel=4)
+
+    def claims(self, what: str) -> dict[str, dict[str, Any]]:
+        """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES."""
+        self.load()
+        if what in TABLES:
+            hook = TABLES[what][0]
+            with self._lock:
+                for plugin in [name for name, hooks in self._hooks.items() if hook in hooks]:
+                    function = self._hooks[plugin].pop(hook)
+                    if plugin in self.loaded:
+                        with self._guarded(self.loaded[plugin], hook):
+                            self._call(plugin, what, function)
+                        continue
+                    try:
+                        self._call(plugin, what, function)
+                    except MissingExtraError as error:
+                        self.lacking_extra[what] = error
+        return self._claims[what]
+
+    def _call(self, plugin: str, what: str, function: Callable[[], Any]) -> None:
+        hook, form, serves, wanted = TABLES[what]
+        answer = function()
+        if not isinstance(answer, Mapping):
+            raise PluginError(f"{hook} returned {answer!r}; it must return a mapping with names as keys")
+        for name, value in answer.items():
+            if not form.fullmatch(name) or not serves(value):
+                raise PluginError(f"{hook}: {name!r} is {value!r}, wanted {wanted}")
+        for name, value in answer.items():
+            self._claim(what, name, plugin, value)
+
+    def ships(self, plugin: str) -> bool:
+        """Return whether a plugin belongs to this distribution."""
+        return self.loaded[plugin].shipped if plugin in self.loaded else plugin != LOCAL
+
+
+def _being_imported(module: str) -> bool:
+    """Return whether a module, or its top package, is being imported right now."""
+    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in (module, module.partition(".")[0]))
+    return any(getattr(spec, "_initializing", False) for spec in specs)
+
+
+def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
+    """Return a plugin's hooks by name; raise for a marked function with an unknown name or an unmarked hook."""
+    for name, value in vars(module).items():
+        if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
+            advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"
+            raise PluginError(f"{name} is not marked as a hook, so that nobody would call it; {advice}")
+    manager = pluggy.PluginManager(GROUP)
+    manager.add_hookspecs(hookspecs)
+    manager.register(module)
+    manager.check_pending()
+    return {caller.name: caller.get_hookimpls()[0].function for caller in manager.get_hookcallers(module) or ()}
+
+
+def validated(component: Any, plugin: str) -> Component:
+    """Return a component with its plugin's name; PluginError if it is invalid, TypeError for a class of no kind."""
+    if not isinstance(component, Component):
+        raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
+    if not _KEBAB.fullmatch(component.name):
+        raise PluginError(f"a component's name is kebab-case (a-z, digits, single hyphens), not {component.name!r}")
+    _ = component.kind, isinstance(component.source, str) or component.settings  # raise for a class without a kind
+    return dataclasses.replace(component, plugin=plugin)
+
+
+def _recipe_files(plugin: str, folder: Any) -> list[tuple[str, Path]]:
+    if not isinstance(folder, Path) or not folder.is_dir():
+        wanted = 'importlib.resources.files(__name__) / "recipes"'
+        raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
+    files = sorted(folder.rglob("*.toml"))
+    return [(f"{plugin}/{file.relative_to(folder).with_suffix('').as_posix()}", file) for file in files]

@@ -1,0 +1,317 @@
+"""The report of a run: one HTML file that opens without a network, and its figures."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+import tomli_w
+import torch
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import Tensor
+
+from ..errors import ConfigError, UnknownNameError, one_line
+from ..evaluation import Evaluation, figures
+from ..evaluation.fonts import short_name
+from ..evaluation.metrics import metrics_of
+from ..files import write_atomically, write_text
+from ..recipe import Recipe, is_full, printed, quoted
+from ..recipe.schema import TOP
+from ..training.checkpoint import load
+from ..training.evaluation import confusions, counts, nearest, recall_by_class
+from ..training.records import CURVE, VALIDATION, Series, loss_series, metric_series
+from ..training.stages import Stages
+from ..training.view import View
+
+PHASES = {
+    "raw": "raw pixels",
+    "frozen": "frozen trunk",
+    "pca": "frozen trunk, PCA",
+    "before": "untrained network",
+    "after": "trained network",
+    "training": "trained network, training images",
+    "learned_metric": "trained network, learned metric",
+    "shortlist": "trained network, learned metric on a shortlist",
+}
+WORST = 10  # classes in a table
+_PICTURE = 96  # pixels of a picture in a table, twice its displayed size
+_PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
+
+
+class ReportFigure(NamedTuple):
+    """A figure with its title and caption, or the reason why it could not be drawn."""
+
+    title: str
+    png: bytes = b""
+    caption: str = ""
+    problem: str = ""
+    photographs: bool = False  # keep the colors on a dark page, where other figures are inverted
+
+
+def draw(
+    title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", photographs: bool = False
+) -> ReportFigure:
+    """Draw a figure, or return the error as its problem, after the owner's name; other figures are drawn anyway."""
+    try:
+        buffer = io.BytesIO()
+        figure().savefig(buffer, format="png")
+    except (Exception, SystemExit) as error:  # components draw figures of their own
+        return ReportFigure(title, problem=owner + one_line(error))
+    return ReportFigure(title, buffer.getvalue(), caption, photographs=photographs)
+
+
+def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+    """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
+    table, queries, few = view.recipe.evaluation, view.queries, view.recipe.evaluation.figures == "few"
+    losses = (module for stage in stages for module in stage.loss.modules())
+    terms = [name for module in losses for name in getattr(module, "_record_these_stats", [])]
+    if series := loss_series(view.folder, [name for name in terms if name.endswith(("_loss", "_value"))]):
+        caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
+        yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
+    kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
+    panels: dict[str, Series] = {}
+    for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
+        if curves := metric_series(view.folder, metric):
+            names = {VALIDATION: table.validated_on, CURVE: kind}
+            panels[metric] = {names[name]: curve for name, curve in curves.items()}
+    if panels and not few:
+        images = f"the {kind} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
+        chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
+        yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+    if not few:
+        phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
+        by_k = {PHASES[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in phases}
+        caption = f"The share of {kind} with an image of their class among the K nearest."
+        yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_k), caption)
+    test, labels = view.embeddings(queries), view.true_labels(queries)
+    compared = {kind: (test, labels)}
+    if (training := view.tested_training) is not None:
+        compared = {"training images": (view.embeddings(training), view.true_labels(training)), **compared}
+    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
+    title = "Similarities of positive and negative pairs"
+    yield draw(title, lambda: figures.similarity_distributions(compared), caption)
+
+    def projected() -> Figure:
+        parts = {"after training": (test, labels)}
+        if table.baselines:
+            before = load(view.checkpoint("before"), view.device, view.identity)
+            parts = {"before training": (before["embeddings"], labels), **parts}
+        return figures.projections(parts, view.splits[queries].class_names, seed=view.seed)
+
+    if not few:
+        yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, "Colored by class.")
+    yield draw(
+        f"Queries and their nearest {gallery_kind}",
+        lambda: _gallery(view, nearest(view, queries)),
+        "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: green "
+        "(✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
+        photographs=True,
+    )
+    if not few:
+        caption = "Four of each of some classes, augmented as in training."
+        yield draw("Training images as the network saw them", lambda: _batch(view), caption, photographs=True)
+
+
+def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
+    """Draw the figures of the run's components that have a method ``figures(run)``."""
+    for part in stages.parts():
+        name = type(part).__name__
+        try:
+            for title, figure in dict(view.call(part, "figures") or {}).items():
+                yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
+        except (Exception, SystemExit) as error:  # raised by a component's code
+            yield ReportFigure(f"Figures of {name}", problem=one_line(error))
+
+
+def _gallery(view: View, result: Evaluation) -> Figure:
+    """Draw eight queries, half of them failures, with the nearest images of a search and their distances."""
+    queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
+    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
+    wrong = ~result.right[:, :1].any(dim=1)
+    failures, successes = order[wrong[order]].tolist(), order[~wrong[order]].tolist()
+    rank = {name: place for place, name in enumerate(recall_by_class(view))}
+    failures.sort(key=lambda query: rank[str(queries.class_names[queries.labels[query]])])
+    rows = []
+    for query in [*failures[:4], *successes][:8]:
+        label = int(queries.labels[query])
+        rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)])
+        for index, distance in zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True):
+            other = int(shown.labels[index])
+            caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
+            rows[-1].append(figures.answer(shown.image(index), caption, other == label))
+    return figures.gallery(rows)
+
+
+def _batch(view: View) -> Figure:
+    """Draw four augmented training images of each of six classes."""
+    images, generator = view.training_images, np.random.default_rng(view.seed)
+    rows = []
+    with torch.random.fork_rng([]):
+        torch.manual_seed(view.seed)
+        for label in generator.permutation(np.unique(images.labels))[:6].tolist():
+            members = generator.permutation(np.flatnonzero(images.labels == label))[:4].tolist()
+            name = short_name(images.class_names[label])
+            rows.append([(_as_bytes(images[member][0]), name, figures.GRAY) for member in members])
+    # two classes side by side
+    return figures.gallery([[*chain(*rows[start : start + 2])] for start in range(0, len(rows), 2)])
+
+
+def _as_bytes(image: Tensor) -> Tensor:
+    """Return a network's input as uint8, its minimum black and its maximum white."""
+    low, high = image.min(), image.max()
+    return ((image - low) / (high - low).clamp(min=1e-6) * 255).to(torch.uint8)
+
+
+class ReportTable(NamedTuple):
+    """A table of the report."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], warn: Callable[[str], None]) -> None:
+    """Write ``report.html`` of a finished run, whose tested weights are loaded, and its figures in ``figures/``."""
+    begun = time.perf_counter()
+    drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
+    for figure in drawn:
+        name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
+        place = view.folder / "figures" / f"{name}.png"
+        if figure.problem:
+            warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
+            place.unlink(missing_ok=True)  # of an earlier report
+        else:
+            write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
+    drawing = time.perf_counter() - begun
+    trained, tested = ({*view.images(split).labels.tolist()} for split in ("train", view.queries))
+    sizes = [[name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items()]
+    images = ReportTable("Images", ["split", "images", "classes"], sizes)
+    kind, _, path = view.recipe.data.name.partition(":")
+    text = render(
+        "report",
+        title=metrics["recipe"],
+        recipe=view.recipe,
+        metrics=metrics,
+        seen=bool(trained & tested),
+        run=shlex.quote(str(view.folder)),
+        photos=shlex.quote(path) if kind == "folder" else "FOLDER",
+        phases=dict(metrics["seconds"], figures=drawing),
+        tables=[metrics_table(view, metrics), *class_tables(view), images],
+        figures=drawn,
+        appendix=[*paper_tables(view.recipe, metrics)],
+        settings=tomli_w.dumps(view.recipe.as_dict()),
+    )
+    write_text(view.folder / "report.html", text)
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page of this folder's template ``NAME.html.jinja``."""
+    environment = jinja2.Environment(loader=jinja2.PackageLoader(__name__, "."), autoescape=True)
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    return environment.get_template(f"{template}.html.jinja").render(**values)
+
+
+def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
+    """Return one row per metric and one column per phase; the best value on the tested images is bold."""
+    table, phases = view.recipe.evaluation, [phase for phase in PHASES if phase in metrics]
+    if view.frozen and {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder) in phases:
+        phases.remove("after")  # nothing was trained: identical to another phase
+    levels = view.relation.levels if view.relation is not None else ()
+    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
+    titles = {each.name: each.title for each in known}
+    titles |= {f"{prefix}_top_{k}": f"{text}, top-{k}" for prefix, text in _PROTOCOLS.items() for k in TOP}
+    rows = []
+    for name in metrics["after"]:
+        if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
+            continue  # the same
+        best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
+        values = ((phase, metrics[phase].get(name)) for phase in phases)
+        cells = (percent(value, bold=phase != "training" and value == best) for phase, value in values)
+        rows.append([titles.get(name, name), *cells])
+    apart, training = view.queries == "query", view.tested_training
+    searched = "query is searched in the gallery" if apart else "test image is searched among all others"
+    caption = f"Every {searched} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
+    if training is not None:
+        sampled = "" if training == "train" else f", {len(view.images(training)):,} of them,"
+        caption += f" The column of the training images{sampled} shows how much is lost on new ones."
+    where = "of the queries" if apart else "on the test images"
+    named = {"after": "head" if view.frozen else "fine-tuned network"} if "frozen" in metrics else {}  # pretrained
+    columns = ["%", *((PHASES | named)[phase] for phase in phases)]
+    return ReportTable(f"Retrieval and clustering {where}", columns, rows, caption)
+
+
+def class_tables(view: View) -> Iterator[ReportTable]:
+    """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
+    by_class = recall_by_class(view)
+    worst = [[name, percent(value), *_confused_images(view, name)] for name, value in [*by_class.items()][:WORST]]
+    more = f"The {len(worst)} worst of {len(by_class)} classes; metrics.json has all." if len(by_class) > WORST else ""
+    yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], worst, more)
+    if found := confusions(view):
+        rows = [[f"{query} taken for {other}", str(count)] for query, other, count in found]
+        yield ReportTable("The most frequent confusions", ["", "times"], rows)
+
+
+def _confused_images(view: View, name: str) -> list[str]:
+    """Return pictures of a query of a class and of the image that it was taken for: the most frequent wrong class."""
+    queries, others = view.images(view.queries), view.images(view.gallery_of(view.queries))
+    result = nearest(view, view.queries)
+    own = [number for number, label in enumerate(queries.labels) if str(queries.class_names[label]) == name]
+    wrong = [(number, int(result.indices[number, 0])) for number in own if not bool(result.right[number, 0])]
+    if not wrong:
+        return [_picture(queries.image(own[0]), name), ""]
+    often = Counter(others.labels[other] for _, other in wrong).most_common(1)[0][0]
+    query, other = next(pair for pair in wrong if others.labels[pair[1]] == often)
+    taken = str(others.class_names[often])
+    return [_picture(queries.image(query), name), Markup("{} {}").format(_picture(others.image(other), taken), taken)]
+
+
+def _picture(image: Tensor, name: str) -> Markup:
+    """Return a small picture of an image, uint8 ``[C, H, W]``, for a table."""
+    shown, buffer = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()), io.BytesIO()
+    shown.thumbnail((_PICTURE, _PICTURE))
+    shown.save(buffer, "PNG")
+    source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+    return Markup('<img class="photographs" alt="{}" src="{}">').format(name, source)
+
+
+def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
+    """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None is empty."""
+    text = "" if value is None else f"{100 * value:{sign}.1f}"
+    return Markup("<b>{}</b>").format(text) if bold else text
+
+
+def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:
+    """Return the recipe's ``[paper]``, and the values of the paper's table beside the run's."""
+    if recipe.paper is None:
+        return
+    try:
+        place, values = printed(recipe.paper.table), quoted(recipe.paper, recipe.data.name)
+    except (ConfigError, UnknownNameError):  # the paper's file has changed since the run
+        place, values = None, []
+    entries = recipe.paper.model_dump()
+    if place is not None:
+        paper, table = place
+        entries |= {"row": "", "column": "", "table": f"{recipe.paper.table}: {table.title}"}
+        entries |= {"paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"}
+        entries["note"] = ". ".join(filter(None, (recipe.paper.note, table.note)))
+    rows = [[key, str(value)] for key, value in entries.items() if value]
+    yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
+    if values:
+        own = [percent(metrics.get(value.phase, {}).get(value.metric)) for value in values]
+        named = [(f"{value.row}, {value.heading}, {value.column}", percent(value.value)) for value in values]
+        rows = [[*each, cell] for each, cell in zip(named, own, strict=True)]
+        caption = f"The paper's are of its own data, this run's of {recipe.data.name}."
+        caption = "" if is_full(recipe.paper.table, recipe.data.name) else caption
+        yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)

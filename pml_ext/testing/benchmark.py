@@ -1,0 +1,274 @@
+"""Time and peak memory of losses, forward and backward, relative to a floor.
+
+The floor is the minimum work of any pair loss: normalization, one ``X @ X.T``, one elementwise ``exp``, its mean, and
+the backward pass; in tiles for :func:`scale`. Functions run in turns, so a busy machine slows all of them equally.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+import statistics
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode  # documented in torch's notes on extending it
+from torch.utils._pytree import tree_leaves
+from torch.utils.benchmark import timer
+
+from .. import registry
+from ..distributed.devices import choose_device
+from ..errors import ConfigError, one_line
+from ..losses import RegularizedLoss
+from ..pairwise import in_tiles, rows_per_tile, tiles_of_rows
+from ..pml import ContrastiveLoss
+from ..registry import BuildContext, fill_settings
+
+Compute = Callable[[Tensor, Tensor], Tensor]
+FLOOR = "floor"
+LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # default of scale()
+ENOUGH = 5.0  # total seconds after which a function with three rounds is not run again
+LIMIT, MEMORY = 300.0, 16 << 30  # seconds and bytes that a function may take
+_COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """The number of embeddings in a batch, their size, and the samples per class."""
+
+    batch: int
+    size: int
+    per_class: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """Return the shape of ``"1024x512x4"``: 1,024 embeddings of size 512, 4 per class; or raise ConfigError."""
+        if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){2}", text.strip()):
+            raise ConfigError(f"a shape is BATCHxSIZExPER_CLASS, for example 1024x512x4, not {text!r}")
+        return cls(*map(int, text.split("x")))
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.size}x{self.per_class}"
+
+    @property
+    def context(self) -> BuildContext:
+        """The settings of losses that are determined by the batch."""
+        return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
+
+
+SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The measurement of one loss at one shape: the median time of forward and backward over several rounds."""
+
+    shape: str
+    loss: str  # name of the loss, or "floor"
+    milliseconds: float = 0.0
+    to_floor: float = 0.0  # the time divided by the floor's
+    peak_bytes: int = 0  # peak memory beyond the inputs
+    traffic: float = 0.0  # memory traffic of operators, in float32 matrices of batch x batch
+    limit: float = 0.0  # milliseconds for this traffic at copy bandwidth
+    rounds: int = 0
+    failed: str = ""  # reason for missing numbers
+
+
+def floor(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of ``exp`` of all similarities of ``embeddings``, ``[B, D]``; ``labels`` are not used."""
+    embeddings = nn.functional.normalize(embeddings)
+    return (embeddings @ embeddings.T).exp().mean()
+
+
+def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
+    """Return :func:`floor` computed in tiles of rows."""
+    x = nn.functional.normalize(embeddings)
+
+    def part(_: slice, rows: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> list[Tensor]:
+        return [(rows[0] @ columns[0].T).exp().sum(1)]
+
+    size = rows_per_tile(None, len(x), len(x), x.device) or len(x)
+    return in_tiles(part, (x,), (x,), tiles_of_rows(len(x), size))[0].mean() / len(x)
+
+
+def default_losses() -> list[str]:
+    """Return the names of registered losses and regularizers, except PML's, that can be built without settings."""
+    ours = [c for kind in ("loss", "regularizer") for c in registry.components(kind) if not c.name.startswith("pml/")]
+    return [registry.short_name(c) for c in ours if not fill_settings(c.cls, SHAPES[0].context)[1]]
+
+
+def bench(
+    losses: Sequence[str | nn.Module] | None = None,
+    shapes: Sequence[Shape] = SHAPES,
+    *,
+    repeats: int = 20,
+    device: str = "auto",
+    threads: int | None = None,
+    tiled: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> list[Row]:
+    """Measure losses.
+
+    Args:
+        losses: losses, or names of registered losses and regularizers (measured with PML's contrastive loss). A
+            second loss of one class is named ``CBMLLoss 2``. None: :func:`default_losses`.
+        shapes: shapes of the batches.
+        repeats: number of rounds; each runs every function once. Slow functions may stop after three rounds.
+        device: as in :func:`pml_ext.distributed.devices.choose_device`.
+        threads: number of torch's CPU threads while measuring; None keeps the current number.
+        tiled: whether the floor is :func:`tiled_floor`, for large batches.
+        progress: called with a line before each shape.
+
+    Returns:
+        For each shape: the floor, then the losses. A loss that fails at a shape, or would exceed :data:`LIMIT` or
+        :data:`MEMORY` at twice the batch, is not run at later shapes.
+    """
+    place = torch.device(choose_device(device))
+    chosen = default_losses() if losses is None else losses
+    names = [loss if isinstance(loss, str) else type(loss).__name__ for loss in chosen]
+    counts = [names[:number].count(name) for number, name in enumerate(names)]
+    names = [f"{name} {count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
+    functions: dict[Shape, dict[str, Compute]] = {}
+    for shape in shapes:  # raise errors before measuring
+        built = {name: _built(loss, shape).to(place) for name, loss in zip(names, chosen, strict=True)}
+        functions[shape] = {FLOOR: tiled_floor if tiled else floor, **built}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    rows: list[Row] = []
+    left_out: set[str] = set()
+    try:
+        for shape, every in functions.items():
+            progress(f"measuring at {shape}, {repeats} rounds")
+            rows += (new := _measure(shape, {key: every[key] for key in every if key not in left_out}, repeats, place))
+            too_large = {row.loss for row in new if 4 * row.milliseconds > 1e3 * LIMIT or 4 * row.peak_bytes > MEMORY}
+            left_out |= too_large | {row.loss for row in new if row.failed}
+    finally:
+        torch.set_num_threads(before)
+    return rows
+
+
+def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: torch.device) -> list[Row]:
+    x = torch.randn(shape.batch, shape.size, generator=torch.Generator().manual_seed(0))
+    inputs = x.to(device).requires_grad_(), (torch.arange(shape.batch) // shape.per_class).to(device)
+    side = min(shape.batch, _COPIED)
+    source, copy = torch.zeros(2, side, side, device=device)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    copies: list[float] = []
+    peaks, traffic, errors = dict[str, int](), dict[str, int](), dict[str, str]()
+    for round_, (name, function) in itertools.product(range(repeats), functions.items()):
+        if name in errors or (round_ >= 3 and sum(times[name]) > ENOUGH):
+            continue
+        try:
+            if round_ == 0:
+                peaks[name] = peak_bytes(function, *inputs)  # also warms up
+                traffic[name] = traffic_bytes(function, *inputs)
+            times[name].append(_seconds(function, *inputs))
+        except (RuntimeError, MemoryError) as error:
+            errors[name] = one_line(error)
+        start = timer()
+        copy.copy_(source)
+        copies.append(timer() - start)
+    medians = {name: 1e3 * statistics.median(times[name]) for name in functions if name not in errors}
+    lowest, per_byte = medians.get(FLOOR, math.nan), 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
+    rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
+    for name, median in medians.items():
+        sizes = peaks[name], traffic[name] / (4 * shape.batch**2), traffic[name] * per_byte
+        rows.append(Row(str(shape), name, median, median / lowest, *sizes, len(times[name])))
+    return rows
+
+
+def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768, **options: Any) -> list[Row]:
+    """Measure losses at batches that double from ``start`` up to ``to``; options are those of :func:`bench`."""
+    if to < start.batch:
+        raise ConfigError(f"the largest batch must be at least the first, {start.batch}, not {to}")
+    batches = [start.batch << doubled for doubled in range((to // start.batch).bit_length())]
+    return bench(losses, [dataclasses.replace(start, batch=batch) for batch in batches], tiled=True, **options)
+
+
+def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
+    if not isinstance(loss, str):
+        return loss
+    kind = "regularizer" if {c.kind for c in registry.candidates(loss)} == {"regularizer"} else "loss"
+    if missing := fill_settings(registry.get(loss, kind).cls, shape.context)[1]:
+        raise ConfigError(
+            f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
+            "pass an object to pml_ext.testing.benchmark.bench instead"
+        )
+    module: nn.Module = registry.build(loss, kind, shape.context)
+    return module if kind == "loss" else RegularizedLoss(ContrastiveLoss(), module)
+
+
+def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
+    embeddings.grad = None
+    start = timer()  # waits for the accelerator
+    function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
+    return timer() - start
+
+
+def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return the peak memory in bytes of forward and backward of a warmed-up loss, beyond the inputs."""
+    if embeddings.device.type != "cuda":
+        return _account(function, embeddings, labels).peak
+    _seconds(function, embeddings, labels)
+    torch.cuda.reset_peak_memory_stats(embeddings.device)
+    before = torch.cuda.memory_allocated(embeddings.device)
+    _seconds(function, embeddings, labels)
+    return int(torch.cuda.max_memory_allocated(embeddings.device) - before)
+
+
+def traffic_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return the bytes that operators of forward and backward of a warmed-up loss read and write, without caches.
+
+    Every input and output tensor of an operator (views excepted) counts in full, even if a gather reads only a part.
+    """
+    return _account(function, embeddings, labels).traffic
+
+
+def _account(function: Compute, embeddings: Tensor, labels: Tensor) -> _Account:
+    _seconds(function, embeddings, labels)
+    account = _Account(embeddings, labels)
+    with account:
+        _seconds(function, embeddings, labels)
+    return account
+
+
+_FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without reading
+
+
+class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Total bytes of the operators' inputs and outputs, and peak bytes of live tensors."""
+
+    def __init__(self, *inputs: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.traffic: int = 0
+        self.peak = self._now = 0
+        self._known = {tensor.data_ptr() for tensor in inputs}  # addresses of live storages
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._add(tensor.untyped_storage())
+        name = func.overloadpacket.__name__.removeprefix("new_")
+        if not func.is_view and not name.startswith(("_unsafe_view", "empty")):
+            only_written = args[:1] if name in ("copy_", "fill_", "zero_") else args if name.startswith(_FILLED) else ()
+            read = args[len(only_written) :], (kwargs or {}) | {"out": None}
+            self.traffic += sum(x.nbytes for x in tree_leaves([read, result]) if isinstance(x, Tensor))
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage.data_ptr(), storage.nbytes()
+        if size and key not in self._known:
+            self._known.add(key)
+            self._now += size
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._remove, key, size).atexit = False
+
+    def _remove(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size

@@ -1,0 +1,18 @@
+"""From a recipe to a run: data, training, tests, and the folder that is left behind."""
+
+from typing import TYPE_CHECKING
+
+from ..registry.lazy import lazily
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe as Recipe
+    from ..recipe import load_recipes as load_recipes
+    from ..recipe import validate as validate
+    from .launch import FailedRunsError as FailedRunsError
+    from .launch import draw_report as draw_report
+    from .launch import summarize as summarize
+    from .launch import train as train
+    from .run import Listener as Listener
+    from .run import Run as Run
+
+__getattr__ = lazily(__name__, "train", "training", ("matplotlib", "pydantic", "sklearn", "torchvision"))

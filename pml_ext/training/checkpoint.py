@@ -1,0 +1,182 @@
+"""Checkpoints of a run; reading them executes no code.
+
+``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
+epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's test embeddings.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import importlib.metadata
+import io
+import platform
+import random
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import __version__
+from ..distributed.devices import generator_states, set_generator_states
+from ..errors import DataError, PluginWarning, shortened
+from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
+
+_PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
+# Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.
+_SAFE: list[Any] = [
+    *(np.dtype, np.ndarray, np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]),  # type: ignore[index]
+    *{type(np.dtype(kind)) for kind in np.typecodes["All"] if kind not in "OV"},
+    *(collections.Counter, frozenset, range, set),
+]
+
+
+def save(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint ``RUN/checkpoints/NAME.pt`` and its checksum; keep the old one until the new is complete."""
+
+    def write(temporary: Path) -> None:
+        try:
+            torch.save({**state, "versions": versions()}, temporary)
+        except RuntimeError as error:  # torch has no specific error for a full disk
+            raise OSError(None, shortened(error, 200)) from error
+
+    replace_file(path.parent.parent, f"{path.parent.name}/{path.name}", write)
+
+
+def save_last(path: Path, state: Mapping[str, Any]) -> None:
+    """Write ``last.pt``; the old one becomes ``previous.pt``."""
+    if path.exists():
+        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(shutil.copyfile, path))
+    save(path, state)
+
+
+def load(
+    path: Path, device: torch.device | str = "cpu", of: str | None = None, digest: str | None = None
+) -> dict[str, Any]:
+    """Read a checkpoint without executing code that it may contain.
+
+    ``of`` is the ``identity`` of the run that asks; None takes a checkpoint of any run. ``digest`` is the file's
+    SHA-256, where the caller has it. DataError for a file that is missing, damaged or of another run.
+    """
+    if not path.is_file():
+        raise _refused(path, "no such checkpoint")
+    wanted = read_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
+    if wanted is not None and (digest or sha256_of(path)) != wanted:
+        raise _refused(path, f"the file is damaged (its checksum is not that in {SUMS})")
+    try:
+        with torch.serialization.safe_globals(_SAFE):
+            state = torch.load(path, map_location=device, weights_only=True)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
+        raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
+    if not isinstance(state, dict) or (of is not None and state.get("of") != of):
+        raise _refused(path, "it is of another run, of another recipe or seed")
+    return state  # type: ignore[no-any-return]
+
+
+def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the state of ``last.pt``, or ``previous.pt`` if damaged (None if neither exists), and a warning."""
+    previous = path.with_name("previous.pt")
+    if not path.exists() and not previous.exists():
+        return None, ""
+    try:
+        return load(path, device, of), ""
+    except DataError as error:
+        with contextlib.suppress(DataError):
+            state, reason = load(previous, device, of), str(error).partition("; ")[0]
+            resumed = f"the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
+            return state, f"{reason}; {resumed}"
+        raise
+
+
+@contextlib.contextmanager
+def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
+    """Add a checkpoint's path, and the versions that wrote it, to errors of loading its state into networks."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
+        old, now = state.get("versions", {}), versions()
+        changed = [f"{key} {old[key]} (now {now.get(key)})" for key in old if old[key] != now.get(key)]
+        written = f" (written by {', '.join(changed)})" if changed else ""
+        reason = f"{type(error).__name__}: {shortened(error, 200)}"
+        raise _refused(path, f"it does not fit the run's recipe ({reason}){written}") from error
+
+
+def _refused(path: Path, reason: str) -> DataError:
+    remedies = {
+        "model.pt": "train with --resume: it is made again from last.pt",
+        "before.pt": "the report leaves out its figure",
+        "within.pt": "the epoch begins again",
+    }
+    anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
+    return DataError(f"{path}: {reason}; {remedies.get(path.name, anew)}")
+
+
+def sampler_state(sampler: Any) -> Any:
+    """Return a sampler's ``state_dict()``, or a copy of its attributes; one that cannot be saved is left out."""
+    if hasattr(sampler, "state_dict"):
+        return sampler.state_dict()
+    state = {}
+    for name, value in vars(sampler).items():
+        file = io.BytesIO()
+        try:
+            torch.save(_plain(value), file)
+            file.seek(0)
+            with torch.serialization.safe_globals(_SAFE):
+                state[name] = torch.load(file, weights_only=True)
+        except Exception:  # of any kind, as pickling raises them
+            _warn_of(f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(value).__name__})")
+    return state
+
+
+@functools.cache  # once
+def _warn_of(text: str) -> None:
+    more = "a state_dict() and load_state_dict() of its own would keep it"
+    warnings.warn(f"{text}; {more}", PluginWarning, stacklevel=3)
+
+
+def set_sampler_state(sampler: Any, state: Any) -> None:
+    """Restore a state of :func:`sampler_state`."""
+    getattr(sampler, "load_state_dict", vars(sampler).update)(state)
+
+
+def _plain(value: Any) -> Any:
+    """Return dictionaries of other classes, such as ``defaultdict``, as ``dict``."""
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+def random_state() -> dict[str, Any]:
+    """Return the states of the generators of torch, numpy and Python."""
+    return {"torch": generator_states(), "numpy": np.random.get_state(), "python": random.getstate()}
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore a state of :func:`random_state`."""
+    set_generator_states(state["torch"])
+    np.random.set_state(state["numpy"])
+    random.setstate(state["python"])
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators of torch, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Return the versions of Python, this package and the libraries that results depend on."""
+    known = {"python": platform.python_version(), "pml-ext": __version__}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            known[package] = importlib.metadata.version(package)
+    return known

@@ -1,0 +1,254 @@
+"""A training step and an epoch of steps, in plain PyTorch.
+
+A step does what a step of PML 2.9's ``MetricLossOnly`` does, in its order and to the last digit. It adds precision,
+compilation, clipping, a check of the loss and every gradient before anything changes, and waits for the device once.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..distributed import max_over_ranks, num_processes
+from ..distributed.devices import autocast, check_precision, read_numbers
+from ..errors import TrainingError
+from ..losses import MicroBatched, unwrapped
+from ..pairwise import to_full_precision
+from ..recipe.schema import EngineTable
+
+MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
+
+
+class NotFiniteError(TrainingError):
+    """The loss, an embedding or a gradient is NaN or infinite; the step was not applied."""
+
+
+@dataclass
+class Objective:
+    """The loss that is minimized, with its miner and the optimizers."""
+
+    loss: nn.Module  # called as loss(embeddings, labels, indices_tuple); returns one value
+    optimizers: Mapping[str, torch.optim.Optimizer]  # of trunk, embedder and loss, in the order in which they step
+    miner: nn.Module | None = None  # called as miner(embeddings, labels) for the indices_tuple
+    schedulers: Sequence[Any] = ()  # stepped at the end of every epoch
+    recorded: Callable[[], Sequence[Any]] = field(default=tuple)  # values to record, once the loss is computed
+
+
+@dataclass(frozen=True)
+class Step:
+    """The result of a training step."""
+
+    loss: float
+    embeddings: Tensor  # of its batch, [B, D], float32 or float64, without gradient
+    recorded: list[Any]  # values that the objective records of the step, as Python numbers
+    skipped: bool = False  # a value was not finite, so no parameter changed
+
+
+class Engine:
+    """Trainer of a network of a trunk and an embedder, whose gradients are averaged over the processes.
+
+    The modules that are passed are those to save, test and load: compiled or wrapped ones share their parameters. With
+    ``freeze_batch_norm`` the trunk's batch norms keep their statistics. With ``skip_nonfinite`` a step whose loss,
+    embeddings or gradients are NaN or infinite is left out, rather than an error; at most 30 one after the other.
+    """
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        embedder: nn.Module,
+        device: torch.device,
+        settings: EngineTable | None = None,
+        freeze_batch_norm: bool = False,
+        skip_nonfinite: bool = False,
+    ) -> None:
+        self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
+        self._skips, self._undo = skip_nonfinite, _nothing
+        self.settings, self.device = settings or EngineTable(), device
+        self._freeze_batch_norm = freeze_batch_norm
+        check_precision(device, self.settings.precision)
+        self.networks = {"trunk": trunk, "embedder": embedder}
+        self._parameters = [*trunk.parameters(), *embedder.parameters()]
+        # Memory format of the images, the same as that of the weights.
+        self.memory_format = torch.channels_last if self.settings.channels_last else torch.contiguous_format
+        if self.settings.channels_last:
+            trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parts: Any = [torch.compile(part) if self.settings.compile else part for part in (trunk, embedder)]
+        if self.settings.micro_batch is not None:
+            parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
+        self._parts = [data_parallel(module) for module in parts]
+        self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
+        self._overflows = 0  # consecutive skipped steps
+
+    def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
+        """Train on batches and yield every step after it was taken; the epoch ends with the last step.
+
+        NotFiniteError if the loss, an embedding or a gradient is NaN or infinite, TrainingError for a loss that is not
+        one value, or depends on no parameter.
+        """
+        for module in (*self._parts, objective.loss):
+            module.train()
+        for module in self.networks["trunk"].modules() if self._freeze_batch_norm else ():
+            if "BatchNorm" in type(module).__name__:
+                module.eval()
+        for module in self.frozen:
+            module.eval()
+        parameters = {
+            f"{name}.{key}": parameter
+            for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss)))
+            for key, parameter in module.named_parameters()
+        }
+        reading = iter(batches)
+        batch = next(reading, None)
+        while batch is not None:
+            self._undo = self._make_undo(objective, len(batch[1])) if self._skips else _nothing
+            pending = self._forward_and_backward(*batch, objective)
+            ahead = self.device.type != "cpu"  # the next batch is read while the device works
+            batch = next(reading, None) if ahead else None
+            yield self._update(*pending, objective, parameters)
+            if not ahead:
+                batch = next(reading, None)
+        for scheduler in objective.schedulers:
+            scheduler.step()
+
+    def _forward_and_backward(self, images: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+        for module in (*self._parts, objective.loss):
+            module.zero_grad()
+        with autocast(self.device, self.settings.precision):
+            embeddings = images
+            for module in self._parts:
+                embeddings = module(embeddings)
+        embeddings = to_full_precision(embeddings)
+        indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
+        loss = objective.loss(embeddings, labels, indices_tuple)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
+        if not loss.requires_grad:
+            raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
+        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), embeddings.detach()
+
+    def _update(
+        self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
+    ) -> Step:
+        optimizers = objective.optimizers.values()
+        if self._scaler is not None:
+            for optimizer in optimizers:
+                self._scaler.unscale_(optimizer)
+        gradients = {
+            f"gradient of {name}": stored_values(parameter.grad)
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
+        norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
+        value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
+        bad: tuple[str, float] | None = None
+        if not math.isfinite(value):
+            bad = "loss", value
+        elif not math.isfinite(total):  # a norm overflows above 1e19, where every value may still be finite
+            bad = first_nonfinite({"embeddings": embeddings} | gradients)
+        if self._skips and max_over_ranks(int(bad is not None)) and bad is None:
+            bad = "loss of another process", math.nan
+        if bad is None:
+            self._overflows = 0
+            if self.settings.clip_gradient is not None:
+                nn.utils.clip_grad_norm_(self._parameters, self.settings.clip_gradient)
+            for optimizer in optimizers:
+                optimizer.step()
+        else:
+            self._skip(*bad)
+        if self._scaler is not None:
+            self._scaler.update()
+        return Step(value, embeddings, recorded, bad is not None)
+
+    def _skip(self, name: str, value: float) -> None:
+        """Skip a non-finite step if float16 gradients overflowed or ``skip_nonfinite`` is set; else raise."""
+        self._overflows += 1
+        if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
+            raise NotFiniteError(f"the {name} became {value}")
+        if self._overflows > MOST_SKIPPED:
+            times = f"the {name} became {value} in {self._overflows} iterations one after the other"
+            wanted = "wanted engine.precision = 'bfloat16', which has a wider range than float16"
+            raise NotFiniteError(times if self._skips else f"{times}; {wanted}")
+        self._undo()
+
+    def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
+        """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
+        buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
+        loss = unwrapped(objective.loss)
+        rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
+        entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
+        undo_queues = [module.snapshot(entering) for module in rings.values()]
+        parameters = {name for name, _ in loss.named_parameters()}
+        state = {
+            name: copy.deepcopy(value)
+            for name, value in loss.state_dict().items()
+            if name not in parameters and name.rpartition(".")[0] not in rings
+        }
+
+        def undo() -> None:
+            for buffer, before in buffers:
+                buffer.copy_(before)
+            loss.load_state_dict(state, strict=False)
+            for undo_queue in undo_queues:
+                undo_queue()
+
+        return undo
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loss scale of float16 and the number of consecutive skipped steps."""
+        scaler = self._scaler.state_dict() if self._scaler is not None else {}
+        return {"scaler": scaler, "overflows": self._overflows}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the state of an engine with the same precision."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(state["scaler"])
+        self._overflows = state["overflows"]
+
+
+def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
+    """Return a module with gradients averaged over the processes; unchanged for one process or no parameters."""
+    if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
+        return module
+    return nn.parallel.DistributedDataParallel(module, **settings)
+
+
+def _nothing() -> None: ...
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
+    """Return name and value of the first tensor, of any layout on one device, that is not finite; None if all are."""
+    filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
+    if not filled:
+        return None
+    # maximum absolute value of each: NaN stays NaN, and squares, which could overflow, are avoided
+    greatest = torch.stack(torch._foreach_norm(list(filled.values()), math.inf)).tolist()
+    return next(((name, value) for name, value in zip(filled, greatest, strict=True) if not math.isfinite(value)), None)
+
+
+def stored_values(tensor: Tensor) -> Tensor:
+    """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
+    tensor = tensor.detach()
+    return tensor.coalesce().values() if tensor.is_sparse else tensor
+
+
+def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str, float] | None:
+    """Return name and value of the first parameter that is not finite, or buffer that makes NaN of every image.
+
+    A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
+    """
+    parameters, buffers = dict[str, Tensor](), dict[str, Tensor]()
+    for group, module in {**networks, "loss": loss}.items():
+        parameters |= {f"weight {group}.{name}": parameter for name, parameter in module.named_parameters()}
+        for name, buffer in module.named_buffers() if group in networks else ():
+            if buffer.is_floating_point():
+                mean = name.endswith("running_mean")
+                buffers[f"{group}.{name}"] = buffer if mean else buffer.nan_to_num(math.nan, 0.0, 0.0)
+    return first_nonfinite(parameters) or first_nonfinite(buffers)

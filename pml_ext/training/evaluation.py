@@ -1,0 +1,218 @@
+"""Evaluation of a run: metrics of its splits, the nearest images of queries, and the collapse of embeddings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data import raw_pixels
+from ..errors import DataError, TrainingError
+from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, needs_clusters, plugin_metrics
+from ..evaluation.classification import nearest_class_mean, related_means
+from ..evaluation.metrics import class_means, metrics_of
+from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from ..networks.trunks import fit_whitened_pca
+from ..recipe.schema import PROTOCOLS, TOP
+from .engine import first_nonfinite
+from .stages import Stages
+from .view import View
+
+COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
+RESOLUTION = 1e-6  # a search in float32 cannot distinguish closer cosine similarities
+QUERIES_FOR_COLLAPSE = 256
+NEIGHBORS = 8  # kept of a search, for the report
+
+Metrics = dict[str, float]
+
+
+def metrics_before(view: View) -> dict[str, Metrics]:
+    """Return the metrics of raw pixels and of the untrained network, from one pass over the tested images.
+
+    A pretrained or frozen trunk adds those of its features, and of their whitened principal components.
+    """
+    split = view.queries
+    parts = list(dict.fromkeys((split, view.gallery_of(split))))
+    points = {"raw": {part: view.embedded(part, also=raw_pixels)["also"] for part in parts}}
+    if view.frozen or view.recipe.model.trunk.settings.get("weights") is not None:
+        features = {part: view.embeddings(part, "trunk") for part in parts}
+        known = view.embeddings("train", "trunk")
+        size = min(view.recipe.model.embedding_size, *known.shape)
+        components = nn.Linear(known.shape[1], size, device="meta").to_empty(device=view.device)  # nothing drawn
+        fit_whitened_pca(known, components)
+        with torch.no_grad():
+            points |= {"frozen": features, "pca": {part: components(features[part]) for part in parts}}
+    metrics = {}
+    for phase, rows in points.items():
+        each = {part: nn.functional.normalize(rows[part]) for part in parts}
+        results = _searched(view, split, each), _searched(view, split, each, clusters=True)
+        metrics[phase] = {**results[0].accuracies, **results[1].accuracies}
+    return metrics | {"before": evaluate_split(view, split)}
+
+
+def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
+    """Return the metrics of the trained network on test and training images, and those of a learned metric."""
+    split = view.queries
+    metrics = {"after": evaluate_split(view, split)}
+    if view.tested_training is not None:
+        metrics["training"] = evaluate_split(view, view.tested_training, clustering=False)
+    metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
+    if metric is not None:
+        where, shortlist = view.gallery_of(split), view.recipe.evaluation.shortlist
+        points = {part: view.embeddings(part) for part in (split, where)}
+        metrics["learned_metric"] = _searched(view, split, points, neighbors_under(metric), keep=0).accuracies
+        if shortlist:
+            # one more than the recipe says, where the query itself is among its own nearest
+            search = reranked_under(metric, shortlist + int(where == split))
+            metrics["shortlist"] = _searched(view, split, points, search, keep=0).accuracies
+    return metrics
+
+
+def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
+    """Return the metrics of a split by cosine similarity, with ``clustering`` those of clusters and protocols too.
+
+    TrainingError for embeddings that are not finite.
+    """
+    metrics = dict(nearest(view, split).accuracies)
+    if clustering:
+        points = {split: _normalized_embeddings(view, split)}
+        metrics |= view.once(("clusters", split), lambda: _searched(view, split, points, clusters=True)).accuracies
+        metrics |= view.once(("classified", split), lambda: _classified(view, split))
+    return metrics
+
+
+def nearest(view: View, split: str) -> Evaluation:
+    """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
+    points = {part: _normalized_embeddings(view, part) for part in dict.fromkeys((split, view.gallery_of(split)))}
+    return view.once(("nearest", split), lambda: _searched(view, split, points))
+
+
+def recall_by_class(view: View) -> dict[str, float]:
+    """Return Recall@1 of each tested class by its name, the worst first."""
+    labels, names = view.true_labels(view.queries).cpu(), view.images(view.queries).class_names
+    right = nearest(view, view.queries).right[:, 0].double().cpu()
+    found, means = class_means(right, labels)
+    worst = means.argsort(stable=True).tolist()
+    return {str(names[int(found[place])]): round(float(means[place]), 4) for place in worst}
+
+
+def confusions(view: View) -> list[tuple[str, str, int]]:
+    """Return the ten most frequent confusions: class of the query, class of its nearest image, count."""
+    result, names = nearest(view, view.queries), view.images(view.queries).class_names
+    labels, others = view.images(view.queries).labels, view.images(view.gallery_of(view.queries)).labels
+    wrong = (~result.right[:, 0].cpu()).nonzero().flatten().tolist()
+    pairs = Counter((labels[query], others[int(result.indices[query, 0])]) for query in wrong)
+    return [(str(names[query]), str(names[other]), count) for (query, other), count in pairs.most_common(10)]
+
+
+def counts(view: View) -> dict[str, dict[str, int]]:
+    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out."""
+    left_out = {name: {"unreadable": len(paths)} for name, paths in view.unreadable.items()}
+    return {
+        name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
+        for name, images in view.splits.items()
+    }
+
+
+def _normalized_embeddings(view: View, split: str) -> Tensor:
+    embeddings = view.embeddings(split)
+    if (bad := first_nonfinite({"": embeddings})) is not None:
+        raise TrainingError(f"the network gives {bad[1]} for images to test; try a lower optimizer.lr")
+    return nn.functional.normalize(embeddings)
+
+
+def _searched(
+    view: View,
+    split: str,
+    points: Mapping[str, Tensor],
+    search: NearestNeighbors | None = None,
+    keep: int = NEIGHBORS,
+    clusters: bool = False,
+) -> Evaluation:
+    """Return metrics of retrieval, or of clusters, by their names in ``metrics.json``, those of plugins last."""
+    table, where = view.recipe.evaluation, view.gallery_of(split)
+    relation = None if clusters else view.relation
+    levels = () if relation is None else relation.levels
+    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
+    names = {each.accuracy: each.name for each in known if each.in_runs and bool(each.clusters) == clusters}
+    names |= {name: name for name, metric in plugin_metrics().items() if needs_clusters(metric) == clusters}
+    calculator = RetrievalAccuracyCalculator(
+        [*names],
+        k="max_bin_count",
+        device=view.device,
+        knn_func=search,
+        recall_at=table.recall_at,
+        precision_at=table.precision_at,
+        lone_queries=table.lone_queries,
+        clusters_per_class=table.clusters_per_class,
+        relation=relation,
+        ndcg_at=table.ndcg_at,
+    )
+    gallery, labels = (None, None) if where == split or clusters else (points[where], view.true_labels(where))
+    result = calculator.evaluate(points[split], view.true_labels(split), gallery, labels, keep=0 if clusters else keep)
+    accuracies = {name: float(result.accuracies[accuracy]) for accuracy, name in names.items()}
+    return dataclasses.replace(result, accuracies=accuracies)
+
+
+def _classified(view: View, split: str) -> Metrics:
+    """Return the metrics of the recipe's protocols of classification."""
+    found: dict[str, Metrics] = {}
+    protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
+    points, labels = _normalized_embeddings(view, split), view.true_labels(split)
+    if "nearest-class-mean" in protocols:
+        tested, known = (points, labels), (_normalized_embeddings(view, where), view.true_labels(where))
+        if where == split:
+            first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
+            if bool(first.all()):
+                text = "'nearest-class-mean' wants a class with two test images; leave it out"
+                raise DataError(f"evaluation.protocols: {text}")
+            tested, known = (points[~first], labels[~first]), (points[first], labels[first])
+        found["nearest-class-mean"] = nearest_class_mean(*tested, *class_means(*known), TOP)
+    if "zero-shot" in protocols:
+        assert view.parents is not None
+        seen, means = class_means(_normalized_embeddings(view, "train"), view.true_labels("train"))
+        names = view.images("train").class_names
+        known_means = {names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
+        new = torch.unique(labels)
+        new_names = [view.images(split).class_names[label] for label in new.tolist()]
+        new_means = related_means(new_names, known_means, view.parents)
+        found["zero-shot"] = nearest_class_mean(points, labels, new, new_means, TOP)
+    return {f"{PROTOCOLS[name]}_{top}": value for name, values in found.items() for top, value in values.items()}
+
+
+def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+    """Return a mask ``[N]`` of half of the images of every class, rounded up, drawn at random."""
+    chosen, generator = np.zeros(len(labels), dtype=bool), np.random.default_rng(seed)
+    for label in np.unique(labels):
+        members = generator.permutation(np.flatnonzero(labels == label))
+        chosen[members[: -(-len(members) // 2)]] = True
+    return chosen
+
+
+def collapse(embeddings: Tensor, labels: Any) -> float | None:
+    """Return the mean cosine similarity of different images if embeddings ``[N, D]`` have collapsed to one point.
+
+    It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
+    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse.
+    """
+    count = len(embeddings)
+    if count < 2:
+        return None
+    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
+    similarity = float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
+    if not similarity > COLLAPSED:  # NaN is not a collapse
+        return None
+    classes = torch.as_tensor(labels).cpu()
+    rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
+    values = (points[rows] @ points.T).scatter_(1, rows[:, None], -torch.inf)
+    nearest = values >= values.amax(dim=1, keepdim=True) - RESOLUTION
+    same = (classes[rows][:, None] == classes).scatter_(1, rows[:, None], False)
+    chance = float(same.double().mean()) * count / (count - 1)
+    right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
+    return similarity if chance == 0 or right < (1 + chance) / 2 else None

@@ -1,0 +1,138 @@
+"""Export of a run's network for other programs: weights, ONNX graph, preprocessing and a model card."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import torch
+from torch import Tensor, nn
+
+from pml_ext_search.collection import StoreWarning
+
+from ..errors import ConfigError, needs_extra, one_line, shortened
+from ..files import DamagedError, read_json, write_atomically, write_json, write_text
+from ..files.checksums import is_unchanged, sha256_of, write_sums
+from ..networks.network import Network
+from ..networks.pretrained import merged_lora
+from ..recipe import Recipe
+from ..registry.lazy import require_packages
+
+WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "preprocess.json", "README.md"
+MOST = 1e-4  # largest accepted absolute difference of an embedding's component
+COMPARED = 100  # noise images on which the graph is compared with the network
+
+
+class Normalized(nn.Module):
+    """Network from transformed images to embeddings of length 1, ``[B, C, S, S]`` to ``[B, D]``."""
+
+    def __init__(self, trunk: nn.Module, embedder: nn.Module) -> None:
+        super().__init__()
+        self.trunk, self.embedder = trunk, embedder
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return embeddings, ``[B, D]``."""
+        return nn.functional.normalize(self.embedder(self.trunk(images)))
+
+
+def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False) -> None:
+    """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and their checksums.
+
+    Without ``onnx``, the graph of an earlier export is removed. A model card that a user has edited is kept.
+    """
+    with needs_extra("train", "export"):
+        from safetensors.torch import save_file
+    if onnx:
+        require_packages(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
+    folder.mkdir(parents=True, exist_ok=True)
+    seen, model = network.preprocessing, recipe.model
+    about: dict[str, Any] = {
+        "trunk": {"name": model.trunk.name, **model.trunk.settings},
+        "embedding_size": model.embedding_size,
+        "hidden_sizes": model.hidden_sizes,
+        "norm": model.norm,
+        "features": network.features,
+        **seen.model_dump(exclude={"crop", "resize"}),
+        "resize": seen.resized_to,
+        "l2_normalize_embeddings": True,
+    }
+    whole = Normalized(merged_lora(network.trunk), network.embedder)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.state_dict().items()}
+    write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
+    about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
+    written = [WEIGHTS]
+    if onnx:
+        whole = copy.deepcopy(whole).cpu().eval()
+        shape = (COMPARED, seen.channels, seen.image_size, seen.image_size)
+        noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+        _, transform = seen.transforms()
+        difference = write_onnx(folder / ONNX, whole, torch.stack([transform(image) for image in noise]))
+        about["onnx"] = {"file": ONNX, "sha256": sha256_of(folder / ONNX), "largest_difference": difference}
+        written.append(ONNX)
+    elif is_unchanged(folder, ONNX):
+        (folder / ONNX).unlink()
+    write_json(folder / ABOUT, about)
+    if (folder / CARD).exists() and not is_unchanged(folder, CARD):
+        text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
+        warnings.warn(text, StoreWarning, stacklevel=3)
+    else:
+        write_text(folder / CARD, card(run, recipe, about))
+        written.append(CARD)
+    write_sums(folder, sorted([ABOUT, *written]))
+
+
+@torch.no_grad()
+def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
+    """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size.
+
+    Return the largest absolute difference of an embedding's component on these images, in batches of one and of seven.
+    Raise ConfigError and delete the file if torch cannot export the network, or if the difference is above 1e-4.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)}}
+    settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"], "dynamic_shapes": shapes}
+    settings |= {"dynamo": True, "external_data": False}
+    try:
+        with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):  # torch's messages
+            write_atomically(path, lambda new: torch.onnx.export(network, (images[:2],), str(new), **settings))
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        parts = (images[:1], *torch.split(images, 7))
+        found = [torch.from_numpy(session.run(None, {"images": part.numpy()})[0]) for part in parts]
+        largest = max(float((one - network(part)).abs().max()) for one, part in zip(found, parts, strict=True))
+        if not largest <= MOST:  # NaN too
+            raise ConfigError(
+                f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "
+                f"than {MOST:.0e}; it is not kept. model.safetensors has the weights"
+            )
+    except Exception as error:  # torch's exporters have no common base class of errors
+        path.unlink(missing_ok=True)
+        if isinstance(error, (ConfigError, OSError)):
+            raise
+        raise ConfigError(
+            f"torch {torch.__version__} cannot write this network as ONNX for batches of any size "
+            f"({shortened(one_line(error), 250)}); model.safetensors has the weights"
+        ) from error
+    return largest
+
+
+def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
+    """Return a model card for the content of ``preprocess.json``: Markdown with YAML metadata, as in model hubs."""
+    measured: dict[str, Any] = {}
+    with contextlib.suppress(OSError, DamagedError):
+        measured = read_json(run / "metrics.json")
+    text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
+    template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    values = {key: measured.get(key) or {} for key in ("after", "before")}
+    values["title"] = measured.get("recipe") or recipe.loss.name
+    values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private
+    values["weights"] = recipe.model.trunk.settings.get("weights")
+    return str(template.render(values, about={"onnx": None, **about}, recipe=recipe))

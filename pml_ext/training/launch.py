@@ -1,0 +1,289 @@
+"""Start and resume runs: recipes and seeds, folders, devices, and the summary of several runs."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ..distributed import from_rank_0, num_processes, process_group, rank
+from ..distributed.devices import choose_device
+from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
+from ..files import DamagedError, checksums, final_path, locked_folder, read_json, read_toml, write_json
+from ..files.checksums import SUMS
+from ..recipe import Recipe, flat, load_recipe, load_recipes, plugins_in
+from . import signals
+from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
+from .trackers import phases_of
+
+Metrics = dict[str, Any]
+LOCK = ".lock"
+QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # only the test
+MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
+_FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A planned run: the recipe with its name and variant, the seed of all generators, and the folder to write."""
+
+    name: str
+    recipe: Recipe
+    seed: int
+    folder: Path
+    trials: int = 0  # of tuning, by which values of the recipe were chosen
+    epochs_before: int | None = None  # epochs of the run that the folder holds
+
+
+def plan(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+) -> list[Plan]:
+    """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
+    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
+        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
+    if resume and out is not None and not out.exists() and not _restarted():
+        raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
+    recipes = load_recipes(name, overrides)
+    if out is None:
+        time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        shown = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
+        out = Path("runs") / f"{shown}-{seed}-{time}"
+    if out.exists() and not (resume and out.is_dir()):
+        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
+    plans = []
+    for full_name, recipe in recipes.items():
+        variant = re.sub(r"[/\\]|^\.+$", "-", printable(full_name.partition("@")[2]))  # a folder name below out
+        for number in range(seed, seed + seeds):
+            parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
+            folder = out / "-".join(parts)  # out itself for a single run
+            plans.append(Plan(full_name, recipe, number, folder, epochs_before=_epochs_before(folder, recipe, number)))
+    return plans
+
+
+def _restarted() -> bool:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
+    """Return the epochs of the run in a folder, if any; refuse a run of another recipe or seed, or other files."""
+    if not folder.exists():
+        return None
+    try:
+        checksums.check_unchanged(folder, RECIPE)
+        tables = read_toml(folder / RECIPE, "run")
+    except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
+        own = {*FILES, LOCK, SUMS}
+        if any(path.name not in own and final_path(path) is None for path in folder.iterdir()):
+            raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out") from None
+        return None
+    if (before := tables.pop("run").get("seed")) != seed:
+        raise ConfigError(f"{folder} holds a run with seed {before}, not {seed}; type --seed {before}")
+    old, new = flat(tables), flat(recipe.as_dict())
+    epochs: int = old["schedule.epochs"]
+    extends = recipe.schedule.epochs > epochs and recipe.schedule.name in ("constant", "cosine")
+    for key in [*old, *new]:
+        free = key.startswith("track") or (key == "schedule.epochs" and extends)
+        if old.get(key) != new.get(key) and not free:
+            there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
+            raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
+    return epochs
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Create and lock a run's folder, and finish or remove files of a killed process; ConfigError if it is locked."""
+    text = f"{folder} is being written by another run; wait for it or stop it, or choose another --out"
+    with locked_folder(folder, ConfigError(text)):
+        checksums.recover(folder, ("checkpoints", "figures", "records"))
+        yield
+
+
+def execute(
+    plan: Plan,
+    device: str = "auto",
+    data: Path | None = None,
+    listener: Listener | None = None,
+    resume: bool = False,
+    on_nonfinite: OnNonfinite = "stop",
+) -> Metrics:
+    """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
+    folder, schedule, before = plan.folder, plan.recipe.schedule, plan.epochs_before
+    finished = resume and rank() == 0 and (folder / METRICS).exists()
+    metrics, damaged = from_rank_0(_finished(folder) if finished else (None, []))
+    longer = before is not None and before < schedule.epochs
+    if metrics is not None and not damaged and not longer:
+        return metrics  # type: ignore[no-any-return]
+    run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
+    text = f"{plan.name}, seed {plan.seed}, in {folder}"
+    if longer:
+        falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
+        text += f": {schedule.epochs} epochs in place of {before}{falls}; metrics and report are made again"
+    run.listener.step(text)
+    again = metrics is not None and MODEL not in damaged and not longer  # else training continues
+    with locked(folder) if rank() == 0 else contextlib.nullcontext():
+        if rank() == 0:
+            if MODEL in damaged:
+                run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
+            if longer:
+                (folder / METRICS).unlink(missing_ok=True)
+            if not again or RECIPE in damaged:
+                tables = plan.recipe.as_dict()
+                tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
+                tables["run"] |= {"trials": plan.trials} if plan.trials else {}
+                recipe = tomli_w.dumps(tables)
+                checksums.replace_file(folder, RECIPE, lambda path: path.write_text(recipe, "utf-8"))
+            if again:
+                run.finish_again(metrics, damaged)
+        from_rank_0(None)  # the other ranks read the folder's files now
+        return metrics if again else run.train(resume)  # type: ignore[no-any-return]
+
+
+def _finished(folder: Path) -> tuple[Metrics, list[str]]:
+    """Return the metrics of a finished run, and the names of its missing and damaged files."""
+    checksums.check_unchanged(folder, METRICS)
+    metrics = read_metrics(folder / METRICS)
+    damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
+    damaged |= {name for name in (SUMS, MODEL) if not (folder / name).exists()}
+    damaged |= {*checksums.changed_files(folder), *({REPORT} - checksums.read_sums(folder).keys())}
+    if MODEL in damaged and not (folder / LAST).exists():
+        raise DataError(
+            f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone; "
+            f"delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
+        )
+    return metrics, sorted(damaged)
+
+
+def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
+    """Regenerate the report of a finished run, and its damaged or missing derived files."""
+    for name in (RECIPE, METRICS):
+        if not (folder / name).is_file():
+            text = f"{folder}: no finished run (no {name} in it)"
+            raise DataError(f"{text}; type: pml-ext train RECIPE --out {folder} --resume")
+    recipe = load_recipe(str(folder / RECIPE))
+    metrics, damaged = _finished(folder)
+    checksums.check_unchanged(folder, RECIPE)
+    with locked(folder):
+        run = Run(recipe, metrics["recipe"], folder, metrics["seed"], device, data, listener)
+        run.finish_again(metrics, damaged)
+    return folder / REPORT
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Read a ``metrics.json``; raise DataError for a damaged one."""
+    try:
+        return read_json(path)
+    except DamagedError as error:
+        text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
+        raise DataError(f"{text}; delete it and train with --resume: they are measured again") from None
+
+
+def train(
+    name: str,
+    out: Path | None = None,
+    seed: int = 0,
+    seeds: int = 1,
+    device: str = "auto",
+    data: Path | None = None,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    listener: Listener | None = None,
+    on_nonfinite: OnNonfinite = "stop",
+) -> list[Metrics]:
+    """Train a recipe, all its variants, with every seed. A signal ends it after the iteration, with a checkpoint.
+
+    Args:
+        name: a recipe's name or file.
+        out: the folder to write; by default ``runs/NAME-SEED-TIME``. More than one run get sub-folders of it.
+        seed: the first of the seeds.
+        seeds: how many there are, counted up.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
+        data: the folder of the data.
+        overrides: ``KEY=VALUE`` pairs.
+        resume: go on with the runs in the folder.
+        listener: hears how a run goes on.
+        on_nonfinite: as of :class:`Run`.
+
+    Returns:
+        The contents of each run's ``metrics.json``, with its ``folder``; of several runs, ``summary.json`` in the
+        common folder has mean and spread.
+
+    Raises:
+        FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
+        StoppedError: a signal ended it; the text says what to type to go on.
+    """
+    resume = resume or _restarted()
+    plans: list[Plan] = []
+    results: list[Metrics] = []
+    failures: list[dict[str, Any]] = []
+    with signals.listening():
+        try:
+            with process_group(choose_device(device).partition(":")[0]):
+                # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
+                plans += from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
+                place = plans[0].folder.parent if len(plans) > 1 else plans[0].folder
+                for each in plans:
+                    signals.check("before a run began")
+                    try:
+                        metrics = execute(each, device, data, listener, resume, on_nonfinite)
+                        results.append(metrics | {"folder": str(each.folder)})
+                    except Exception as error:
+                        if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
+                            raise
+                        # Not the error itself, which would keep the networks of its run in memory.
+                        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
+                        about = {"recipe": each.name, "seed": each.seed, "folder": str(each.folder)}
+                        failures.append(about | {"error": text})
+                        if listener is not None:
+                            listener.warn(_FAILURE.format(**failures[-1]))
+                if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
+                    checksums.recover(place)
+                    summary: Metrics = {**summarize(results), "failures": failures}
+                    write_json(place / "summary.json", {key: value for key, value in summary.items() if value})
+        except StoppedError as error:
+            if not any(plan.folder.exists() for plan in plans):
+                raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
+            again = f"the same command with --out {shlex.quote(str(place))} --resume"
+            raise StoppedError(error.signal, f"{error}; go on with {again}") from None
+    if failures:
+        raise FailedRunsError(results, failures)
+    return results
+
+
+class FailedRunsError(PmlExtError):
+    """Some runs of several failed; ``failures`` have each one's ``recipe``, ``seed``, ``folder`` and ``error``."""
+
+    def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
+        self.results, self.failures = results, failures
+        texts = "; ".join(_FAILURE.format(**failure) for failure in failures)
+        super().__init__(f"{len(failures)} of {len(results) + len(failures)} runs failed: {texts}")
+
+
+def summarize(results: Sequence[Metrics]) -> Metrics:
+    """Return ``{recipe: {phase: {metric: {"mean": ..., "std": ...}}}}``, see :func:`spread`, of several runs."""
+    summary: Metrics = {}
+    for name in dict.fromkeys(result["recipe"] for result in results):
+        mine = [result for result in results if result["recipe"] == name]
+        summary[name] = {
+            phase: {metric: spread([result[phase][metric] for result in mine]) for metric in metrics}
+            for phase, metrics in phases_of(mine[0]).items()
+        }
+    return summary
+
+
+def spread(values: Sequence[float]) -> dict[str, float | None]:
+    """Return mean and sample standard deviation of one or more values; None for the deviation of one."""
+    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}

@@ -1,0 +1,117 @@
+"""Times of training steps, and their ratio to a bare loop over the same batches."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.benchmark import timer  # waits for the accelerator
+from torch.utils.data import DataLoader
+
+from ..recipe import load_recipe
+from .batches import draw, epoch_batches
+from .engine import Engine, Objective, Step
+from .features import FeatureReader
+from .records import Records
+from .run import Run
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Median times of training steps in milliseconds."""
+
+    step: float  # with the check for finite values and the records
+    bare: float  # of a loop that reads, does forward, backward and optimizer step, in float32 and not compiled
+    ratio: float  # median of the step-by-step ratios
+    steps: int  # number of measured steps
+
+
+def profile_steps(
+    engine: Engine,
+    objective: Objective,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    plain: Iterable[tuple[Tensor, Tensor]],
+    count: int,
+    record: Callable[[Step], None] = lambda _: None,
+    warm_up: int = 3,
+) -> StepProfile:
+    """Time ``count`` steps of an engine and of a bare loop, alternately, so that a busy machine slows both equally.
+
+    The engine reads ``batches``; the bare loop reads the same ones, ``plain``, with copies of the network, the loss,
+    the miner and the optimizers. The first ``warm_up`` steps do not count.
+    """
+    network, own = copy.deepcopy((nn.Sequential(*engine.networks.values()), objective))
+
+    def bare_loop() -> Iterator[None]:
+        network.train()
+        own.loss.train()
+        for images, labels in plain:
+            images, labels = images.to(engine.device), labels.to(engine.device)
+            for optimizer in own.optimizers.values():
+                optimizer.zero_grad()
+            embeddings = network(images)
+            indices_tuple = own.miner(embeddings, labels) if own.miner is not None else None
+            own.loss(embeddings, labels, indices_tuple).backward()
+            for optimizer in own.optimizers.values():
+                optimizer.step()
+            yield
+
+    steps, bare = map(record, engine.epoch(batches, objective)), bare_loop()
+    times: dict[Any, list[float]] = {steps: [], bare: []}
+    for number in range(count):
+        for loop in (steps, bare) if number % 2 else (bare, steps):
+            started = timer()
+            next(loop)
+            times[loop].append(1e3 * (timer() - started))
+    ours, theirs = times[steps][warm_up:], times[bare][warm_up:]
+    ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
+    return StepProfile(statistics.median(ours), statistics.median(theirs), ratio, len(ours))
+
+
+def profile_recipe(
+    name: str,
+    data: Path | None = None,
+    overrides: Iterable[str] = (),
+    device: str = "auto",
+    threads: int | None = None,
+    steps: int = 60,
+    warm_up: int = 5,
+) -> StepProfile:
+    """Profile training steps of a recipe in a temporary folder; arguments as of :func:`pml_ext.training.train`."""
+    recipe, before, steps = load_recipe(name, overrides), torch.get_num_threads(), steps + warm_up
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, before)
+        torch.set_num_threads(threads or before)
+        run = Run(recipe, name, Path(folder), 0, device, data)
+        run.call_parts("prepare")
+        run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
+        stage = run.stages.of(run.epoch)
+        run.relabel(stage)
+        run.call_parts("start_epoch")
+        drawn: list[list[int]] = []
+        while len(drawn) < steps:
+            drawn += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(drawn)))
+        (objective, held), labels = run.objective(stage, recorded=True), run.pseudo_labels
+        reader, numbers = stack.enter_context(contextlib.closing(run.reader())), itertools.count(1)
+        if isinstance(reader, FeatureReader):
+            rows, known = reader.views[0][:], reader.labels if labels is None else torch.from_numpy(labels)
+            plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in drawn)
+        else:
+            images = run.training_images if labels is None else run.training_images.replace(labels=labels)
+            plain = DataLoader(images, batch_sampler=drawn, num_workers=recipe.data.workers)
+        records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
+
+        def record(step: Step) -> None:
+            records.add(next(numbers), held.rows(step))
+
+        batches = reader.read(epoch_batches(drawn, run.seed, run.epoch), labels)
+        return profile_steps(run.engine, objective, batches, plain, len(drawn), record, warm_up)

@@ -1,0 +1,262 @@
+"""Records of a run: numbers of every iteration and epoch, in SQLite and CSV files by record-keeper, and in trackers."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import functools
+import io
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError, MissingExtraError, one_line
+from ..files import write_text
+from .engine import Step
+from .trackers import Tracker, of_epochs
+
+Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
+Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
+ITERATION = "~iteration~"  # record-keeper's name for the column that counts
+VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
+TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
+_SAVE_SECONDS = 30.0  # interval of writes inside an epoch, to monitor the run
+
+
+class Records:
+    """The records of a run: by record-keeper in ``records/``, and in its trackers.
+
+    Values are kept in memory and written together, at the end of an epoch or after 30 seconds. Rows of an earlier
+    process after ``iteration`` and ``epoch``, those of the checkpoint that the run resumes from, are deleted. A tracker
+    that fails is left out from then on, with a warning; it never ends a training.
+
+    ``trackers`` are names and factories, which are called without arguments; ``warn`` is called with a text.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        iteration: int,
+        epoch: int,
+        warn: Callable[[str], None] = lambda text: None,
+        trackers: Iterable[tuple[str, Callable[[], Tracker]]] = (),
+    ) -> None:
+        self._folder, self._warn = folder / "records", warn
+        self._rows: list[tuple[int, Rows]] = []
+        self._saved = time.monotonic()
+        self._trackers: list[tuple[str, Tracker]] = []
+        own: Callable[[], Tracker] = functools.partial(RecordKeeper, self._folder, iteration, epoch, warn)
+        for name, factory in [("records", own), *trackers]:
+            with self._errors_as_warnings(name):
+                self._trackers.append((name, factory()))
+
+    def add(self, number: int, rows: Rows) -> None:
+        """Record values of an iteration, or of an epoch for tables whose name begins with "accuracies"."""
+        self._rows.append((number, rows))
+        if time.monotonic() - self._saved > _SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Write the values added since the last call."""
+        rows, self._rows, self._saved = self._rows, [], time.monotonic()
+        flattened = [(number, _flattened(tables)) for number, tables in rows]
+        for name, tracker in [*self._trackers]:
+            with self._errors_as_warnings(name, tracker):
+                for number, values in flattened:
+                    tracker.log(values, number)
+                getattr(tracker, "flush", lambda: None)()
+
+    def close(self) -> None:
+        """Write the remaining values, and the CSV files."""
+        self.save()
+        with self._errors_as_warnings("records"):
+            write_csv_files(self._folder)
+
+    def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
+        """End the trackers, for a finished run after :meth:`close`; see :meth:`.Tracker.finish`."""
+        if status != "finished":
+            self.close()
+        for name, tracker in [*self._trackers]:
+            with self._errors_as_warnings(name, tracker):
+                tracker.finish(status, metrics, report)
+
+    @contextlib.contextmanager
+    def _errors_as_warnings(self, name: str, tracker: Tracker | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (ConfigError, MissingExtraError):
+            raise
+        except Exception as error:  # a tracker's code may raise anything
+            if not isinstance(tracker, RecordKeeper):  # which may write again, once a disk has room
+                self._trackers = [each for each in self._trackers if each[1] is not tracker]
+            self._warn(f"{name}: what happens is not recorded there ({one_line(error)}); training goes on without")
+
+
+class RecordKeeper:
+    """Tracker that writes record-keeper's tables, in SQLite."""
+
+    def __init__(self, folder: Path, iteration: int, epoch: int, warn: Callable[[str], None]) -> None:
+        from record_keeper import RecordWriter
+
+        self._folder, self._warn, self._database = folder, warn, folder / "logs.db"
+        if self._database.exists():
+            self._delete_rows_after(iteration, epoch)
+        self._writer = RecordWriter(str(folder))
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Store the values of a step; NaN becomes NULL."""
+        for name, value in values.items():
+            self._writer.append(*name.split("/", 1), None if value != value else value, step)
+
+    def flush(self) -> None:
+        """Write the values to the database."""
+        try:
+            self._writer.save_records()
+        finally:
+            self._writer.records.clear()  # else unwritten rows stay in memory
+
+    def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
+        """Do nothing: all values are written already."""
+
+    def _delete_rows_after(self, iteration: int, epoch: int) -> None:
+        """Delete the rows after a checkpoint; move a damaged database aside."""
+        try:
+            with closing(sqlite3.connect(self._database)) as connection, connection:
+                if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                    raise sqlite3.DatabaseError(problem)
+                for table in _tables(connection):
+                    last = 0 if table == TEST else epoch if of_epochs(table) else iteration
+                    connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
+                    connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+                    if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
+                        connection.execute(f'DROP TABLE "{table}"')
+                    (self._folder / f"{table}.csv").unlink(missing_ok=True)
+        except sqlite3.DatabaseError as error:
+            aside = self._database.with_name("damaged.db")
+            os.replace(self._database, aside)
+            begin = f"it is now {aside.name}, and the records begin with iteration {iteration + 1}"
+            self._warn(f"{self._database} is damaged ({one_line(error)}); {begin}")
+
+
+def write_csv_files(folder: Path) -> None:
+    """Write the CSV file of every table of a run's database."""
+    for table, rows in _rows(folder).items():
+        columns = [column for column in rows[0] if column != "id"]
+        write_csv(folder / f"{table}.csv", [columns, *([row[column] for column in columns] for row in rows)])
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    """Write rows as a CSV file, atomically."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    write_text(path, text.getvalue())
+
+
+def _tables(connection: sqlite3.Connection) -> list[str]:
+    found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    return sorted(name for (name,) in found)
+
+
+def _rows(folder: Path, tables: tuple[str, ...] = ("",)) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows, in the order of iterations, of the tables with such beginnings that have any."""
+    if not (folder / "logs.db").exists():
+        return {}
+    with closing(sqlite3.connect(folder / "logs.db")) as connection:
+        connection.row_factory = sqlite3.Row
+        select, named = 'SELECT * FROM "{}" ORDER BY "{}"', [n for n in _tables(connection) if n.startswith(tables)]
+        found = {name: connection.execute(select.format(name, ITERATION)).fetchall() for name in named}
+    return {name: [dict(row) for row in rows] for name, rows in found.items() if rows}
+
+
+def _flattened(tables: Rows) -> dict[str, float]:
+    """Return values by table and column, ``"loss_histories/total_loss"``; booleans become 0 and 1."""
+    named = {re.sub(r"\W", "_", table): row for table, row in tables.items()}  # record-keeper does not quote names
+    return {
+        f"{table}/{column}": int(value) if isinstance(value, int) else float(value)
+        for table, row in named.items()
+        for column, value in row.items()
+    }
+
+
+class RecordedValues:
+    """The attributes that PML's hooks record of a loss, its miner and the optimizers.
+
+    Classes list them in ``_record_these`` and ``_record_these_stats``; parameters and buffers of one element follow.
+    """
+
+    def __init__(
+        self, loss: nn.Module, miner: nn.Module | None, optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        self._holders: dict[tuple[str, str], Any] = {}  # the object with this attribute, by table and column
+        root, owners = f"metric_loss_{type(loss).__name__}", dict[str, nn.Module]()
+        for path, module in loss.named_modules():
+            inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}" if path else ""
+            owners[root + inside] = module
+        if miner is not None:
+            owners[f"tuple_miner_{type(miner).__name__}"] = miner
+        for table, module in owners.items():
+            listed = (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ()))
+            self._holders |= {(table, name): module for name in listed}
+            for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
+                single = [name for name, tensor in held(recurse=False) if tensor.numel() == 1]
+                self._holders |= {(f"{table}__{suffix}", name): module for name in single}
+        self._optimizers = {f"{name}_{type(each).__name__}": each for name, each in optimizers.items()}
+
+    def values(self) -> list[Any]:
+        """Return each value now: a number, a tensor of one element, or None for anything else."""
+        held = [_number(getattr(holder, name, None)) for (_, name), holder in self._holders.items()]
+        return held + [optimizer.param_groups[0]["lr"] for optimizer in self._optimizers.values()]
+
+    def rows(self, step: Step) -> Rows:
+        """Return the loss of a step, and the values that it recorded, by table and column."""
+        rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
+        places = [*self._holders, *((table, "lr") for table in self._optimizers)]
+        for (table, column), value in zip(places, step.recorded, strict=True):
+            if value is not None:
+                rows.setdefault(table, {})[column] = value
+        return rows
+
+
+def _number(value: Any) -> Any:
+    value = value.item() if isinstance(value, np.number) else value
+    return value if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1) else None
+
+
+def metric_series(folder: Path, metric: str) -> Series:
+    """Return epochs and values of a metric between epochs, by table."""
+    return {table: found[metric] for table, found in _series(folder, [metric], (VALIDATION, CURVE)).items()}
+
+
+def loss_series(folder: Path, terms: Iterable[str]) -> Series:
+    """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
+    found = _series(folder, dict.fromkeys(["total_loss", *terms]), ("loss_histories", "metric_loss"))
+    series: Series = {"loss": found.pop("loss_histories")["total_loss"]} if "loss_histories" in found else {}
+    for table, columns in found.items():
+        for term, (iterations, values) in columns.items():
+            label = term.removesuffix("_loss")
+            if label in series and series[label][0][-1] >= iterations[0]:  # of another part, at the same time
+                label = f"{label} ({table.rpartition('_')[2]})"
+            known = series.setdefault(label, ([], []))
+            known[0].extend(iterations)
+            known[1].extend(values)
+    return series
+
+
+def _series(folder: Path, columns: Iterable[str], tables: tuple[str, ...]) -> dict[str, Series]:
+    """Return iterations or epochs, and values, of the columns that a table has, by table."""
+    found: dict[str, Series] = {}
+    for table, rows in _rows(folder / "records", tables).items():
+        for column in columns:
+            if known := [(row[ITERATION], float(row[column])) for row in rows if row.get(column) is not None]:
+                numbers, values = zip(*known, strict=True)
+                found.setdefault(table, {})[column] = [*numbers], [*values]
+    return found

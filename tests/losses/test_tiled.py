@@ -1,0 +1,254 @@
+"""Losses in tiles of anchors: value and gradients of the dense form, of PML's, and memory linear in the batch."""
+
+import functools
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners, reducers
+
+from pml_ext import (
+    AngularLoss,
+    AngularTripletLoss,
+    BatchAllTripletLoss,
+    CBMLLoss,
+    CrossBatchMemory,
+    MetricVarianceRegularizer,
+    MultipleLosses,
+    NPairAngularLoss,
+    NPairLoss,
+    PDDMDistance,
+    RegularizedLoss,
+    TiledContrastiveLoss,
+    TiledMultiSimilarityLoss,
+    TiledNTXentLoss,
+    TiledSupConLoss,
+    TiledTripletMarginLoss,
+)
+from pml_ext.losses import PairLoss, reduced
+from pml_ext.pairwise import rows_per_tile
+from pml_ext.testing.benchmark import peak_bytes
+from pml_ext_triplets.functional import KINDS
+
+SIZE = 5
+LOSSES = {
+    "cbml": (CBMLLoss, {}),
+    "cbml, other settings": (CBMLLoss, {"averaging": "sqrt", "delta": "ratio", "skip_unmined": True}),
+    "angular": (AngularLoss, {"alpha": 44}),
+    "angular, gathered rows": (AngularLoss, {"alpha": 70}),
+    "angular, raw": (AngularLoss, {"alpha": 44, "normalize_embeddings": False}),
+    "n-pair": (NPairLoss, {}),
+    "n-pair-angular": (NPairAngularLoss, {"alpha": 44}),
+    "angular-triplet": (AngularTripletLoss, {"alpha": 44}),
+    **{f"batch-all, {kind}": (BatchAllTripletLoss, {"kind": kind}) for kind in KINDS},
+    "batch-all, local": (BatchAllTripletLoss, {"positives": "local", "triplets": "all"}),
+    "contrastive": (TiledContrastiveLoss, {"pos_margin": 0.3}),
+    "multi-similarity": (TiledMultiSimilarityLoss, {}),
+    "nt-xent": (TiledNTXentLoss, {}),
+    "sup-con": (TiledSupConLoss, {}),
+    "triplet-margin": (TiledTripletMarginLoss, {"margin": 0.3}),
+    "triplet-margin, swap": (TiledTripletMarginLoss, {"margin": 0.3, "swap": True, "smooth_loss": True}),
+}
+
+
+def batch(count=23, seed=0, classes=6):
+    """Ragged classes in no order, one of them of a single image, and some images twice."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (count,), generator=generator)
+    labels[7] = 99
+    x = torch.randn(count, SIZE, generator=generator, dtype=torch.float64)
+    x[1] = x[0]
+    return x.requires_grad_(), labels
+
+
+X, LABELS = batch()
+REFERENCES = batch(17, seed=1)
+CALLS = {
+    "labels": {},
+    "pairs": {"indices_tuple": miners.MultiSimilarityMiner(0.3)(X, LABELS)},
+    "triplets": {"indices_tuple": miners.TripletMarginMiner(0.3)(X, LABELS)},
+    "references": {"ref_emb": REFERENCES[0], "ref_labels": REFERENCES[1]},
+    "references and pairs": {
+        "ref_emb": REFERENCES[0],
+        "ref_labels": REFERENCES[1],
+        "indices_tuple": miners.MultiSimilarityMiner(0.3)(X, LABELS, *REFERENCES),
+    },
+}
+
+
+def outcome(loss, call, x=X, labels=LABELS):
+    """Value, gradients to both sides, and recorded statistics."""
+    value = loss(x, labels, **call)
+    sides = [x, *([call["ref_emb"]] if "ref_emb" in call else [])]
+    return [value, *torch.autograd.grad(value, sides), *(torch.as_tensor(getattr(loss, n, 0.0)) for n in loss.recorded)]
+
+
+def agree(one, other, tolerance=1e-11):
+    for a, b in zip(one, other, strict=True):
+        torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", LOSSES)
+def test_tiles_give_what_the_whole_matrix_gives(name, call):
+    """Tiles that do not divide the batch, and larger ones than it; means, and weights that differ."""
+    kind, settings = LOSSES[name]
+    for reducer, sizes in ((None, (4, 40)), (reducers.ThresholdReducer(low=0.1), (6,))):
+        dense = outcome(kind(reducer=reducer, collect_stats=True, **settings), CALLS[call])
+        assert dense[1].abs().max() > 0
+        for size in sizes:
+            tiled = kind(reducer=reducer, collect_stats=True, tile_size=size, **settings)
+            agree(outcome(tiled, CALLS[call]), dense)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_batches_without_pairs(name):
+    kind, settings = LOSSES[name]
+    for labels in (torch.arange(4), torch.zeros(4, dtype=torch.long), torch.tensor([0, 0, 1, 2])):
+        x = torch.randn(4, SIZE, dtype=torch.float64, requires_grad=True)
+        dense, tiled = (outcome(kind(tile_size=size, **settings), {}, x, labels) for size in (None, 3))
+        agree(tiled, dense)
+        assert tiled[1].isfinite().all()
+    assert kind(tile_size=3, **settings)(X[:0], LABELS[:0]) == 0
+
+
+PML = {
+    "contrastive": losses.ContrastiveLoss(pos_margin=0.3),
+    "multi-similarity": losses.MultiSimilarityLoss(),
+    "nt-xent": losses.NTXentLoss(),
+    "sup-con": losses.SupConLoss(),
+    "triplet-margin": losses.TripletMarginLoss(0.3),
+    "triplet-margin, swap": losses.TripletMarginLoss(0.3, swap=True, smooth_loss=True),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("name", PML)
+def test_values_are_those_of_pml(name, call):
+    kind, settings = LOSSES[name]
+    if "swap" in name and "references" in call:
+        pytest.skip("PML takes the row of the batch that has the number of the positive among the references")
+    given = CALLS[call]
+    if call == "triplets" and "triplet" not in name:  # PML counts a pair as often as it is listed, ours once
+        a, *others = given["indices_tuple"]
+        pairs = [torch.unique(torch.stack([a, other]), dim=1) for other in others]
+        given = {"indices_tuple": (*pairs[0], *pairs[1])}
+    expected = PML[name](X, LABELS, **given)
+    for size in (None, 4):
+        value = kind(tile_size=size, **settings)(X, LABELS, **given)
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+        gradients = [torch.autograd.grad(v, X, retain_graph=True)[0] for v in (value, expected)]
+        different = torch.arange(len(X)) > 1  # PML's Euclidean distance has another gradient between equal points
+        torch.testing.assert_close(*(g[different] for g in gradients), rtol=1e-7, atol=1e-7)
+
+
+REDUCERS = {
+    "mean": reducers.MeanReducer(),
+    "sum": reducers.SumReducer(),
+    "avg-non-zero": reducers.AvgNonZeroReducer(),
+    "above": reducers.ThresholdReducer(low=0.2),
+    "between": reducers.ThresholdReducer(low=0.1, high=0.7),
+    "per anchor": reducers.PerAnchorReducer(),
+    "per anchor, not 0": reducers.PerAnchorReducer(reducers.AvgNonZeroReducer()),
+    "by sub-loss": reducers.MultipleReducers({"pos_loss": reducers.SumReducer()}, reducers.ThresholdReducer(high=0.9)),
+}
+
+
+@pytest.mark.parametrize("reducer", REDUCERS)
+@pytest.mark.parametrize("name", PML)
+def test_a_stated_reducer_gives_the_value_of_pml(name, reducer):
+    kind, settings = LOSSES[name]
+    for call in ("labels", "pairs", "references"):
+        if ("swap" in name or "triplet" in name) and ("per anchor" in reducer or call == "references"):
+            continue
+        for tile_size in (None, 4):
+            ours = kind(reducer=REDUCERS[reducer], tile_size=tile_size, **settings)
+            theirs = type(PML[name])(reducer=REDUCERS[reducer], **settings)
+            value, expected = ours(X, LABELS, **CALLS[call]), theirs(X, LABELS, **CALLS[call])
+            torch.testing.assert_close(value, expected)
+            gradients = [torch.autograd.grad(v, X)[0][2:] for v in (value, expected)]
+            torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
+            assert type(ours.reducer) is type(theirs.reducer)
+
+
+@pytest.mark.parametrize("reducer", [reducers.ClassWeightedReducer(torch.ones(9)), reducers.DoNothingReducer()])
+def test_a_reducer_that_needs_the_list_is_refused(reducer):
+    for kind in (TiledContrastiveLoss, TiledTripletMarginLoss):
+        with pytest.raises(ValueError, match=f"{kind.__name__} lists no .* not a {type(reducer).__name__}; PML's"):
+            kind(reducer=reducer)
+    with pytest.raises(ValueError, match="not a PerAnchorReducer"):
+        TiledTripletMarginLoss(reducer=reducers.PerAnchorReducer())
+    with pytest.raises(ValueError, match="not a PerAnchorReducer"):
+        TiledContrastiveLoss(reducer=reducers.PerAnchorReducer(aggregation_func=lambda x, count: x.amax(1)))
+
+
+def test_a_learned_metric_draws_its_dropout_once():
+    """In tiles every pair sees the masks of the whole matrix, and generators go on alike; its parameters learn."""
+    torch.manual_seed(0)
+    distance, results = PDDMDistance(SIZE).double(), []
+    for size in (None, 6):
+        loss = CBMLLoss(distance=distance, tile_size=size)
+        torch.manual_seed(1)
+        value = loss(X, LABELS)
+        results.append([value, torch.rand(1), *torch.autograd.grad(value, [X, *distance.parameters()])])
+    agree(*results)
+
+
+def test_an_equation_of_the_whole_matrix_is_not_torn():
+    class Torn(PairLoss):
+        tiles = "rows"
+
+        def equation(self, pairs):
+            return reduced(pairs.matrix.mean())
+
+    with pytest.raises(ValueError, match="PairLoss has no tiles: .* leave out tile_size"):
+        PairLoss(tile_size=4)
+    with pytest.raises(TypeError, match="Torn gives one value for the whole batch"):
+        Torn(tile_size=4)(X, LABELS)
+
+
+def test_memory_is_linear_and_tiles_come_by_themselves():
+    assert rows_per_tile(None, 1024, 1024, torch.device("cpu")) is None
+    assert rows_per_tile(None, 32768, 32768, torch.device("cpu")) == 128
+    assert rows_per_tile(3, 8, 8, torch.device("cpu")) == 3
+    peaks = []
+    for count in (400, 800):
+        x, y = torch.randn(count, 8, requires_grad=True), torch.arange(count) // 4
+        peaks.append(peak_bytes(CBMLLoss(tile_size=12800 // count), x, y))
+    assert peaks[1] < 1.4 * peaks[0]
+    assert peaks[1] < peak_bytes(CBMLLoss(), x, y) / 10
+
+
+def wrapped(tile_size):
+    two = MultipleLosses([CBMLLoss(tile_size=tile_size), TiledNTXentLoss(tile_size=tile_size)])
+    return RegularizedLoss(two, MetricVarianceRegularizer())
+
+
+MEMORIES = {
+    "cbml": CBMLLoss,
+    "sup-con": TiledSupConLoss,
+    "n-pair-angular": NPairAngularLoss,
+    "batch-all": functools.partial(BatchAllTripletLoss, kind="soft"),
+    "wrapped": wrapped,
+}
+
+
+@pytest.mark.parametrize("detach_batch", [False, True])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_a_memory_without_lists(monkeypatch, name, detach_batch):
+    """The pairs of the lists that PML's losses get, gradients through the batch's own rows of the queue included."""
+    built = (MEMORIES[name](tile_size=size) for size in (None, None, 4))
+    listed, *others = (CrossBatchMemory(loss, SIZE, 40, detach_batch=detach_batch) for loss in built)
+    for seed in range(3):
+        x, labels = batch(15, seed)
+        with monkeypatch.context() as patch:
+            patch.setattr("pml_ext.losses.memory.takes_all_pairs", lambda loss: False)
+            expected = [value := listed(x, labels), *torch.autograd.grad(value, x)]
+        for memory in others:
+            agree([value := memory(x, labels), *torch.autograd.grad(value, x)], expected)
+
+
+def test_a_large_memory_lists_no_pair():
+    memory = CrossBatchMemory(CBMLLoss(tile_size=8), 8, 4000)
+    memory.add_to_memory(torch.randn(3900, 8), torch.arange(3900) // 4)
+    x, labels = torch.randn(64, 8, requires_grad=True), torch.arange(64) // 4
+    assert peak_bytes(memory, x, labels) < 64 * 4000 * 8  # of one list of indices

@@ -1,0 +1,149 @@
+"""Trunks and embedders: shapes, refusals, torchvision's models without their heads, weights from a file."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from pml_ext import registry
+from pml_ext.errors import ConfigError
+from pml_ext.networks import trunks as models
+from pml_ext.networks.network import Network, Normalization, Preprocessing
+from pml_ext.networks.pretrained import load_weights, pretrained_images
+from pml_ext.networks.trunks import BNInception
+
+
+def test_convnet_and_mlp():
+    trunk = models.convnet(1, 28)
+    assert models.output_size(trunk, 1, 28) == 64
+    assert [type(layer).__name__ for layer in trunk][:4] == ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
+    assert models.output_size(models.convnet(3, 8, blocks=2, width=5), 3, 8) == 5 * 2 * 2
+    assert models.output_size(models.mlp(1, 8, hidden_sizes=[12, 7]), 1, 8) == 7
+    with pytest.raises(ConfigError, match="4 blocks halve images of 8 pixels to nothing; blocks can be up to 3"):
+        models.convnet(1, 8)
+
+
+def test_output_size_keeps_the_mode_and_names_a_misfit():
+    trunk = models.convnet(1, 28)
+    trunk.train()
+    before = trunk[1].running_mean.clone()
+    models.output_size(trunk, 1, 28)
+    assert trunk.training
+    assert torch.equal(trunk[1].running_mean, before)
+    with pytest.raises(ConfigError, match="refuses images of 3 x 28 x 28"):
+        models.output_size(trunk, 3, 28)
+    with pytest.raises(ConfigError, match=r"must give vectors, \[B, F\]; two images gave \(2, 1, 28, 28\)"):
+        models.output_size(nn.Identity(), 1, 28)
+
+
+SIZES = {"resnet18": (64, 512), "mobilenet_v3_small": (64, 1024), "googlenet": (96, 1024), "inception_v3": (139, 2048)}
+SIZES |= {"densenet121": (64, 1024), "swin_t": (64, 768)}  # of images, and of features
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_torchvision_models_lose_their_last_linear_layer(name):
+    size, features = SIZES[name]
+    trunk = registry.factory("trunk", f"torchvision/{name}")(3, size)
+    assert models.output_size(trunk, 3, size) == features
+    trunk.train()
+    assert isinstance(trunk(torch.zeros(2, 3, size, size)), torch.Tensor)  # auxiliary heads are off
+
+
+def test_models_without_linear_layer_and_unknown_weights_are_refused():
+    text = "squeezenet1_0: its last module is AdaptiveAvgPool2d, no linear layer to take off"
+    with pytest.raises(ConfigError, match=text):
+        models.torchvision_trunk("squeezenet1_0", 3, 64)
+    with pytest.raises(ConfigError, match="resnet18: no weights 'BEST'; known: DEFAULT, IMAGENET1K_V1"):
+        models.torchvision_trunk("resnet18", 3, 64, "BEST")
+
+
+def test_weights_that_cannot_be_downloaded_and_those_in_the_cache(monkeypatch, tmp_path):
+    def fail(*_args, **_kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fail)
+    name = "shufflenet_v2_x0_5"
+    with pytest.raises(ConfigError, match=r"cannot be downloaded \(no network\); put the file into .*checkpoints"):
+        models.torchvision_trunk(name, 3, 64, "DEFAULT")
+    weights = torchvision.models.get_model_weights(name)["DEFAULT"]
+    state = torchvision.models.get_model(name).state_dict()
+    state["conv1.0.weight"].fill_(0.125)
+    torch.save(state, tmp_path / "hub" / "checkpoints" / weights.url.rsplit("/", 1)[-1])
+    assert (models.torchvision_trunk(name, 3, 64, "DEFAULT").conv1[0].weight == 0.125).all()
+
+
+def test_a_trunks_own_dropout_can_be_left_out(monkeypatch):
+    monkeypatch.setattr(
+        torchvision.models, "get_model", lambda *_, **__: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(48, 2))
+    )
+    images = torch.rand(2, 3, 4, 4)
+    for dropout in (True, False):
+        trunk = models.torchvision_trunk("vgg11", 3, 4, dropout=dropout).train()
+        assert torch.equal(trunk(images), images.flatten(1)) is not dropout
+
+
+def test_normalization_of_pretrained_weights():
+    name = "torchvision/resnet18"
+    assert pretrained_images(name, {}) is None
+    assert pretrained_images("convnet", {"weights": "DEFAULT"}) is None
+    mean, std, *_ = pretrained_images(name, {"weights": "DEFAULT"})
+    assert mean == pytest.approx((0.485, 0.456, 0.406))
+    assert len(std) == 3
+
+
+def test_bn_inception_has_the_shapes_and_parameters_of_its_paper():
+    network = BNInception()
+    assert sum(each.numel() for each in network.parameters()) == 11_295_240
+    with torch.device("meta"):
+        network = BNInception().eval()
+        assert [network(torch.zeros(2, 3, size, size)).shape for size in (224, 227)] == [(2, 1000)] * 2
+    for channels in (1, 3):
+        assert models.output_size(registry.factory("trunk", "bn-inception")(channels, 64), channels, 64) == 1024
+
+
+def test_bn_inception_takes_weights_of_the_known_names_from_a_file(tmp_path, monkeypatch):
+    """Names as in Cadene's file; old files lack the counters of batch norms."""
+    state = BNInception().state_dict()
+    known = {"conv1_7x7_s2.weight": (64, 3, 7, 7), "conv2_3x3_bn.running_var": (192,), "last_linear.bias": (1000,)}
+    known |= {"inception_3a_double_3x3_2.weight": (96, 96, 3, 3), "inception_3c_3x3.bias": (160,)}
+    known |= {"inception_4e_double_3x3_2_bn.weight": (256,), "inception_5b_pool_proj.weight": (128, 1024, 1, 1)}
+    assert {name: tuple(state[name].shape) for name in known} == known
+    assert len({name.rpartition(".")[0] for name in state}) == 2 * 69 + 1  # convolutions with their batch norms
+    old = {name: value for name, value in state.items() if not name.endswith("num_batches_tracked")}
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    torch.save(old, tmp_path / "checkpoints" / "mine.pth")
+    trunk, mean = (models.bn_inception(3, 64, pooling=pooling).eval() for pooling in ("max", "mean"))
+    for each in (trunk, mean):
+        load_weights(each, "mine.pth")
+    images = torch.randn(2, 3, 64, 64)
+    reference = BNInception(pooling="max").eval()
+    reference.load_state_dict(state)
+    reference.last_linear = nn.Identity()
+    assert torch.equal(trunk(images), reference(images))
+    assert not torch.equal(trunk(images), mean(images))
+    with pytest.raises(ConfigError, match="no file other.pth, nor in .*checkpoints"):
+        load_weights(trunk, "other.pth")
+    torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "checkpoints" / "resnet.pth")
+    with pytest.raises(ConfigError, match=r"does not fit the trunk: 414 missing .*; 1 unknown \(conv1.weight\)"):
+        load_weights(trunk, "resnet.pth")
+    wanted = pretrained_images("bn-inception", {"weights": "mine.pth"})
+    assert [round(255 * each) for each in wanted.mean] == [128, 117, 104]  # of red, green and blue
+    assert wanted.std == (1 / 255,) * 3
+
+
+def test_a_network_is_its_parts_and_its_preprocessing():
+    values = Normalization(mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.1])
+    preprocessing = Preprocessing(image_size=8, channels=3, crop=True, normalize=values)
+    trunk = models.convnet(3, 8, blocks=2, width=5)
+    network = Network(preprocessing, trunk, embedding_size=6, hidden_sizes=[7]).eval()
+    image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
+    _, plain = network.preprocessing.transforms()
+    seen = plain(image)
+    torch.testing.assert_close(
+        seen, (image / 255 - torch.tensor(values.mean)[:, None, None]) / torch.tensor(values.std)[:, None, None]
+    )
+    assert network.features == 20
+    assert torch.equal(network(seen[None]), network.embedder(trunk(seen[None])))
+    assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing

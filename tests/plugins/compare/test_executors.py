@@ -1,0 +1,99 @@
+"""Jobs in processes, on Ray and on SLURM give the numbers of jobs one by one; killed ones resume from a checkpoint."""
+
+import importlib.util
+import os
+import signal
+from contextlib import closing
+
+import pytest
+import torch
+
+from pml_ext.errors import StoppedError
+from pml_ext.files import read_json
+from pml_ext_compare.executors import Executor, OnRay, OnSlurm, Processes, do
+from pml_ext_compare.running import RunJob, plans_of
+
+SMALL = """
+extends = "pml/multi-similarity/digits"
+sampler = { batch_size = 20, m = 2, iterations = 3 }
+schedule = { name = "constant", epochs = 2, milestones = [] }
+model = { embedding_size = 8, trunk = { blocks = 1, width = 8 } }
+evaluation = { baselines = false, figures = "few", training_images = 0 }
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # as the workers have: sums of other threads round otherwise
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+def jobs(tmp_path, seeds=1):
+    file = tmp_path / "one.toml"
+    file.write_text(SMALL)
+    return [RunJob(plan, "cpu", None) for plan in plans_of(str(file), tmp_path, seeds)]
+
+
+def metrics(mine, executor, on_progress=lambda job, said: None):
+    with closing(executor):
+        assert do(mine, executor, on_progress) == {}
+    return [read_json(job.plan.folder / "metrics.json")["after"] for job in mine]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
+
+
+def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
+    mine = jobs(tmp_path)
+    with pytest.raises(StoppedError, match="go on with the same command"):
+        do(mine, Executor(), lambda job, said: os.kill(os.getpid(), signal.SIGTERM))
+    assert not (mine[0].plan.folder / "metrics.json").exists()
+    assert metrics(mine, Executor()) == here[:1]
+
+
+class Killed(RunJob):
+    """A run whose worker is killed once, as soon as there is a checkpoint."""
+
+    def do(self, on_progress):
+        killed = self.plan.folder.parent / "killed"
+
+        def and_die(said):
+            if any(self.plan.folder.rglob("last.pt")) and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            on_progress(said)
+
+        super().do(and_die)
+
+
+def test_a_process_that_is_killed_is_replaced_and_its_run_resumed(tmp_path, here):
+    said, (job,) = [], jobs(tmp_path)
+    assert metrics([Killed(**vars(job))], Processes(1), lambda job, text: said.append(text)) == here[:1]
+    assert (job.plan.folder.parent / "killed").exists()
+    assert any("its worker died; another one resumes it" in str(each) for each in said)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_two_workers_of_ray_one_killed_give_the_same_numbers(tmp_path, here):
+    try:
+        executor = OnRay(2)
+    except Exception as error:
+        if "timed out during startup" not in str(error):  # Ray gives its own processes 30 s
+            raise
+        pytest.skip(f"Ray does not start on this machine: {error}")
+    first, second = jobs(tmp_path, seeds=2)
+    assert metrics([Killed(**vars(first)), second], executor) == here
+    assert (first.plan.folder.parent / "killed").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+def test_submitit_gives_the_same_numbers(tmp_path, here):
+    assert metrics(jobs(tmp_path), OnSlurm(1, tmp_path / "slurm")) == here[:1]

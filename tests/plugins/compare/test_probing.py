@@ -1,0 +1,42 @@
+"""Frozen trunks beside each other: the table, the files, and nothing finished is done again."""
+
+import csv
+import json
+
+import pytest
+
+from pml_ext.errors import ConfigError
+from pml_ext.training.run import Run
+from pml_ext_compare.probing import probe
+
+QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
+
+
+@pytest.mark.usefixtures("without_report")
+def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
+    trained, train, out = [], Run.train, tmp_path / "out"
+    monkeypatch.setattr(Run, "train", lambda run, resume=False: trained.append(run.folder) or train(run, resume))
+    for seeds, new in ((1, 4), (1, 0), (2, 2)):
+        trained.clear()
+        found = probe("digits", ["convnet", "mlp"], out, "cbml/frozen", seeds, "cpu", overrides=QUICK)
+        assert len(trained) == new
+        assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [("convnet", seeds), ("mlp", seeds)]
+    for each, about in zip(found, json.loads((out / "probe.json").read_text())["trunks"], strict=True):
+        runs = [json.loads((out / folder / "metrics.json").read_text()) for folder in each.folders[1:]]
+        for metric in ("recall_at_1", "map_at_r", "nmi"):
+            for row, phase in (("frozen", "frozen"), ("pca", "pca"), ("head", "after")):
+                mean = sum(run[phase][metric] for run in runs) / 2
+                assert about["metrics"][row][metric]["mean"] == pytest.approx(mean)
+            gain = sum(run["after"][metric] - run["frozen"][metric] for run in runs) / 2
+            assert about["gain"][metric]["mean"] == pytest.approx(gain)
+    with (out / "probe.csv").open() as file:
+        assert [(row["trunk"], row["row"]) for row in csv.DictReader(file)] == [
+            (trunk, row) for trunk in ("convnet", "mlp") for row in ("frozen", "pca", "head")
+        ]
+    assert "<h2>convnet</h2>" in (out / "probe.html").read_text()
+
+
+def test_a_head_of_several_variants_is_refused_before_anything_is_computed(tmp_path):
+    with pytest.raises(ConfigError, match="has 4 variants; wanted one of them"):
+        probe("digits", ["convnet"], tmp_path / "out", "cbml/omniglot-small-mvc-weight", device="cpu")
+    assert not (tmp_path / "out").exists()

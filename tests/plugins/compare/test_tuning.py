@@ -1,0 +1,132 @@
+"""Tuning: equally many trials for every recipe, validation classes alone, shared by processes, resumed where killed."""
+
+import json
+from contextlib import closing
+
+import pytest
+from typer.testing import CliRunner
+
+from pml_ext.cli.app import app
+from pml_ext.errors import ConfigError, StoppedError
+from pml_ext.recipe import load_recipes, ranges_of
+from pml_ext.training import evaluation, run
+from pml_ext_compare.executors import Executor, Processes, do
+from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs
+
+pytest.importorskip("optuna")
+SMALL = """
+extends = "pml/contrastive/digits"
+data = { name = "digits-unseen" }
+sampler = { batch_size = 4, m = 2, iterations = 2 }
+schedule = { name = "constant", epochs = 2, milestones = [] }
+model = { embedding_size = 8, trunk = { blocks = 1, width = 8 } }
+evaluation = { baselines = false, figures = "few", training_images = 0 }
+
+[tune]
+"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }
+"loss.neg_margin" = { low = 0.2, high = 2.0 }
+"sampler.m" = { choices = [2] }
+"""
+SILENT = lambda job, said: None  # noqa: E731
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    file = tmp_path / "one.toml"
+    file.write_text(SMALL)
+    return str(file)
+
+
+def states(study):
+    return [trial.state.name for trial in study.optuna_study().get_trials()]
+
+
+def test_ranges_follow_the_loss_and_the_overrides(recipe, tmp_path):
+    assert [*ranges_of(recipe)[recipe]] == ["optimizer.lr", "loss.neg_margin", "sampler.m"]
+    assert [*ranges_of(recipe, ["loss.neg_margin=1.0"])[recipe]] == ["optimizer.lr", "sampler.m"]
+    assert [*ranges_of(recipe, ["loss.name=pml/ntxent"])[recipe]] == ["optimizer.lr", "sampler.m"]
+    ours = {name: [*next(iter(ranges_of(name).values()))] for name in ("cbml/frozen", "density/omniglot-small")}
+    assert ours["cbml/frozen"][0] == "optimizer.lr"
+    assert "loss.mvc_weight" in ours["cbml/frozen"]
+    assert "loss.base" not in ours["cbml/frozen"]  # of the recipe that it extends, whose loss is another
+    assert ours["density/omniglot-small"] == ["optimizer.lr", "loss.neg_margin", "loss.regularizer.weight"]
+    for table, text in (
+        ('"optimizer.lr" = { low = 1, high = 0.1 }', "found low = 1, high = 0.1; wanted the smaller first"),
+        ('"optimizer.lr" = { low = 0.0, high = 0.1, log = true }', "found low = 0.0 with log = true"),
+        ('"optimiser.lr" = { low = 0.0, high = 0.1 }', "tune.optimiser.lr: no table 'optimiser'"),
+        ('"schedule.epoch" = { low = 1, high = 2 }', "tune.schedule.epoch: no key of"),
+    ):
+        (tmp_path / "wrong.toml").write_text(f'extends = "one.toml"\n[tune]\n{table}\n')
+        with pytest.raises(ConfigError, match=text):
+            load_recipes(str(tmp_path / "wrong.toml"))
+
+
+def test_trials_see_validation_classes_alone_and_are_the_same_again(recipe, tmp_path, monkeypatch):
+    seen, evaluate = set(), evaluation.evaluate_split
+
+    def evaluating(view, split, *more, **named):
+        seen.add(split)
+        return evaluate(view, split, *more, **named)
+
+    monkeypatch.setattr(run, "evaluate_split", evaluating)
+    found = []
+    for place in ("one", "two"):
+        (study,) = studies_of(recipe, tmp_path / place, trials=3)
+        assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+        found.append(study.about())
+        assert trial_jobs([study], "cpu", None) == []  # none is left to do
+    assert seen == {"validation"}
+    first, second = ([(each["values"], each["value"]) for each in about["trials"]] for about in found)
+    assert first == second
+    assert first[0][0] == {"optimizer.lr": 1e-3, "loss.neg_margin": 1, "sampler.m": 2}  # the recipe's own
+    assert max(value for _, value in first if value is not None) == max(
+        each["value"] for each in found[0]["trials"] if each["values"] == found[0]["best"]
+    )
+    assert not list(study.place.rglob("*.pt"))
+
+
+def test_two_processes_on_one_journal_share_the_trials(recipe, tmp_path):
+    (study,) = studies_of(recipe, tmp_path, trials=3)
+    jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many
+    with closing(Processes(2)) as executor:
+        assert do(jobs, executor, SILENT) == {}
+    trials = study.optuna_study().get_trials()
+    assert len(trials) == 3
+    assert {each.state.name for each in trials} <= {"COMPLETE", "PRUNED"}
+    assert len({each.params["loss.neg_margin"] for each in trials}) == 3
+
+
+def test_a_trial_that_was_ended_goes_on(recipe, tmp_path):
+    (study,) = studies_of(recipe, tmp_path, trials=2)
+
+    def stop(job, said):
+        raise StoppedError(15, "stopped")
+
+    with pytest.raises(StoppedError):
+        do([TrialJob(study, 0, "cpu", None)], Executor(), stop)
+    assert states(study) == ["RUNNING"]
+    assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+    assert states(study) == ["COMPLETE", "COMPLETE"]
+
+
+@pytest.mark.usefixtures("without_report")
+def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr("pml_ext_compare.page._queries", lambda *_: ([], []))
+    out = tmp_path / "out"
+    words = ["compare", recipe, "--out", str(out), "--tune", "2", "--save-recipe", "--json"]
+    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    value = json.loads(result.stdout)
+    (row,), (about,) = value["recipes"], value["tuning"]
+    assert (row["trials"], row["selection"]) == (2, "trials: validation classes; last epoch")
+    assert len(about["trials"]) == 2
+    (saved,) = out.glob("*-tuned.toml")
+    (tuned,) = load_recipes(str(saved)).values()
+    assert tuned.optimizer.lr == about["best"]["optimizer.lr"]
+    assert tuned.loss.settings["neg_margin"] == about["best"]["loss.neg_margin"]
+    assert "Best: optimizer.lr" in (out / "comparison.html").read_text()
+    folder = out.joinpath(row["folders"]["0"]).parent
+    both = json.loads(CliRunner().invoke(app, ["compare", recipe, str(folder), "--out", str(out), "--json"]).stdout)
+    marks = {each["trials"]: each["marks"] for each in both["recipes"]}
+    assert marks == {0: [], 2: [f"trials: 2 (0 in {both['differences_from']})"]}
+    with pytest.raises(ConfigError, match=r"cbml/digits has no \[tune\] table"):
+        studies_of("cbml/digits", out, 2)

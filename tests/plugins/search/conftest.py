@@ -1,0 +1,128 @@
+"""A folder of images and its index, which the tests of retrieval share and leave as they are."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from pml_ext import load_run
+from pml_ext_search.collection import Embedded
+from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.query import Gallery
+from pml_ext_search.trained import TrainedRun
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 digits as PNG files, one sub-folder a class, and two files that are no images."""
+    place = tmp_path_factory.mktemp("images")
+    write_digits(place, range(200))
+    (place / "2" / "broken.png").write_bytes(b"no image")
+    (place / "notes.txt").write_text("no image either")
+    (place / ".hidden.png").write_bytes(b"not looked at")
+    return place
+
+
+def write_digits(place: Path, numbers: range) -> None:
+    digits = load_digits()
+    for number in numbers:
+        file = place / str(digits.target[number]) / f"{number:04d}.png"
+        file.parent.mkdir(exist_ok=True, parents=True)
+        Image.fromarray((digits.images[number] * 255 / 16).round().astype(np.uint8)).save(file)
+
+
+@pytest.fixture(scope="session")
+def few(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Two folders of 20 and of 25 digits, some in both."""
+    place = tmp_path_factory.mktemp("few")
+    write_digits(place / "old", range(20))
+    write_digits(place / "new", range(10, 35))
+    return place / "old", place / "new"
+
+
+@pytest.fixture(scope="session")
+def indexed(runs: tuple[Path, Path], folder: Path) -> tuple[TrainedRun, Gallery]:
+    run = load_run(runs[0], "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SkippedImage)
+        return run, run.index(folder)
+
+
+def made_up(
+    run: TrainedRun, points: torch.Tensor, factory: str = "", paths: Sequence[str] = (), folder: Path = Path("/photos")
+) -> Gallery:
+    """Index made-up embeddings; no image needs to exist."""
+    paths, count = paths or [f"{number:05d}.png" for number in range(len(points))], len(points)
+    run.collection.create(replace=True)
+    written = run.collection.append([os.fsencode(folder / path) for path in paths], [(1, 1)] * count, points.numpy())
+    facts, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
+    run.collection.write_index(Embedded(folder, paths, points, {}, facts, count, numbers), factory)
+    return run.gallery()
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path, byte: int | None = None, bit: int = 0) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if byte is None else byte] ^= 1 << bit
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"\x80garbage\xff" * 500)
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def killed(work: Callable[[], Any], flushes: int) -> None:
+    """Do a work in a fork of this process, which is killed as it flushes a file for the so-manieth time."""
+
+    def mortal() -> None:
+        torch.set_num_threads(1)  # OpenMP's threads are not forked
+        real, done = os.fsync, []
+
+        def deadly(file: int) -> None:
+            real(file)
+            done.append(file)
+            if len(done) == flushes:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.fsync = deadly
+        work()
+
+    process = multiprocessing.get_context("fork").Process(target=mortal)
+    process.start()
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
+
+
+@pytest.fixture
+def make(runs: tuple[Path, Path], tmp_path: Path) -> Callable[..., TrainedRun]:
+    """Load the first run with a collection of its own."""
+    return lambda store="store", **settings: load_run(runs[0], "cpu", store=tmp_path / store, **settings)
+
+
+@pytest.fixture
+def command(pml_ext_command: Command) -> Command:
+    """Runs the command line in this process, under a shorter name."""
+    return pml_ext_command

@@ -1,0 +1,221 @@
+"""Stores: what they hold and find beside a slow loop, writes that were stopped, and the commands that use them."""
+
+import itertools
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from pml_ext import load_run, registry
+from pml_ext.errors import DataError
+from pml_ext_search.browse import open_collections
+from pml_ext_search.collection import RetrievalWarning
+from pml_ext_search.stores import Rows, Where
+
+pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
+table = map("test_{}".format, itertools.count())
+
+
+def rows(count, seed=0, first=0):
+    points = np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    ids = np.arange(first, first + count)
+    classes = [("cats", 'd\'or "é"', "")[id % 3] for id in ids]
+    return Rows(
+        ids, ids * 7 + seed, [f"{name}/{id}.jpg" for id, name in zip(ids, classes, strict=True)], classes, points
+    )
+
+
+def opened(address, title=None):
+    scheme, _, place = address.partition(":")
+    return registry.factory("store", scheme)(place, title or next(table), 8)
+
+
+def nearest(rows, query, k, within=None, radius=None):
+    """Ids and distances by a loop over all images."""
+    found = []
+    for id, name, point in zip(rows.ids.tolist(), rows.classes, rows.vectors, strict=True):
+        distance = sum((float(x) - float(y)) ** 2 for x, y in zip(point, query, strict=True)) ** 0.5
+        if (within is None or name == within) and (radius is None or distance <= radius):
+            found.append((distance, id))
+    return sorted(found)[:k]
+
+
+def test_a_store_finds_what_a_loop_finds(address):
+    store, images = opened(address), rows(300)
+    assert (store.count(), store.search(images.vectors[:2], 3, Where()), dict(store.marks())) == (0, [[], []], {})
+    store.write([Rows(*(column[start : start + 100] for column in images)) for start in range(0, 300, 100)])
+    queries = rows(5, seed=1).vectors
+    for where in (Where(), Where("cats"), Where(classes := images.classes[1], 0.9), Where(None, 0.7), Where("dogs")):
+        for query, found in zip(queries, store.search(queries, 10, where), strict=True):
+            wanted = nearest(images, query, 10, *where)
+            assert [each.id for each in found] == [id for _, id in wanted]
+            assert [each.distance for each in found] == pytest.approx([distance for distance, _ in wanted], abs=1e-5)
+            assert [each.path for each in found] == [images.paths[id] for _, id in wanted]
+            assert {each.class_name for each in found} <= {where.within} or where.within is None
+    assert nearest(images, queries[0], 10, classes, 0.9)
+    assert store.count() == 300
+    assert store.marks() == dict(zip(images.ids.tolist(), images.marks.tolist(), strict=True))
+
+
+def test_rows_are_replaced_and_deleted_and_are_there_when_opened_again(address):
+    title = next(table)
+    store, images, others = opened(address, title), rows(30), rows(10, seed=5, first=25)
+    store.write([images])
+    store.write([others])
+    store.delete([0, 1, 999])
+    store.delete([])
+    assert store.count() == 33
+    assert store.marks()[27] == others.marks[2]
+    assert store.search(others.vectors[2:3], 1, Where())[0][0].id == 27
+    assert 0 not in {each.id for each in store.search(images.vectors[:1], 33, Where())[0]}
+    del store
+    assert address.startswith("qdrant") or opened(address, title).count() == 33
+
+
+def test_an_index_is_brought_over_and_only_what_has_changed_is_written(address, make, folder, tmp_path, monkeypatch):
+    run, images = make(), tmp_path / "images"
+    shutil.copytree(folder, images)
+    run.index(images)
+    store = run.open_store(address)
+    store.delete([*store.marks()])
+    monkeypatch.setattr(run, "open_store", lambda _: store)
+    changes, recall = run.bring_over(address)
+    assert (changes, recall) == ((200, 0, 0, 0), 1.0)
+    names = sorted(images.rglob("00*.png"))
+    shutil.copy(names[3], names[0])
+    names[1].unlink()
+    shutil.copy(names[3], images / "new.png")
+    ids = dict(zip(run.gallery().embedded.paths, run.gallery().embedded.ids.tolist(), strict=True))
+    run.index(images)
+    written, write = [], store.write
+    monkeypatch.setattr(store, "write", lambda rows: write(written.append(each) or each for each in rows))
+    assert run.bring_over(address)[0] == (1, 1, 1, 198)
+    assert sum(len(each.ids) for each in written) == 2
+    embedded = run.gallery().embedded
+    assert {*store.marks()} == {*embedded.ids.tolist()}
+    assert all(ids[path] == id for path, id in zip(embedded.paths, embedded.ids.tolist(), strict=True) if path in ids)
+    for options in ({}, {"within": "3"}, {"radius": 0.8}):
+        mine, theirs = (run.query([names[5], names[9]], store=store, **options) for store in (None, address))
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.distances == pytest.approx(other.distances, abs=1e-3)
+            assert not any(one.query.endswith(path) for path in other.paths)
+    with pytest.warns(RetrievalWarning, match="of the class nothing"):
+        assert run.query(names[5], store=address, within="nothing")[0].paths == []
+
+
+def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monkeypatch):
+    run = make()
+    run.index(folder)
+    store = run.open_store(address)
+    store.delete([*store.marks()])
+    monkeypatch.setattr(run, "open_store", lambda _: store)
+    monkeypatch.setattr("pml_ext_search.query.BATCH", 60)
+    write = store.write
+
+    def stopped(rows):
+        def some():
+            yield next(rows)
+            yield next(rows)
+            raise DataError("the machine is gone")
+
+        write(some())
+
+    monkeypatch.setattr(store, "write", stopped)
+    with pytest.raises(DataError, match="the machine is gone"):
+        run.bring_over(address)
+    monkeypatch.setattr(store, "write", write)
+    assert store.count() == 120
+    assert run.bring_over(address) == ((80, 0, 0, 120), 1.0)
+
+
+def test_a_server_that_stops_is_one_line_and_the_next_run_goes_on(server, make, folder, runs, command, tmp_path):
+    pytest.importorskip("psycopg", reason="needs the extra pgvector")
+    images = tmp_path / "with one more"
+    shutil.copytree(folder, images)
+    shutil.copy(images / "0" / "0000.png", images / "0" / "copy.png")
+    address = f"pgvector:{server.address.replace('postgres@', 'postgres:secret@')}"
+    run = make("of commands")
+    run.index(images)
+    store = run.open_store(address)
+    server.stop()
+    try:
+        with pytest.raises(DataError) as caught:
+            store.write([rows(3)])
+        told = command("index", runs[0], images, "--store", tmp_path / "of commands", "--to", address)
+    finally:
+        server.start()
+    assert told.returncode == 2
+    for text in (str(caught.value), told.stderr):
+        assert "postgres:***@127.0.0.1" in text
+        assert "secret" not in text
+        assert "type the command again to go on" in text
+        assert text.strip().count("\n") <= 3
+    done = command("index", runs[0], images, "--store", tmp_path / "of commands", "--to", address, "--json")
+    about = json.loads(done.stdout)["store"]
+    assert "postgres:***@" in about["to"]
+    assert (about["recall_at_10"] >= 0.95, about["new"] + about["changed"] + about["same"]) == (True, 201)
+
+
+def test_commands_search_in_a_store(command, runs, folder, tmp_path):
+    pytest.importorskip("lancedb", reason="needs the extra lancedb")
+    own, address = ("--store", tmp_path / "own"), f"lancedb:{tmp_path / 'a lake'}"
+    done = command("index", runs[0], folder, *own, "--to", address)
+    assert "lancedb: 200 new, 0 changed, 0 gone, 0 as before" in done.stdout
+    assert "lancedb: recall@10 1.000 of exact search" in done.stdout
+    photo = folder / "3" / "0003.png"
+    mine = json.loads(command("query", runs[0], photo, *own, "-k", 5, "--json").stdout)
+    theirs = json.loads(command("query", runs[0], photo, "--store", address, "-k", 6, "--json").stdout)
+    assert theirs[0]["paths"][0] == "3/0003.png"  # no index here says that it is the image itself
+    assert theirs[0]["paths"][1:] == mine[0]["paths"]
+    assert theirs[0]["picture"] is None
+    empty = command("query", runs[1], photo, "--store", address)
+    assert (empty.returncode, "no images of" in empty.stderr, "--to" in empty.stderr) == (2, True, True)
+
+
+def test_the_page_searches_in_a_store(runs, folder, tmp_path):
+    pytest.importorskip("lancedb", reason="needs the extra lancedb")
+    place = tmp_path / "run"
+    shutil.copytree(runs[0], place, ignore=shutil.ignore_patterns("collection"))
+    run, address = load_run(place, "cpu"), f"lancedb:{tmp_path / 'lake'}"
+    run.index(folder)
+    run.bring_over(address)
+    (here,), (there,) = open_collections([place], device="cpu"), open_collections([place], device="cpu", store=address)
+    there.embeddings = here.embeddings.clone()
+    assert there.nearest(7, 5) == here.nearest(7, 5)
+    assert [each.number for each in there.nearest_to_file(folder / "3" / "0003.png", 5)] == [
+        each.number for each in here.nearest_to_file(folder / "3" / "0003.png", 5)
+    ]
+    there.store.delete([*there.store.marks()])
+    assert there.nearest(7, 5) == []
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+def test_many_images_at_once_have_the_answers_of_single_ones(command, runs, folder, tmp_path, ending):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
+    own, out = ("--store", tmp_path / "own"), tmp_path / f"answers.{ending}"
+    command("index", runs[0], folder, *own)
+    (tmp_path / "list").write_text("1/0001.png\n3/0003.png\n2/broken.png\n")
+    done = command("query", runs[0], folder, "--list", tmp_path / "list", *own, "-k", 4, "-o", out, "--json")
+    assert json.loads(done.stdout) == {"file": str(out), "queries": 2, "answers": 8}
+    gone = command("query", runs[0], "--list", tmp_path / "list", *own, "-o", out, "--json")
+    assert json.loads(gone.stdout)["queries"] == 0
+    images = sorted(set(folder.rglob("0*.png")))
+    assert command("query", runs[0], folder, *own, "-k", 4, "-o", out).stdout == f"800 answers to 200 images: {out}\n"
+    singles = load_run(runs[0], "cpu", store=tmp_path / "own").query(images, k=4)
+    wanted = {f"{single.query.split('/')[-2]}/{single.query.split('/')[-1]}": single for single in singles}
+    if ending == "jsonl":
+        found = {row["query"]: row["distances"] for row in map(json.loads, out.read_text().splitlines())}
+    else:
+        table = parquet.read_table(out).to_pylist()
+        found = {row["query"]: [] for row in table}
+        [found[row["query"]].append(row["distance"]) for row in table]
+    assert found.keys() == wanted.keys()
+    assert all(found[name] == pytest.approx(single.distances, abs=1e-4) for name, single in wanted.items())
+
+
+def test_wrong_files_of_answers(runs, folder, tmp_path, command):
+    told = command("query", runs[0], folder, "-o", tmp_path / "answers.txt")
+    assert (told.returncode, "wanted a file that ends in .parquet or .jsonl" in told.stderr) == (2, True)
+    assert "-o wants one folder" in command("query", runs[0], "-o", tmp_path / "answers.jsonl").stderr

@@ -1,0 +1,131 @@
+"""Clusters of a folder's images, their table and their sheets."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext.errors import ConfigError
+from pml_ext.evaluation import purity
+from pml_ext_search.clusters import CELL, contact_sheet, group
+from pml_ext_search.collection import Embedded
+from pml_ext_search.embedding import SkippedImage
+
+
+def test_clusters_their_table_and_their_sheets(command, indexed, folder, tmp_path):
+    run, place = indexed[0], tmp_path / "clusters"
+    done = command("cluster", run.folder, folder, "--clusters", "12", "-o", place, "--json")
+    told = json.loads(done.stdout)
+    assert [each["sheet"] for each in told["clusters"]] == [str(place / f"cluster-{n:03d}.png") for n in range(12)]
+    assert len(list(place.glob("cluster-*.png"))) == 12
+    assert told["table"] == str(place / "clusters.csv")
+    with (place / "clusters.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    numbers = [int(row["cluster"]) for row in rows]
+    assert len(numbers) == 200
+    sizes = np.bincount(numbers).tolist()
+    assert sizes == sorted(sizes, reverse=True)
+    assert purity([int(row["class"]) for row in rows], numbers) > 0.6
+    with (
+        pytest.warns(SkippedImage),
+        pytest.raises(ConfigError, match="--clusters 201: wanted 201 images or more; .* has 200"),
+    ):
+        run.cluster(folder, 201, tmp_path / "none")  # as many as there are files, but one is unreadable
+    assert not (tmp_path / "none").exists()
+    for each in told["clusters"]:
+        mine = [row for row in rows if int(row["cluster"]) == each["number"]]
+        own = [row["class"] for row in mine]
+        assert len(each["members"]) == len(mine)
+        assert each["share"] == max(own.count(name) for name in own) / len(own) == own.count(each["name"]) / len(own)
+        apart = [float(rows[member]["distance_to_center"]) for member in each["members"]]
+        assert apart == sorted(apart)
+        assert all(row["path"].startswith(f"{row['class']}/") for row in mine)
+
+
+def blobs(sizes, noise=0, dimensions=16, spread=0.05):
+    """Unit vectors around centers, and some anywhere, with their classes as folders."""
+    generator = torch.Generator().manual_seed(0)
+    centers = torch.randn(len(sizes), dimensions, generator=generator)
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    points = centers[labels] + spread * torch.randn(len(labels), dimensions, generator=generator)
+    points = torch.cat([points, 5 * torch.randn(noise, dimensions, generator=generator)])
+    names = [f"class {label}" for label in labels.tolist()] + ["none"] * noise
+    paths = [f"{name}/{number}.png" for number, name in enumerate(names)]
+    return Embedded(None, paths, torch.nn.functional.normalize(points), {})
+
+
+def test_hdbscan_finds_the_number_of_clusters():
+    embedded = blobs([40, 30, 20], noise=6)
+    grouping = group(embedded, "auto")
+    assert [(each.number, each.name) for each in grouping.clusters[:3]] == [(n, f"class {n}") for n in range(3)]
+    assert (grouping.numbers[:90] == np.repeat([0, 1, 2], [40, 30, 20])).all()
+    *_, noise = grouping.clusters
+    assert (noise.number, noise.name, len(grouping.clusters)) == (-1, "none", 4)
+    assert len(noise.members) >= 4
+    assert np.isnan(grouping.distances[noise.members]).all()
+    assert np.isfinite(grouping.distances[:90]).all()
+    assert len(group(embedded, "auto", smallest=25).clusters) == 3  # two, and images in none
+
+
+def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
+    embedded = blobs([400, 300, 200])
+    monkeypatch.setattr("pml_ext_search.clusters.DENSE", 90)
+    grouping = group(embedded, "auto")
+    assert grouping.method == "HDBSCAN of 90 images, drawn at random; the others by their nearest"
+    assert [(each.name, len(each.members)) for each in grouping.clusters] == [
+        ("class 0", 400),
+        ("class 1", 300),
+        ("class 2", 200),
+    ]
+
+
+def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_replaced(
+    make, few, tmp_path, monkeypatch
+):
+    photos = tmp_path / "photos"
+    shutil.copytree(few[0], photos)
+    mine = {name: Image.new("L", (8, 8), number * 20) for number, name in enumerate(["noise.png", "cluster-7.png"])}
+    for name, image in mine.items():
+        image.save(photos / name)
+    content = {name: (photos / name).read_bytes() for name in mine}
+    run = make()
+    assert {*run.cluster(photos, 5, photos).values()} == {*range(5)}
+    monkeypatch.setattr("pml_ext_search.clusters.SHEETS", 1)
+    run.cluster(photos, 2, photos)
+    assert {name: (photos / name).read_bytes() for name in mine} == content
+    assert sorted(path.name for path in photos.glob("cluster-0*.png")) == ["cluster-000.png"]
+    (tmp_path / "out").mkdir()
+    for name in ("cluster-000.png", "clusters.csv"):
+        (tmp_path / "out" / name).write_bytes(b"mine")
+        with pytest.raises(ConfigError, match=rf"{name} was not written by an earlier pml-ext cluster; type -o FOLDER"):
+            run.cluster(few[0], 2, tmp_path / "out")
+        assert [path.read_bytes() for path in (tmp_path / "out").iterdir()] == [b"mine"]
+        (tmp_path / "out" / name).unlink()
+
+
+# Contact sheets
+
+
+def test_a_sheet_has_every_image_in_its_place_and_frames_strange_ones():
+    colors = [(10 * number, 40, 200) for number in range(23)]
+    sheet = contact_sheet("23 of them", [Image.new("RGB", (5, 5), color) for color in colors])
+    assert sheet.size == (10 * CELL + 6, 30 + 3 * CELL + 6)
+    for number, color in enumerate(colors):
+        row, column = divmod(number, 10)
+        assert sheet.getpixel((6 + column * CELL + 50, 30 + row * CELL + 50)) == color
+    images = [Image.new("L", (400, 200), 255)] * 3
+    sheet = np.asarray(contact_sheet("", images, ["a", "b", "c"], [False, True, False]))
+    red = (sheet == (224, 49, 49)).all(axis=2)
+    assert red[:, 6 + CELL : 6 + 2 * CELL].sum() > 600
+    assert not red[:, :CELL].any()
+    assert not red[:, 6 + 2 * CELL :].any()
+
+
+@pytest.mark.parametrize("name", ["price $5_$6", "two\x00\x07\nlines", "\udcff.png", "中文", "שלום", "🙂", ""])
+def test_any_name_is_drawn(name):
+    plain, named = (np.asarray(contact_sheet(text, [Image.new("L", (1, 900))], [text])) for text in ("", name))
+    assert (plain != named).any() == bool(name)

@@ -1,0 +1,325 @@
+"""The collection: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
+
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import sqlite3
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_search import embedding
+from pml_ext_search.collection import Collection, StoreWarning
+from pml_ext_search.embedding import SkippedImage
+
+from .conftest import flip, full, killed
+
+
+def write_some(place, numbers, brightness=255):
+    """Drawings of 8 x 8, each another one."""
+    generator = np.random.default_rng(0)
+    drawings = generator.integers(256, size=(1000, 8, 8), dtype=np.uint8)
+    for number in numbers:
+        file = place / f"class {number % 7}" / f"{number:04d}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(drawings[number] // 2 + brightness // 2).save(file, compress_level=0)
+
+
+@pytest.fixture
+def images(tmp_path):
+    """An empty folder, beside the collection."""
+    (tmp_path / "images").mkdir()
+    return tmp_path / "images"
+
+
+def rows(images):
+    """How many files the collection beside a folder has embeddings of."""
+    if not (images.parent / "store" / "images.sqlite").exists():
+        return 0
+    with sqlite3.connect(images.parent / "store" / "images.sqlite") as connection:
+        return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
+
+
+def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(make, images, tmp_path):
+    write_some(images, range(100))
+    run = make()
+    gallery = run.index(images, factory="IVF4,Flat")
+    mapped, paths = run.embed_folder(images).embeddings, gallery.embedded.paths
+    before = mapped.clone()
+    (answer,) = run.query(images / paths[30], 5)
+    size = (tmp_path / "store" / "vectors.f32").stat().st_size
+    for path in paths[:10]:
+        (images / path).unlink()
+    make().embed_folder(images)  # the index has them still
+    assert (tmp_path / "store" / "vectors.f32").stat().st_size == size
+    write_some(images, range(10, 25), brightness=100)
+    make().index(images, factory="IVF4,Flat")
+    (vectors,) = (tmp_path / "store").glob("vectors*.f32")
+    count = len(list(images.glob("*/*.png")))
+    assert (vectors.name != "vectors.f32", vectors.stat().st_size) == (True, count * 64 * 4)
+    assert torch.equal(mapped, before)
+    scratch = load_run(run.folder, "cpu", store=tmp_path / "scratch")
+    scratch.index(images, factory="IVF4,Flat")
+    query = images / answer.paths[0]
+    (now,), (wanted,) = run.query(query, 5), scratch.query(query, 5)
+    assert now.paths == wanted.paths
+    assert now.distances == pytest.approx(wanted.distances, abs=1e-3)
+    assert make().embed_folder(images).new == 0
+    torch.testing.assert_close(
+        make().embed_folder(images).embeddings, scratch.embed_folder(images).embeddings, rtol=0, atol=1e-5
+    )
+    assert run.gallery().check() == ([], [])
+
+
+def test_files_of_a_collection_have_the_documented_format(make, images):
+    write_some(images, range(20))
+    (images / "loose.png").write_bytes(next(images.glob("class 1/*")).read_bytes())
+    embedded = make().index(images).embedded
+    names = sorted(path.name for path in (images.parent / "store").iterdir())
+    assert names == [".lock", "images.sqlite", "vectors.f32"]
+    vectors = np.memmap(images.parent / "store" / "vectors.f32", np.float32, "r").reshape(-1, 64)
+    with sqlite3.connect(images.parent / "store" / "images.sqlite") as connection:
+        table = connection.execute("SELECT id, path, size, time, vector FROM images").fetchall()
+    for id, path, size, modified, vector in table:
+        number = embedded.paths.index(path.decode())
+        about = (images / path.decode()).stat()
+        assert (embedded.ids[number], size, modified) == (id, about.st_size, about.st_mtime_ns)
+        assert embedded.classes[number] == (path.decode().rpartition("/")[0])
+        assert np.array_equal(vectors[vector], embedded.embeddings[number].numpy())
+    torch.testing.assert_close(torch.from_numpy(vectors.copy()).norm(dim=1), torch.ones(21))
+
+
+# Damage
+
+
+def test_a_flipped_bit_gives_no_image_the_id_of_another(make, images):
+    """Whichever bit: ids stay, or a word says that they do not."""
+    write_some(images, range(24))
+    run = make()
+    run.index(images)
+    next(images.glob("class 1/*")).unlink()
+    write_some(images, [30])
+    run.index(images)
+    before = dict(zip(*of_index(run), strict=True))
+    place, content = images.parent / "store", (images.parent / "store" / "images.sqlite").read_bytes()
+    vectors = (place / "vectors.f32").read_bytes()
+    draw, told = random.Random(0), 0
+    for _ in range(150):
+        (place / "vectors.f32").write_bytes(vectors)
+        (place / "images.sqlite").write_bytes(content)
+        flip(place / "images.sqlite", draw.randrange(len(content)), draw.randrange(8))
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            try:
+                other = make()
+                other.index(images)
+                after = dict(zip(*of_index(other), strict=True))
+            except DataError as error:
+                heard.append(error)
+        told += bool(heard)
+        if not heard:
+            assert after == before
+            assert len(other.query(next(images.glob("class 2/*")), 5)[0].paths) == 5
+    assert told > 5
+
+
+def of_index(run):
+    embedded = run.gallery().embedded
+    return embedded.paths, embedded.ids.tolist()
+
+
+# Whose it is
+
+
+def test_a_collection_of_an_earlier_state_is_replaced_with_a_word(runs, tmp_path):
+    ignored = shutil.ignore_patterns("collection", "records", "figures")
+    shutil.copytree(runs[0], tmp_path / "run", ignore=ignored)
+    write_some(tmp_path / "images", range(10))
+    load_run(tmp_path / "run", "cpu").index(tmp_path / "images")
+    shutil.copy(runs[1] / "checkpoints" / "model.pt", tmp_path / "run" / "checkpoints" / "model.pt")
+    (tmp_path / "run" / "SHA256SUMS").unlink(missing_ok=True)
+    other = load_run(tmp_path / "run", "cpu")
+    with pytest.raises(DataError, match=r"collection was built by the run .* type: pml-ext index .*run .*images"):
+        other.gallery()
+    with pytest.warns(StoreWarning, match="was built by the run"):
+        other.embed(sorted((tmp_path / "images").glob("*/*")))
+    with pytest.warns(StoreWarning, match=r"collection: the collection is removed, .* of an earlier state of the run"):
+        assert other.embed_folder(tmp_path / "images").new == 10
+    with pytest.raises(DataError, match="store was built by the run .*run .*, not by"):
+        load_run(
+            runs[0], "cpu", store=shutil.copytree(tmp_path / "run" / "collection", tmp_path / "store")
+        ).embed_folder(tmp_path / "images")
+
+
+def test_precision_and_preprocessing_are_of_the_identity(runs):
+    network = load_run(runs[0], "cpu").network
+
+    def identity(weights="w", precision="float32"):
+        cpu = torch.device("cpu")
+        return embedding.ImageEmbedder(Path("run"), network, cpu, weights, precision, Path("store")).collection.identity
+
+    first = identity()
+    assert {identity("v"), identity(precision="bfloat16")}.isdisjoint({first})
+    network.preprocessing = network.preprocessing.model_copy(update={"squash": True})
+    assert identity() != first
+
+
+# Interruptions
+
+
+def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, command, runs, monkeypatch):
+    monkeypatch.setattr(embedding, "WRITTEN", 64)
+    write_some(images, range(300))
+    real, written = os.fsync, []
+
+    def full_later(file):
+        if len(written) == 2:
+            full()
+        written.append(file)
+        return real(file)
+
+    monkeypatch.setattr(os, "fsync", full_later)
+    done = command("index", runs[0], images, "--store", images.parent / "store")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "cannot be written (No space left on device); what was written before stays" in done.stderr
+    monkeypatch.setattr(os, "fsync", real)
+    assert rows(images) == 128
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make().embed_folder(images).new == 300 - 128
+
+
+def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
+    """Killed with its workers at work; benchmarks/embedding_kills.py kills the command three times."""
+    write_some(images, range(100))
+    monkeypatch.setattr(embedding, "WRITTEN", 20)
+    killed(lambda: make(workers=2).embed_folder(images, batch_size=10), 3)
+    kept, vectors = rows(images), images.parent / "store" / "vectors.f32"
+    assert kept % 20 == 0
+    assert 0 < kept < 100
+    assert vectors.stat().st_size == (kept + 20) * 64 * 4
+    with vectors.open("ab") as file:
+        file.write(b"part of a vector")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is damaged, and nobody holds the lock
+        embedded = make().embed_folder(images)
+    assert embedded.new == 100 - kept
+    assert vectors.stat().st_size == 100 * 64 * 4
+    shutil.rmtree(images.parent / "store")
+    torch.testing.assert_close(embedded.embeddings, make().embed_folder(images).embeddings, rtol=0, atol=1e-5)
+
+
+# Files
+
+
+def test_file_names_need_not_be_text(make, images):
+    names = [b"caf\xe9.png", b"price $5_$6.png", b"a\nb.png", "雪 🙂.png".encode(), b"*[x]?.PNG"]
+    write_some(images, range(1))
+    pixels = next(images.glob("*/*.png")).read_bytes()
+    try:
+        for number, name in enumerate(names):
+            with open(os.fsencode(images) + b"/" + name, "wb") as file:
+                file.write(pixels + bytes(number))
+    except OSError:
+        pytest.skip("this file system wants names that are text")
+    first = make().embed_folder(images)
+    assert {os.fsencode(path) for path in first.paths} == {*names, b"class 0/0000.png"}
+    again = make().embed_folder(images)
+    assert (again.new, again.paths, again.skipped) == (0, first.paths, {})
+
+
+def test_unreadable_files_and_links_are_named_each_time_and_mended_ones_embedded(make, images):
+    write_some(images, range(5))
+    broken = images / "class 0" / "broken.jpg"
+    broken.write_bytes(b"no image")
+    (images / "gone.png").symlink_to(images / "nowhere.png")
+    (images / "elsewhere").symlink_to(images / "class 1")
+    with pytest.raises(ConfigError, match="--workers -1: wanted 0 or more"):
+        make(workers=-1).embed_folder(images)
+    for new in (5, 0):
+        with pytest.warns(SkippedImage) as heard:
+            embedded = make(workers=1).embed_folder(images)
+        assert (embedded.new, sorted(embedded.skipped)) == (new, ["class 0/broken.jpg", "elsewhere", "gone.png"])
+        told = sorted(str(one.message).partition(": ")[2][:39] for one in heard)
+        assert told == [
+            "a link to a folder, which is not follow",
+            "a link to what is not there",
+            "not a readable image (UnidentifiedImage",
+        ]
+    broken.write_bytes((images / "class 0" / "0000.png").read_bytes())
+    assert make().embed_folder(images).new == 1
+
+
+# Several processes
+
+
+def test_a_second_pass_over_a_folder_waits_with_a_word(make, images, monkeypatch):
+    write_some(images, range(5))
+    (images.parent / "store").mkdir()
+    first = FileLock(images.parent / "store" / ".lock")
+    first.acquire()
+    real = warnings.warn
+
+    def told(text, *rest, **more):
+        if "waiting" in str(text):
+            first.release()  # it is done
+        real(text, *rest, **more)
+
+    run = make()
+    monkeypatch.setattr("warnings.warn", told)
+    with pytest.warns(StoreWarning, match="another process embeds images into"):
+        embedded = run.embed_folder(images)
+    assert embedded.new == 5
+
+
+def test_processes_append_at_once(tmp_path):
+    """Each row keeps its own vector."""
+
+    def opened():
+        return Collection(tmp_path, Path("run"), "1" * 16, 8)
+
+    def append(start):
+        collection = opened()
+        for number in range(start, start + 40, 4):
+            numbers = range(number, number + 4)
+            rows = np.array([[each] * 8 for each in numbers], dtype=np.float32)
+            collection.append([b"/%d" % each for each in numbers], [(each, 0) for each in numbers], rows)
+
+    opened().create(replace=False)
+    forked = multiprocessing.get_context("fork")
+    processes = [forked.Process(target=append, args=(40 * each,)) for each in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    found, _, vectors = opened().find({b"/%d" % number: (number, 0) for number in range(120)})
+    assert {int(path[1:]): vectors[number].tolist() for path, number in found.items()} == {
+        n: [n] * 8 for n in range(120)
+    }
+    assert (tmp_path / "vectors.f32").stat().st_size == 120 * 8 * 4
+
+
+def test_progress_is_reported(make, images, command, runs, monkeypatch):
+    write_some(images, range(130))
+    told = []
+    make(listener=told.append).embed_folder(images)
+    assert [(now.done, now.images) for now in told] == [(64, 130), (128, 130), (130, 130)]
+    assert all(now.rate > 0 for now in told)
+    assert told[-1].seconds_left == 0
+    monkeypatch.setattr("pml_ext.cli.output.SECONDS", 0.0)
+    shutil.rmtree(images.parent / "store")
+    done = command("embed", runs[0], images, "-o", images.parent / "all.npz", "--store", images.parent / "store")
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert len(lines) == 3
+    assert re.fullmatch(r"embedded 128 of 130 images: \d+ images/s, \d:\d\d:\d\d left", lines[1])

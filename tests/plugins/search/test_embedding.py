@@ -1,0 +1,108 @@
+"""Embeddings of single images and of folders, and the kinds of images that are accepted and refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import DataError
+from pml_ext_search.embedding import SkippedImage
+
+BROKEN = {"2/broken.png", "notes.txt"}
+
+
+def test_embeddings_are_those_of_the_run(runs, folder):
+    from pml_ext.recipe import load_recipes
+    from pml_ext.training.run import Run
+
+    run = load_run(runs[0], "cpu")
+    recipe = next(iter(load_recipes(str(runs[0] / "recipe.toml")).values()))
+    trained = Run(recipe, "again", runs[0])
+    trained.load_model("model")
+    images = [trained.splits["test"].image(index) for index in range(20)]
+    expected = torch.nn.functional.normalize(trained.embeddings("test")[:20])
+    torch.testing.assert_close(run.embed(images), expected)
+    torch.testing.assert_close(run.embed(torch.stack(images)), expected)
+    file = next(folder.glob("3/*.png"))
+    assert run.embed(file).shape == run.embed([file]).shape == (1, 64)
+
+
+def test_kinds_of_images_that_embed_accepts(indexed, folder):
+    """Each of these is the same image, or the same three."""
+    files = sorted(folder.glob("3/*.png"))[:3]
+    pictures = [Image.open(file) for file in files]
+    arrays = [np.asarray(picture) for picture in pictures]
+    run = indexed[0]
+    expected = run.embed(files)
+    same = lambda images, rows=slice(None), **more: torch.testing.assert_close(  # noqa: E731
+        run.embed(images, **more), expected[rows], rtol=0, atol=1e-5
+    )
+    same(pictures)
+    same(arrays)
+    same(picture.convert("RGBA") for picture in pictures)
+    same((file for file in files), batch_size=2)
+    same(np.stack([np.stack([array] * 3, -1) for array in arrays]))
+    same([array[..., None] for array in arrays])
+    same(torch.from_numpy(np.stack(arrays))[:, None])
+    one = slice(0, 1)
+    for image in (str(files[0]), pictures[0], arrays[0], torch.from_numpy(arrays[0].copy())[None]):
+        same(image, one)
+    turned = pictures[0].rotate(90, expand=True)
+    turned.getexif()[0x0112] = 6
+    same(turned, one)
+    assert [answer.query for answer in indexed[0].query((a for a in arrays), 1)] == ["image 0", "image 1", "image 2"]
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "text"),
+    [
+        (None, TypeError, "wanted a path, a PIL image, .*; not a NoneType"),
+        (b"photo.png", TypeError, "not a bytes"),
+        ([np.zeros((8, 8))], TypeError, r"not a ndarray of float64 \[8, 8\]"),
+        (np.zeros((5, 8, 8), np.uint8), DataError, "an image cannot be read"),
+        (torch.zeros(3, 8, 8, dtype=torch.uint8), TypeError, "a tensor of 3 channels; the run's images have 1"),
+        ([], DataError, "no images to embed"),
+        ("nowhere.png", DataError, "no such file"),
+        (__file__, DataError, "test_embedding.py: not a readable image"),
+    ],
+)
+def test_embed_refuses_other_values(make, images, error, text):
+    with pytest.raises(error, match=text) as caught:
+        make().embed(images)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_without_an_image_and_embeddings_that_are_not_finite_are_refused(make, few, tmp_path, monkeypatch):
+    run = make()
+    (tmp_path / "only.txt").write_text("")
+    with pytest.warns(SkippedImage), pytest.raises(DataError, match=r"no readable image among 1 files; .*: .*only"):
+        run.embed_folder(tmp_path)
+    with pytest.raises(DataError, match="no such folder"):
+        run.embed_folder(tmp_path / "nowhere")
+    monkeypatch.setattr("pml_ext_search.embedding.nn.functional.normalize", lambda rows: rows * torch.nan)
+    with pytest.raises(DataError, match=r"one: its network gives NaN or infinity for 20 of 20 images, 0/0000.png"):
+        run.index(few[0])
+    with pytest.raises(DataError, match=r"NaN or infinity for 1 of 1 images"):
+        run.embed(torch.zeros(1, 1, 8, 8, dtype=torch.uint8))
+    with pytest.raises(DataError, match="no index"):
+        run.gallery()
+
+
+def test_the_command_writes_embeddings_paths_and_classes(command, runs, folder, tmp_path):
+    file = tmp_path / "new" / "all.npz"
+    done = command("embed", runs[1], folder, "-o", file)
+    assert done.returncode == 0, done.stderr
+    assert "200 embeddings of size 64" in done.stdout
+    told = json.loads(command("embed", runs[1], folder, "-o", file, "--json").stdout)
+    assert (told["file"], told["images"], told["size"], told["new"]) == (str(file), 200, 64, 0)
+    assert set(told["skipped"]) == BROKEN
+    assert "broken.png" in done.stderr
+    assert "notes.txt" in done.stderr
+    with np.load(tmp_path / "new" / "all.npz") as saved:
+        assert saved["embeddings"].shape == (200, 64)
+        assert np.allclose(np.linalg.norm(saved["embeddings"], axis=1), 1, atol=1e-5)
+        assert saved["paths"][0].startswith("0/")
+        assert saved["classes"][0] == "0"

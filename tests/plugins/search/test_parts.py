@@ -1,0 +1,180 @@
+"""Parts of a listing as Parquet: the same rows however they are cut, resumed, damaged and incomplete ones."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import tarfile
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, DataError
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+parquet = pytest.importorskip("pyarrow.parquet")
+from pml_ext_search.parts import listed  # noqa: E402
+
+from .conftest import killed  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
+
+
+def rows_of(place):
+    table = pyarrow.concat_tables([parquet.read_table(file) for file in sorted(place.glob("*.parquet"))])
+    return table.select(["path", "class", "embedding"]).to_pydict()
+
+
+def stamps(place):
+    return {file.name: file.stat().st_mtime_ns for file in place.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def whole(runs, folder, tmp_path_factory):
+    return load_run(runs[0], "cpu").embed_part(folder, out=tmp_path_factory.mktemp("whole") / "parts")
+
+
+@pytest.mark.parametrize("parts", [1, 3, 7])
+def test_parts_have_the_rows_of_one_pass_over_the_folder_to_the_last_bit(make, folder, tmp_path, whole, parts):
+    run = make()
+    for part in range(parts, 0, -1):
+        run.embed_part(folder, part, parts, tmp_path / "parts")
+    found, embedded = rows_of(tmp_path / "parts"), run.embed_folder(folder)
+    assert found == rows_of(whole)
+    assert found["path"] == list(embedded.paths)
+    assert found["class"] == list(embedded.classes)
+    assert np.array_equal(np.array(found["embedding"], dtype=np.float32), embedded.embeddings.numpy())
+    metadata = [parquet.read_metadata(file).metadata[b"pml_ext"] for file in whole.iterdir()]
+    assert [name for about in metadata for name in json.loads(about)["skipped"]] == ["2/broken.png"]
+
+
+def test_a_file_that_is_there_is_not_written_again_unless_images_have_changed(make, folder, tmp_path):
+    run, images, out = make(), tmp_path / "some images", tmp_path / "parts"
+    shutil.copytree(folder, images)
+    run.embed_part(images, out=out)
+    before = stamps(out)
+    run.embed_part(images, 1, 2, out)
+    assert stamps(out) == before
+    changed = sorted(images.rglob("*.png"))[5]
+    shutil.copy(sorted(images.rglob("*.png"))[100], changed)
+    next(out.glob("*00003-of*")).unlink()
+    run.embed_part(images, out=out)
+    assert {name[11:16] for name, stamp in stamps(out).items() if before[name] != stamp} == {"00000", "00003"}
+    (images / "9" / "zzz.png").write_bytes(changed.read_bytes())
+    with pytest.raises(ConfigError, match="another listing of images; type -o FOLDER"):
+        run.embed_part(images, out=out)
+
+
+def test_a_killed_part_goes_on_and_two_at_once_do_no_harm(make, tmp_path, folder):
+    images, out = tmp_path / "images", tmp_path / "parts"
+    for copy in range(8):
+        shutil.copytree(folder, images / str(copy))
+    killed(lambda: make(workers=0).embed_part(images, out=out), 5)
+    before = stamps(out)
+    written = {name for name in before if name.startswith("embeddings")}
+    total = len(listed(images).segments)
+    assert 0 < len(written) < total
+    with ThreadPoolExecutor(2) as pool:
+        [*pool.map(lambda name: make(name, workers=0).embed_part(images, out=out), ["one", "two"])]
+    assert {name for name in written if stamps(out)[name] != before[name]} == set()
+    paths = rows_of(out)["path"]
+    assert len(paths) == len(set(paths)) == 8 * 200
+
+
+def test_index_takes_parts_up_without_embedding(make, folder, whole, monkeypatch, few, command, runs, tmp_path):
+    run = make("from parts")
+    monkeypatch.setattr(run.images, "_forward", None)
+    assert len(run.write_index(whole)) == 200
+    assert run.write_index(whole).changes == (0, 0, 0, 200)
+    monkeypatch.undo()
+    own = make("own").index(folder)
+    assert np.array_equal(own.embedded.embeddings.numpy(), run.gallery().embedded.embeddings.numpy())
+    assert list(run.gallery().embedded.paths) == list(own.embedded.paths)
+    told = command("index", runs[0], "--from", whole, "--store", tmp_path / "told", "--json")
+    assert json.loads(told.stdout)["images"] == 200
+
+
+def test_missing_and_damaged_parts_and_those_of_another_run_are_named(make, runs, whole, tmp_path, folder):
+    out, run = tmp_path / "parts", make()
+    shutil.copytree(whole, out)
+    files = sorted(out.iterdir())
+    with pytest.raises(DataError, match="of another network"):
+        load_run(runs[1], "cpu", store=tmp_path / "other").write_index(out)
+    files[1].write_bytes(files[1].read_bytes()[:100])
+    with pytest.raises(DataError, match=f"{files[1].name}: no Parquet file, or cut"):
+        run.write_index(out)
+    run.embed_part(folder, out=out)
+    assert rows_of(out) == rows_of(whole)
+    files[2].unlink()
+    with pytest.raises(DataError, match=r"1 of 4 files are not there, number 2 first"):
+        run.write_index(out)
+    with pytest.raises(DataError, match="no embeddings; type: pml-ext embed"):
+        run.write_index(tmp_path / "nothing")
+
+
+def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, folder, tmp_path, runs, command):
+    wanted = dict(zip(*map(rows_of(whole).get, ("path", "embedding")), strict=True))
+    names = list(wanted)[::3]
+    (tmp_path / "a list.txt").write_text("".join(f"{name}\n" for name in [*names, "gone.png"]))
+    command("embed", runs[0], folder, "--list", tmp_path / "a list.txt", "--part", "1/1", "-o", tmp_path / "listed")
+    content = [(folder / name).read_bytes() for name in names]
+    table = pyarrow.table({"path": names, "image": pyarrow.array(content, pyarrow.binary())})
+    parquet.write_table(table, tmp_path / "images.parquet", row_group_size=30)
+    make().embed_part(tmp_path / "images.parquet", out=tmp_path / "of table")
+    make().embed_part(f"file://{folder}", out=tmp_path / "of address")
+    assert rows_of(tmp_path / "of address") == rows_of(whole)
+    for place in ("listed", "of table"):
+        found = rows_of(tmp_path / place)
+        assert found["path"] == names
+        assert np.allclose(found["embedding"], [wanted[name] for name in names], atol=1e-6)
+    pytest.importorskip("webdataset", reason="needs the extra webdataset")
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"shard-{shard}.tar", "w") as tar:
+            for name in names[shard::2]:
+                entry = tarfile.TarInfo(name)
+                entry.size = (folder / name).stat().st_size
+                tar.addfile(entry, io.BytesIO((folder / name).read_bytes()))
+    make().embed_part(str(tmp_path / "shard-{0..1}.tar"), out=tmp_path / "of shards")
+    found = rows_of(tmp_path / "of shards")
+    order = [*names[::2], *names[1::2]]
+    assert [path.partition(".tar/")[2] for path in found["path"]] == order
+    assert found["class"] == [name.partition("/")[0] for name in order]
+    assert np.allclose(found["embedding"], [wanted[name] for name in order], atol=1e-6)
+    run = make("shards")
+    run.write_index(tmp_path / "of shards")
+    (answer,) = run.query(folder / names[0], k=3, within=names[0][0])
+    assert answer.distances[0] < 1e-3
+    assert answer.classes == [names[0][0]] * 3
+
+
+def test_ray_writes_the_same_files_and_one_worker_may_die(make, runs, folder, tmp_path, whole, command, monkeypatch):
+    pytest.importorskip("ray.data", reason="needs the extra ray")
+    from pml_ext_search import on_ray
+
+    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "killed"))
+    monkeypatch.setattr(on_ray, "Embedder", Dying)
+    done = command("embed", runs[0], folder, "--on", "ray", "-o", tmp_path / "parts", "--json")
+    assert (tmp_path / "killed").exists()
+    assert json.loads(done.stdout)["new"] == 200, done.stderr
+    assert rows_of(tmp_path / "parts") == rows_of(whole)
+
+
+class Dying:
+    """A worker that is killed at its second segment, once."""
+
+    def __init__(self, *arguments):
+        from pml_ext_search.on_ray import Embedder
+
+        self.embedder = Embedder(*arguments)
+
+    def __call__(self, row):
+        if row["number"] == 1:
+            try:
+                os.close(os.open(os.environ["KILLED_ONCE"], os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+            except FileExistsError:
+                pass
+        return self.embedder(row)

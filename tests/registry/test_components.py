@@ -1,0 +1,100 @@
+"""Kinds, capabilities and settings of classes; PML's own classes."""
+
+import pytest
+import torch
+from pytorch_metric_learning import distances, losses
+from torch.utils.data import Sampler
+
+from pml_ext import registry
+from pml_ext.registry import components
+from pml_ext.registry.components import kind_of
+from pml_ext.registry.lazy import outline
+from pml_ext.settings import settings_of
+
+
+def test_capabilities():
+    assert registry.capabilities(losses.MultiSimilarityLoss()) == {"labels", "indices_tuple", "references"}
+    assert registry.capabilities(losses.ProxyAnchorLoss) == {"labels", "indices_tuple"}
+    assert registry.capabilities(losses.RankedListLoss) == {"labels"}
+
+    class Sub(losses.NTXentLoss):
+        pass
+
+    assert "references" in registry.capabilities(Sub)
+    assert registry.capabilities(torch.nn.Linear(1, 1)) == {"labels", "indices_tuple"}
+
+
+def test_kinds_follow_from_base_classes():
+    assert {kind_of(component.cls) for component in registry.components()} == set(components.KINDS)
+    assert kind_of(type("MySampler", (Sampler,), {})) == "sampler"
+    with pytest.raises(TypeError, match="extends none of the base classes of components .a loss: pytorch_metric_"):
+        kind_of(torch.nn.Linear)
+
+
+def test_settings_are_those_handed_on_to_base_classes_too():
+    class Handing(losses.TripletMarginLoss):
+        def __init__(self, *, own=1, margin=0.3, **kwargs):
+            super().__init__(margin=margin, **kwargs)
+
+    class Closed(losses.TripletMarginLoss):
+        def __init__(self, own=1):
+            super().__init__()
+
+    assert {"own", "margin", "swap", "distance", "reducer"} <= set(settings_of(Handing))
+    assert settings_of(Handing)["margin"].default == 0.3
+    assert list(settings_of(Closed)) == ["own"]
+    assert list(settings_of(lambda root, size=3, *rest, **more: None)) == ["root", "size"]
+
+
+def test_pmls_classes_and_their_names():
+    assert registry.get("pml/ntxent").cls is losses.NTXentLoss
+    assert registry.get("pml/lp", kind="distance").cls is distances.LpDistance
+    assert registry.get("pml/m-per-class").kind == "sampler"
+    names = {component.cls.__name__ for component in registry.components("loss") if component.name.startswith("pml/")}
+    wanted = {name for name in dir(losses) if name.endswith("Loss")}
+    assert wanted - {"GenericPairLoss"} <= names
+
+
+# NCALoss takes references, but compares an embedding with its own copy among them.
+OTHERS = ("CrossBatchMemory", "MultipleLosses", "NCALoss")
+OF_PML = [c for c in registry.components("loss") if c.name.startswith("pml/") and c.class_name not in OTHERS]
+
+
+@pytest.mark.parametrize("component", OF_PML, ids=lambda component: component.name)
+def test_the_table_of_pmls_references_is_right(component):
+    """A loss that the table credits with references takes them; one that refuses them is not in it."""
+    wanted = {"num_classes": 3, "embedding_size": 4, "descriptors_dim": 4, "loss": losses.NTXentLoss(), "l": 4, "K": 1}
+    wanted |= {"margin": 0.4, "Tn": 10}
+    required = {n: wanted[n] for n, p in component.settings.items() if p.default is p.empty and n in wanted}
+    loss, capabilities = component.cls(**required), registry.capabilities(component.cls)
+    generator = torch.Generator().manual_seed(0)
+    count = 9 if "labels" in capabilities else 6
+    embeddings, references = (torch.randn(size, 4, generator=generator) for size in (6, count))
+    labels = (torch.arange(6) % 3, torch.arange(9) % 3) if "labels" in capabilities else (None, None)
+    try:
+        if component.class_name == "SelfSupervisedLoss":
+            loss(embeddings, references)
+        else:
+            loss(embeddings, labels[0], ref_emb=references, ref_labels=labels[1])
+        takes = True
+    except Exception:
+        takes = False
+    assert takes is ("references" in capabilities)
+
+
+@pytest.mark.parametrize("component", registry.components(), ids=lambda each: f"{each.kind}-{each.qualified_name}")
+def test_an_outline_equals_the_class(component):
+    read, cls = component.outline, component.cls
+    assert component.kind == registry.kind_of(cls)
+    assert (component.class_name, read.__name__, read.__module__) == (cls.__name__, cls.__name__, cls.__module__)
+    assert read.__doc__ == vars(cls).get("__doc__")
+    assert registry.capabilities(read) == registry.capabilities(cls)
+    defaults = [{name: repr(p.default) for name, p in registry.settings_of(each).items()} for each in (read, cls)]
+    assert defaults[0] == defaults[1]
+    assert [*defaults[0]] == [*defaults[1]]
+
+
+def test_a_class_that_cannot_be_outlined_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "odd.py").write_text("class OddLoss:\n    def __init__(self, at=str(1 + 1)): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.settings_of(outline("odd:OddLoss"))["at"].default == "2"

@@ -1,0 +1,206 @@
+"""Plugins by entry points: found, guarded against, allowed and denied, and what their hooks may return."""
+
+import importlib
+import re
+import sys
+import warnings
+
+import pytest
+
+from pml_ext import registry
+from pml_ext.errors import MissingExtraError, PluginError, PluginWarning, UnknownNameError
+from pml_ext.registry import Paper
+from pml_ext.registry import discovery as plugins
+
+pytestmark = pytest.mark.usefixtures("isolated_registry")
+
+
+def record(name):
+    return next(record for record in registry.plugins() if record.name == name)
+
+
+def names(kind=None):
+    return {c.name for c in registry.components(kind) if not c.name.startswith("pml/")}
+
+
+def test_a_third_party_plugin_is_found_like_ours(install_loss):
+    install_loss("foreign")
+    component = registry.get("foreign")
+    assert (component.kind, component.plugin) == ("loss", "foreign")
+    assert component.paper == Paper("T", "A", 2020, "https://example.org")
+    assert registry.get("foreign:foreign") == component
+    assert registry.build("foreign", neg_margin=0.5).neg_margin == 0.5
+    assert registry.find("class", "ForeignLoss") == ("foreign", component)
+    assert (record("foreign").status, record("foreign").version) == ("ok", "1.0")
+
+
+MARKED = (
+    "from pml_ext import hookimpl, Component\nfrom pytorch_metric_learning.losses import *\n@hookimpl\ndef pml_ext_"
+)
+BROKEN = {
+    "raise RuntimeError('no luck')": "RuntimeError: no luck",
+    "import sys; sys.exit(3)": "SystemExit: 3",
+    "import pytest\npytest.skip('not here', allow_module_level=True)": "Skipped: not here",
+    "def pml_ext_components(): return []": "not marked as a hook.*'@hookimpl' above 'def pml_ext_components'",
+    MARKED + "component(): return []": "unknown hook",
+    MARKED + "recipes(extra): return []": "extra",
+    MARKED + "components(): return [int]": r"Component\(...\) entries",
+    MARKED + "components(): return [Component(NCALoss, 'Not_Kebab')]": "kebab-case",
+    MARKED + "components(): return [Component(NCALoss, 'a'), Component(AngularLoss, 'a')]": (
+        r"names the loss 'a' twice \(NCALoss and AngularLoss\)"
+    ),
+    MARKED + "recipes(): return ['recipes']": r"'recipes', which is no folder of a package; write importlib.resources",
+    MARKED + "trunks(): pass": "pml_ext_trunks returned None; it must return a mapping",
+    MARKED + "trunks(): return {'t': 5}": "'t' is 5, wanted a function",
+    MARKED + "datasets(): return {'a b': int}": "'a b' is .*wanted a function .and a name without space",
+    MARKED + "papers(): return {'my-paper': 'tables.toml'}": "wanted a file: importlib.resources",
+}
+
+
+@pytest.mark.parametrize(("broken", "cause"), BROKEN.items(), ids=range(len(BROKEN)))
+def test_a_broken_plugin_is_reported_once_and_harms_nobody(install_plugin, install_loss, broken, cause):
+    package = install_plugin("broken", "")
+    (package / "__init__.py").write_text(broken + "\n")
+    install_loss("foreign")
+    with pytest.warns(PluginWarning, match=r"'broken' of broken 1.0 is broken") as caught:
+        assert {record.name for record in registry.plugins()} >= {"foreign", "broken"}
+    assert len(caught) == 1
+    assert registry.get("foreign").kind == "loss"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {"convnet", "mlp"} <= registry.factories("trunk").keys()
+        assert record("broken").status == "broken"
+        assert re.search(cause, record("broken").error), record("broken").error
+    assert not any(component.plugin == "broken" for component in registry.components())
+
+
+def test_a_failing_hook_costs_its_own_names_and_nothing_else(install_loss):
+    failing = "\n    @hookimpl\n    def pml_ext_datasets():\n        raise OSError('no disk')\n"
+    works = "\n    @hookimpl\n    def pml_ext_trunks():\n        return {'late-trunk': int}\n"
+    install_loss("late", "Late", "late", more=failing + works)
+    before = registry.get("late")
+    with pytest.warns(PluginWarning, match="'late' of late 1.0 is broken and the answer of pml_ext_datasets.*no disk"):
+        assert "digits" in registry.factories("data set")
+    assert registry.get("late") == before
+    assert registry.factory("trunk", "late-trunk") is int
+    assert (record("late").status, record("late").error) == ("broken", "pml_ext_datasets: OSError: no disk")
+
+
+def test_without_extras_the_core_hooks_cost_no_plugin_anything(install_loss, monkeypatch):
+    install_loss("foreign", more="\n    @hookimpl\n    def pml_ext_datasets():\n        return {'theirs': int}\n")
+    monkeypatch.setitem(sys.modules, "pml_ext.data", None)  # as where its extra is not installed
+    monkeypatch.setitem(sys.modules, "pml_ext.networks.trunks", None)
+    assert registry.factory("data set", "theirs") is int
+    assert [*registry.factories("data set")] == ["theirs"]
+    assert record("foreign").status == "ok"
+    for look_up in (lambda: registry.factory("data set", "digits"), lambda: registry.factory("trunk", "convnet")):
+        with pytest.raises(MissingExtraError, match="pml-ext\\[train\\]"):
+            look_up()
+
+
+def test_two_distributions_with_one_entry_point_name(install_loss):
+    install_loss("first", "One", "one", entry_point="shared", distribution="dist-a")
+    install_loss("second", "Two", "two", entry_point="shared", distribution="dist-b")
+    with pytest.warns(PluginWarning, match="already claims the entry-point name 'shared'"):
+        registry.plugins()
+    assert sorted(record.status for record in registry.plugins() if record.name == "shared") == ["broken", "ok"]
+    assert len({"one", "two"} & names()) == 1
+
+
+def test_allow_list_and_deny_list(install_loss, monkeypatch):
+    install_loss("foreign")
+    monkeypatch.setenv("PML_EXT_PLUGINS", "foreign")
+    assert {c.plugin for c in registry.components() if not c.name.startswith("pml/")} == {"pml", "foreign"}
+    assert record("cbml").status == "not allowed"
+    monkeypatch.setenv("PML_EXT_PLUGINS", "")
+    with registry.isolated():
+        assert {c.plugin for c in registry.components() if not c.name.startswith("pml/")} == {"pml"}
+    monkeypatch.delenv("PML_EXT_PLUGINS")
+    monkeypatch.setenv("PML_EXT_BLOCK", "foreign, pddm")
+    with registry.isolated():
+        assert (record("foreign").status, record("pddm").status, record("cbml").status) == ("blocked", "blocked", "ok")
+        with pytest.raises(UnknownNameError):
+            registry.get("foreign")
+
+
+@pytest.mark.parametrize("variable", ["PML_EXT_PLUGINS", "PML_EXT_BLOCK"])
+def test_a_typing_error_in_either_list_is_an_error_each_time(monkeypatch, variable):
+    monkeypatch.setenv(variable, "cbml,angullar")
+    for _ in range(2):
+        text = f"{variable}: no installed plugin 'angullar'; nearest: angular; installed: .*pddm"
+        with pytest.raises(PluginError, match=text):
+            registry.get("cbml")
+    monkeypatch.setenv(variable, "cbml,angular")
+    assert ("cbml" in names("loss")) == (variable == "PML_EXT_PLUGINS")
+    assert len({r.name for r in registry.plugins()}) == len(registry.plugins())
+
+
+def test_a_plugin_that_takes_long_to_import_is_named(install_loss, monkeypatch):
+    install_loss("slow", name="slow")
+    install_loss("quick", "Quick", "quick")
+    monkeypatch.setattr(plugins.time, "perf_counter", iter([0.0] * 10 + [0.0, 0.5, 0.0, 3.2]).__next__)
+    with pytest.warns(PluginWarning, match=r"'slow' of slow 1.0 took 3.2 s to import .PML_EXT_BLOCK=slow") as caught:
+        assert registry.get("slow").plugin == "slow"
+    assert len(caught) == 1
+
+
+def test_the_output_of_an_import_goes_to_stderr(install_loss, capsys):
+    package = install_loss("chatty", name="chatty")
+    source = (package / "__init__.py").read_text()
+    (package / "__init__.py").write_text("print('hello')\n" + source)
+    assert registry.get("chatty").plugin == "chatty"
+    assert capsys.readouterr() == ("", "hello\n")
+
+
+def test_warnings_that_are_errors_leave_nothing_half_done(install_plugin):
+    install_plugin("broken", "1 / 0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(PluginWarning, match="ZeroDivisionError"):
+            registry.plugins()
+        assert registry.get("cbml").plugin == "cbml"
+    assert len({record.name for record in registry.plugins()}) == len(registry.plugins())
+
+
+def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
+    trunk = "\n    @hookimpl\n    def pml_ext_trunks():\n        return {'convnet': lambda channels, size: None}\n"
+    install_loss("foreign", class_name="CBML", name="cbml", more=trunk)
+    install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
+    with pytest.warns(PluginWarning, match="ZeroDivisionError: division by zero .pml-ext plugins -v shows where"):
+        records = {record.name: record for record in registry.plugins()}
+    foreign, broken = records["foreign"], records["broken"]
+    assert (foreign.hooks, foreign.components) == (["pml_ext_components", "pml_ext_trunks"], 1)
+    assert foreign.clashes == [
+        "loss 'cbml': also of 'cbml'; the bare name means that of 'cbml'",
+        "trunk 'convnet': also of 'pml'; the bare name means that of 'pml'",
+        "class 'CBMLLoss': also of 'cbml'; the bare name means that of 'cbml'",
+    ]
+    assert "loss 'cbml': also of 'foreign'; the bare name means that of 'cbml'" in records["cbml"].clashes
+    assert 0 < foreign.seconds < 60
+    assert "in inner" in broken.traceback
+    assert not records["angular"].clashes
+    done = pml_ext_command("plugins", "-v")
+    assert done.returncode == 1  # one is broken
+    assert f"  clash       {foreign.clashes[0]}\n" in done.stdout
+    assert "in inner" in done.stdout
+
+
+IMPORTS_OURS = """
+    from pml_ext import CBMLLoss
+    from pml_ext.plugin import Component, hookimpl
+
+    class AardvarkLoss(CBMLLoss):
+        pass
+
+    @hookimpl
+    def pml_ext_components():
+        return [Component(AardvarkLoss, name="aardvark")]
+"""
+
+
+def test_a_plugin_that_is_imported_before_the_registry_is_read(install_plugin):
+    """Its own import of our class reads the entry points, when its hooks are not there yet."""
+    install_plugin("aardvark", IMPORTS_OURS)
+    module = importlib.import_module("aardvark")
+    assert registry.get("aardvark").cls is module.AardvarkLoss
+    assert (record("aardvark").status, record("aardvark").components) == ("ok", 1)

@@ -1,0 +1,246 @@
+"""Look-up by name, clashes, classes of the running process, and instances of components."""
+
+import warnings
+
+import pytest
+from pytorch_metric_learning import distances, losses, miners
+from torch.utils.data import SequentialSampler
+
+import pml_ext
+from pml_ext import registry
+from pml_ext.cli.description import describe
+from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameError
+from pml_ext.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
+from pml_ext.registry import BuildContext, fill_settings
+from pml_ext.testing.subject import find_components
+from pml_ext.training.launch import plan
+from pml_ext_search.trained import load_run
+
+pytestmark = pytest.mark.usefixtures("isolated_registry")
+
+
+def test_unknown_names_say_the_nearest():
+    with pytest.raises(UnknownNameError, match="no loss 'cbmll'; nearest: cbml"):
+        registry.get("cbmll", kind="loss")
+    with pytest.raises(UnknownNameError, match="no loss 'CBMLLoss'; nearest: cbml"):
+        registry.get("CBMLLoss", kind="loss")
+    with pytest.raises(UnknownNameError, match="pml/multi-similarity"):
+        registry.get("multi-similarity")
+    with pytest.raises(UnknownNameError, match="kinds are loss, miner"):
+        registry.components("losses")
+    with pytest.raises(UnknownNameError, match="no data set 'digit'; nearest: digits"):
+        registry.factory("data set", "digit")
+    with pytest.raises(AttributeError, match="CBMLLoss"):
+        pml_ext.CBMLoss  # noqa: B018
+    with pytest.raises(UnknownNameError, match="a loss and a miner"):  # which two kinds share
+        registry.get("pml/angular")
+    assert registry.get("pml/angular", kind="miner").cls is miners.AngularMiner
+
+
+def test_names_that_two_others_claim_stay_reachable_by_their_own(install_loss):
+    for module in ("first", "second"):
+        data = f"\n    @hookimpl\n    def pml_ext_datasets():\n        return {{'twice': lambda root: {module!r}}}\n"
+        install_loss(module, "Same", "zz-same", more=data)
+    with pytest.raises(PluginError, match="'first:zz-same' or 'second:zz-same', or leave one out"):
+        registry.get("zz-same")
+    assert registry.get("first:zz-same").cls.__module__ == "first"
+    assert registry.get("second:zz-same").cls.__module__ == "second"
+    with pytest.raises(UnknownNameError, match="nearest: zz-same$"):  # once
+        registry.get("zz-samee")
+    with pytest.raises(PluginError, match="'SameLoss' is claimed by two plugins; use 'first:zz-same' or 'second:zz-sa"):
+        pml_ext.SameLoss  # noqa: B018
+    with pytest.raises(PluginError, match="use 'first:twice' or 'second:twice'"):
+        registry.factory("data set", "twice")
+    assert [registry.factory("data set", f"{each}:twice")(None) for each in ("first", "second")] == ["first", "second"]
+    assert {"first:twice", "second:twice"} <= set(registry.factories("data set"))
+    assert "twice" not in registry.factories("data set")
+
+
+def test_register_in_the_running_process_and_again():
+    for margin in (1, 2):
+
+        @pml_ext.register(name="scratch")
+        class ScratchLoss(losses.ContrastiveLoss):
+            """From a notebook."""
+
+            version = margin
+
+    assert registry.get("scratch").cls.version == 2
+    assert pml_ext.ScratchLoss is ScratchLoss
+    assert "ScratchLoss" in dir(pml_ext)
+
+    @pml_ext.register
+    class HomeMadeMiner(miners.BatchHardMiner):
+        pass
+
+    assert registry.get("home-made").kind == "miner"
+    with pytest.raises(TypeError, match="extends none"):
+        pml_ext.register(int, name="number")
+    with pytest.warns(PluginWarning, match="'cbml' is a loss of 'cbml' too, which.* means; local:cbml is yours") as w:
+        pml_ext.register(type("Mine", (pml_ext.CBMLLoss,), {}), name="cbml")
+    assert w[0].filename == __file__
+    assert registry.get("cbml").plugin == "cbml"
+    assert registry.get("local:cbml").cls.__name__ == "Mine"
+
+
+CLAIMS = """
+    import importlib.resources
+    from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
+    from torch.utils.data import SequentialSampler
+    from pml_ext.plugin import Component, hookimpl
+
+    BASES = dict(loss=losses.ContrastiveLoss, miner=miners.BatchHardMiner, regularizer=regularizers.LpRegularizer,
+                 distance=distances.LpDistance, sampler=SequentialSampler, reducer=reducers.MeanReducer)
+    CLASSES = {classes}
+
+    @hookimpl
+    def pml_ext_components():
+        return [Component(type(class_name, (BASES[kind],), {{}}), name=name) for kind, name, class_name in CLASSES]
+
+    def refused(*arguments, **settings):
+        raise RuntimeError("of {owner}")
+
+    @hookimpl
+    def pml_ext_datasets():
+        return dict.fromkeys({datasets}, refused)
+
+    @hookimpl
+    def pml_ext_trunks():
+        return dict.fromkeys({trunks}, refused)
+
+    @hookimpl
+    def pml_ext_recipes():
+        return [importlib.resources.files(__name__) / "recipes"]
+"""
+
+
+SHOWN = ("cbml", "cbml/digits", "pddm", "digits", "convnet", "hard-pair")
+
+
+def ours():
+    """Components of the core and of the plugins that ship with it, PML's left out."""
+    return [c for c in registry.components() if not c.name.startswith("pml/") and c.plugin != registry.LOCAL]
+
+
+@pytest.fixture
+def claimed(install_plugin):
+    """Two plugins, first and last by name, that claim every name of ours; and a third that claims our entry points."""
+    names = {"datasets": [*registry.factories("data set")], "trunks": [*registry.factories("trunk")]}
+    names["classes"] = [(c.kind, c.name, c.cls.__name__) for c in ours()]
+    for owner in ("aaa", "zzz"):
+        package = install_plugin(owner, CLAIMS.format(owner=owner, **names))
+        (package / "recipes").mkdir()
+        (package / "recipes" / "own.toml").write_text(f'extends = "cbml/digits"\n[loss]\nname = "{owner}:cbml"\n')
+    install_plugin("thief", "raise RuntimeError", entry_point="cbml")
+    with registry.isolated():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PluginWarning)
+            registry.plugins()
+        yield
+
+
+def everything():
+    """The meanings of names: every eighth recipe, the classes of some losses, descriptions, targets of the kit."""
+    shown = [entry for name in SHOWN for entry in describe(name)]
+    for entry in shown:  # their recipes use ours, and are listed
+        entry["recipes"] = [name for name in entry["recipes"] if name not in ("aaa/own", "zzz/own")]
+    recipes = [name for name in registry.recipes() if not name.startswith(("aaa/", "zzz/"))][::8]
+    tables = {name: read_tables(name) for name in recipes}
+    chosen = [load_recipes(name)[name] for name in ("cbml/digits", "triplets/digits", "density/digits")]
+    losses = [build_loss(recipe.loss, loss_context(recipe, [0, 1])) for recipe in chosen]
+    return {
+        "recipes": tables,
+        "losses": [[type(part) for part in loss.modules()] for loss, _ in losses],
+        "plugins": {name: plugins_in(table) for name, table in tables.items()},
+        "uses": {name: names_in(name) for name in recipes},
+        "shown": shown,
+        "targets": [find_components(name) for name in ("cbml", "pml_ext_pddm", "local-positive", "metric-variance")],
+        "data": [registry.factory("data set", "digits"), registry.factory("trunk", "convnet")],
+    }
+
+
+def test_two_plugins_that_claim_every_name_of_ours_change_nothing(request):
+    classes, before = {c.cls.__name__: c.cls for c in ours()}, everything()
+    names = {(c.name, c.kind): c for c in ours()}
+    request.getfixturevalue("claimed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert {name: getattr(pml_ext, name) for name in classes} == classes
+    assert {key: registry.get(*key) for key in names} == names
+    after = everything()
+    for what, value in before.items():
+        assert after[what] == value, what
+    assert registry.get("aaa:cbml", "loss").cls is not classes["CBMLLoss"]
+    listed = [registry.short_name(c) for c in registry.components("loss")]
+    assert len(set(listed)) == len(listed)
+    assert {"cbml", "aaa:cbml", "zzz:cbml"} <= {*listed}
+
+
+@pytest.mark.usefixtures("claimed")
+def test_a_recipe_reaches_any_plugins_names():
+    tables = read_tables("zzz/own")
+    assert plugins_in(tables).keys() == {"zzz"}
+    recipe = load_recipes("zzz/own", ["loss.miner=zzz:hard-pair"])["zzz/own"]
+    loss, miner = build_loss(recipe.loss, loss_context(recipe, [0, 1]))
+    assert {type(loss).__module__, type(miner).__module__} == {"zzz"}
+    assert "zzz/own" in describe("zzz:cbml")[0]["recipes"]
+    assert "zzz/own" not in describe("cbml", "loss")[0]["recipes"]
+    assert registry.get("aaa:whole-class").cls.__mro__[1] is SequentialSampler
+
+
+RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribution = "gone-losses", version = "1.2"}\n'
+
+
+def test_a_run_of_a_missing_plugin_says_how_to_install_it(tmp_path, monkeypatch, install_loss):
+    """A finished run, as far as it is read before that is noticed."""
+    tables, folder = registry.recipes()["cbml/digits"].read_text("utf-8"), tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "recipe.toml").write_text(tables.replace('name = "cbml"', 'name = "gone"') + RUN)
+    (folder / "network.json").write_text("{}")
+    (folder / "metrics.json").write_text('{"recipe": "gone/digits", "seed": 0}')
+    (folder / "checkpoints" / "model.pt").touch()
+    text = r"recipe.toml: the plugin 'gone' of gone-losses 1.2 is not installed; type: pip install gone-losses==1.2"
+    with pytest.raises(PluginError, match=text):
+        load_run(folder)
+    with pytest.raises(PluginError, match=text):
+        plan(str(folder / "recipe.toml"), out=folder, resume=True)
+    install_loss("gone", name="gone")
+    monkeypatch.setenv("PML_EXT_BLOCK", "gone")
+    with registry.isolated(), pytest.raises(PluginError, match="the plugin 'gone' is blocked, by PML_EXT_BLOCK"):
+        load_run(folder)
+
+
+def test_unknown_settings_and_names_in_a_context_are_refused():
+    with pytest.raises(ConfigError, match="no setting of pml/triplet-margin 'margn'; nearest: margin"):
+        registry.build("pml/triplet-margin", "loss", margn=0.1)
+    with pytest.raises(ConfigError, match="no setting of a BuildContext 'embeding_size'; nearest: embedding_size"):
+        registry.build("pml/proxy-anchor", "loss", {"num_classes": 2, "embeding_size": 4})
+
+
+def test_settings_that_are_components_are_built():
+    more = {"distance": {"name": "pml/lp", "power": 2}, "embedding_regularizer": {"name": "pml/lp"}}
+    loss = registry.build("pml/contrastive", "loss", **more)
+    assert isinstance(loss.distance, distances.LpDistance)
+    assert loss.distance.power == 2
+    assert type(loss.embedding_regularizer).__name__ == "LpRegularizer"
+
+
+def wanting(embedding_size, words, metric: pml_ext.PDDMDistance, base: distances.BaseDistance, num_classes=7, seed=3):
+    """Something with every kind of setting."""
+
+
+def test_a_context_fills_settings():
+    context: BuildContext = {"embedding_size": 8, "num_classes": 2, "seed": 9}
+    values, missing = fill_settings(wanting, context)
+    assert values.keys() == {"embedding_size", "metric", "seed"}
+    assert values["metric"].embedding_size == 8
+    assert missing == ["words", "base"]  # of a base class any component will do: somebody has to say which
+    assert fill_settings(wanting, context, given=["metric", "seed"])[0] == {"embedding_size": 8}
+
+
+def test_a_context_reaches_the_components_in_settings():
+    context: BuildContext = {"num_classes": 2, "class_labels": [30, 40], "collect_stats": True}
+    parts = {"loss": {"name": "pml/contrastive"}, "regularizer": {"name": "density"}}
+    loss = registry.build("regularized", "loss", context, **parts)
+    assert loss.regularizer.classes.ordered.tolist() == [30, 40]
+    assert (loss.collect_stats, loss.loss.collect_stats) == (True, losses.ContrastiveLoss().collect_stats)

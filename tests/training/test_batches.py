@@ -1,0 +1,221 @@
+"""An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from pytorch_metric_learning.samplers import MPerClassSampler
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+
+from pml_ext.data import LabeledImages, Pipeline, build_transforms
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.recipe import build_dataset, load_recipes
+from pml_ext.recipe.schema import DataTable
+from pml_ext.training.batches import BatchReader, WorkerDataset, draw, embed_batches, epoch_batches
+from pml_ext.training.stages import build_stages
+
+CPU = torch.device("cpu")
+
+
+class Noisy(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return index + torch.rand(3), index
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 7])
+def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
+    joined = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]]
+    parts = [epoch_batches(joined, 0, 1, rank, processes) for rank in range(processes)]
+    whole = epoch_batches(joined, 0, 1)
+    for number in range(2):
+        assert [item for part in parts for item in part[number]] == whole[number]
+        assert [index for index, _ in whole[number]] == joined[number]
+    sizes = [len(part[0]) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_seeds_differ_between_images_epochs_and_runs():
+    joined = [[0] * 50, [0] * 50]
+    batches = [batch for run in (0, 1) for epoch in (1, 2) for batch in epoch_batches(joined, run, epoch)]
+    assert len({seed for batch in batches for _, seed in batch}) == 400
+
+
+def test_draws_from_samplers_of_indices_and_of_batches():
+    assert draw(SequentialSampler(range(10)), 3, 5) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
+    batches = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
+    assert draw(batches, 99, 9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    labels = torch.arange(40) % 4
+    for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
+        assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
+    assert sorted(i for batch in draw(RandomSampler(range(12)), 4, 3) for i in batch) == list(range(12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
+    batches = epoch_batches([[5, 5, 7], [1, 2, 3]], 3, 1)
+    torch.manual_seed(workers)
+    before = torch.get_rng_state()
+    images = WorkerDataset(Noisy(), workers)
+    assert len(images) == 20
+    alone = [torch.stack([images[item][0] for item in batch]) for batch in batches]
+    assert torch.equal(torch.get_rng_state(), before)
+    loaded = [x for x, _ in DataLoader(images, batch_sampler=batches, num_workers=workers)]
+    assert all(torch.equal(one, other) for one, other in zip(alone, loaded, strict=True))
+    assert not torch.equal(alone[0][0], alone[0][1])  # the same image twice, augmented twice
+
+
+@pytest.mark.parametrize("settings", [{}, {"bgr": True, "value_range": 255, "random_crop_scale": (0.5, 1.0)}])
+def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
+    """A quarter of what the network gets; what is left is done to whole batches."""
+    pixels = torch.randint(256, (6, 3, 20, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    normalize = ((0.5, 0.4, 0.3), (0.2, 0.3, 0.1))
+    augmented, plain = build_transforms(16, 3, True, normalize, shift=2, pipeline=Pipeline(flip=True, **settings))
+    images = LabeledImages(pixels, [0, 1] * 3, ["a", "b"])
+    epoch = epoch_batches([[5, 5, 0], [1, 2, 3]], 3, 1)
+    drawn = []
+    for workers in (0, 1):
+        reader = BatchReader(images.with_transform(augmented), workers, CPU)
+        drawn.append(list(reader.read(epoch)))
+        assert reader._loader.dataset[0, 1][0].dtype == (torch.uint8 if workers else torch.float32)
+        reader.close()
+    for (one, _), (other, _) in zip(*drawn, strict=True):
+        assert one.dtype == other.dtype == torch.float32
+        assert torch.equal(one, other)
+    flat = nn.Flatten(), nn.Identity()
+    passes = [
+        [x for _, x, *_ in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)] for workers in (0, 1)
+    ]
+    assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
+
+
+def test_a_split_is_embedded_in_order_and_leaves_modes_and_random_numbers_alone():
+    pixels = torch.randint(256, (23, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    images = LabeledImages(pixels, torch.arange(23) % 5, list("abcde"), lambda image: image.float() / 255, channels=1)
+    trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
+    trunk[1].running_mean.uniform_()
+    trunk[1].eval()  # frozen within a network that trains
+    embedder, before = nn.Linear(64, 3), torch.get_rng_state()
+    batches = list(embed_batches(trunk, embedder, images, CPU, batch_size=8))
+    assert [len(batch[0]) for batch in batches] == [8, 8, 7]
+    embeddings, labels = (torch.cat([batch[place] for batch in batches]) for place in (2, 3))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [module.training for module in (trunk, *trunk)] == [True, True, False, True, True, True]
+    wanted = embedder(trunk.eval()(torch.stack([images[index][0] for index in range(23)])))
+    assert torch.allclose(embeddings, wanted, atol=1e-6)
+    assert labels.tolist() == images.labels.tolist()
+    assert not embeddings.requires_grad
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
+    reader = BatchReader(Noisy(), workers, CPU)
+    broken = reader.read(epoch_batches([[1, 2], [3, 4], [5, 6]], 0, 1))
+    next(broken)
+    broken.close()
+    second = epoch_batches([[7, 8], [9, 7]], 0, 2)
+    alone = WorkerDataset(Noisy(), 0)
+    for batch, (values, indices) in zip(second, reader.read(second), strict=True):
+        assert indices.tolist() == [index for index, _ in batch]
+        assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))
+
+
+class Short(SequentialSampler):
+    """A pass of 64 images, whatever is asked for."""
+
+    def __init__(self):
+        super().__init__(range(64))
+
+
+@pytest.mark.parametrize(
+    ("sampler", "text"),
+    [
+        ("name='short', batch_size=16, iterations=5", "iterations = 5, but a pass of short gives 4 batches of 16"),
+        ("name='shuffle', batch_size=5000, iterations=1", r"1 batches of 5000 need more than the \d+ training images"),
+    ],
+)
+def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sampler, text):
+    images = build_dataset(DataTable(name="digits"), None).train
+    isolated_registry.register(Short, name="short")
+    (recipe,) = load_recipes("cbml/digits", [f"sampler={{{sampler}}}"]).values()
+    with pytest.raises(ConfigError, match=f"sampler: {text}; make .* smaller"):
+        build_stages(recipe, images, CPU, 0)
+
+
+class Deadly(torch.utils.data.Dataset):
+    """Ends the worker that reads image 13."""
+
+    paths = tuple(f"photographs/{number}.jpg" for number in range(20))
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.zeros(1, 4, 4), index
+
+
+def test_a_worker_that_dies_is_named_with_the_image_it_had():
+    wanted = r"worker died while it read photographs/13.jpg \(DataLoader worker .*\)\. If memory ran out"
+    reader = BatchReader(Deadly(), 2, CPU)
+    with pytest.raises(DataError, match=wanted), reader.naming_images():
+        list(reader.read(epoch_batches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
+    reader.close()
+    with pytest.raises(DataError, match=wanted):
+        list(embed_batches(nn.Flatten(), nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
+
+
+def test_a_batch_cut_short_by_the_death_of_its_worker_is_no_bare_eof_error():
+    reader = BatchReader(Noisy(), 1, CPU)
+    next(reader.read(epoch_batches([[0], [1]], 0, 1)))
+    killed = threading.Timer(0.2, os.kill, (int(reader.images.reading[0, 0]), signal.SIGKILL))
+    killed.start()
+    with pytest.raises(DataError, match="a data-loader worker died while it read image"), reader.naming_images():
+        raise EOFError
+    reader.close()
+
+
+def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
+    reader = BatchReader(Noisy(), 1, CPU)
+    batches = reader.read(epoch_batches([[number] for number in range(12)], 0, 1))
+    next(batches)
+    worker = int(reader.images.reading[0, 0])
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(worker, number)
+    assert len(list(batches)) == 11
+    reader.close()
+
+
+LEFT = """
+import gc
+from torch import device, zeros
+from torch.utils.data import Dataset
+from pml_ext.training.batches import BatchReader, epoch_batches
+
+class Images(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return zeros(1), index
+
+gc.disable()
+batches = BatchReader(Images(), 2, device("cpu")).read(epoch_batches([[0], [1], [2], [3]], 0, 1))
+left = [batches, next(batches)]
+left.append(left)
+del batches, left
+print("read")
+"""
+
+
+def test_a_process_ends_though_nobody_ended_its_workers():
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")

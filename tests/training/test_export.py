@@ -1,0 +1,179 @@
+"""An exported network without this package."""
+
+import hashlib
+import json
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError
+from pml_ext.training import export
+from pml_ext.training.export import Normalized, write_onnx
+
+
+@pytest.fixture(scope="module")
+def exported(runs, tmp_path_factory):
+    """Both graphs of a run, compared on images of noise."""
+    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+    place = tmp_path_factory.mktemp("graphs") / "exported"
+    load_run(runs[0], "cpu").export(place, onnx=True)
+    return place
+
+
+def test_a_graph_gives_the_embeddings_in_batches_of_any_size(exported, runs, folder):
+    import onnxruntime
+
+    files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
+    run = load_run(runs[0], "cpu")
+    images, expected = torch.stack([run.images._image(file) for file in files]), run.embed(files)
+    session = onnxruntime.InferenceSession(exported / "model.onnx")
+    for size in (1, 7, 100):
+        by_onnx = [session.run(None, {"images": batch.numpy()})[0] for batch in images.split(size)]
+        assert np.abs(np.concatenate(by_onnx) - expected.numpy()).max() < 1e-4
+
+
+def test_an_export_names_its_files_with_checksums(exported):
+    about = json.loads((exported / "preprocess.json").read_text())
+    sums = dict(line.split("  ")[::-1] for line in (exported / "SHA256SUMS").read_text().splitlines())
+    assert set(sums) == {"model.safetensors", "model.onnx", "preprocess.json", "README.md"}
+    for key, name in (("weights", "model.safetensors"), ("onnx", "model.onnx")):
+        assert about[key]["file"] == name
+        assert about[key]["sha256"] == sums[name] == hashlib.sha256((exported / name).read_bytes()).hexdigest()
+    assert 0 <= about["onnx"]["largest_difference"] < 1e-4
+
+
+def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, tmp_path, monkeypatch):
+    text = (exported / "README.md").read_text()
+    _, head, body = text.split("---\n", 2)
+    assert "license: unknown" in head.splitlines()
+    assert "- recall_at_1" in head.splitlines()
+    metrics = json.loads((runs[0] / "metrics.json").read_text())
+    assert f"| `map_at_r` | {metrics['after']['map_at_r']:.4f} | {metrics['before']['map_at_r']:.4f} |" in body
+    assert "Trained on `digits` with the loss `batch-all-triplets`" in body
+    file = next(folder.glob("4/*.png"))
+    (tmp_path / "photo.jpg").write_bytes(file.read_bytes())
+    for path in exported.glob("model.*"):
+        (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    steps, *ways = re.findall(r"```python\n(.*?)```", body, re.S)
+    expected = load_run(runs[0], "cpu").embed(file)
+    assert len(ways) == 2
+    names = {}
+    exec(steps + ways[0], names)
+    torch.testing.assert_close(torch.as_tensor(names["embedding"]), expected, rtol=0, atol=1e-4)
+    exec(ways[1], names)
+    nn, about = torch.nn, json.loads((exported / "preprocess.json").read_text())
+    assert (about["image_size"], about["channels"], about["normalize"]) == (8, 1, None)
+    blocks = [[nn.Conv2d(size, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)] for size in (1, 16)]
+    trunk, embedder = nn.Sequential(*blocks[0], *blocks[1], nn.Flatten()), nn.Linear(about["features"], 64)
+    network = nn.ModuleDict({"trunk": trunk, "embedder": embedder}).eval()
+    network.load_state_dict(names["tensors"])
+    found = nn.functional.normalize(embedder(trunk(names["images"])))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+class Untraceable(torch.nn.Module):
+    """Looks at values."""
+
+    def forward(self, images):
+        return images.flatten(1) * (2 if float(images.sum()) > 1 else 1)
+
+
+def test_a_graph_that_is_not_the_network_is_refused(tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+    images = torch.rand(2, 3, 3, 3)
+    with pytest.raises(ConfigError, match="cannot write this network as ONNX for batches of any size") as caught:
+        write_onnx(tmp_path / "model.onnx", Normalized(Untraceable(), torch.nn.Identity()).eval(), images)
+    assert "\n" not in str(caught.value)
+    network, other = (Normalized(torch.nn.Flatten(), torch.nn.Linear(27, 8)).eval() for _ in range(2))
+    real = torch.onnx.export
+    monkeypatch.setattr("torch.onnx.export", lambda _, *arguments, **more: real(other, *arguments, **more))
+    with pytest.raises(ConfigError, match=r"model.onnx gives embeddings that differ .* by .*, more than 1e-04"):
+        write_onnx(tmp_path / "model.onnx", network, images)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
+    run = load_run(runs[0], "cpu")
+    (tmp_path / "model.onnx").write_text("somebody's own")
+    run.export(tmp_path)
+    assert "## License" in (tmp_path / "README.md").read_text()
+    run.export(tmp_path)  # its own card is replaced without a word
+    (tmp_path / "README.md").write_text("my words")
+    with pytest.warns(UserWarning, match=r"README.md is none that an export wrote, or was changed since"):
+        run.export(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "my words"
+    assert "README" not in (tmp_path / "SHA256SUMS").read_text()
+    assert (tmp_path / "model.onnx").read_text() == "somebody's own"
+
+
+def test_the_command_says_how_far_a_graph_is_from_the_network(command, runs, tmp_path, monkeypatch):
+    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
+
+    def write(path, network, images):
+        assert images.shape == (100, 1, 8, 8)
+        path.write_text("a graph")
+        return 2e-7
+
+    monkeypatch.setattr(export, "write_onnx", write)
+    done = command("export", runs[0], "-o", tmp_path / "out", "--onnx")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "model.onnx: embeddings differ from the network's by 2.0e-07 at most" in done.stdout
+    done = command("export", runs[0], "-o", tmp_path / "out", "--json")
+    assert [file["file"] for file in json.loads(done.stdout)["files"]] == ["model.safetensors"]
+    assert not (tmp_path / "out" / "model.onnx").exists()  # of the earlier export
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    done = command("export", runs[0], "-o", tmp_path / "other", "--onnx")
+    assert done.returncode == 2
+    assert 'pip install "pml-ext[onnx]"' in done.stderr
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("weights", "license", "text"),
+    [
+        ("IMAGENET1K_V1", "license: other", "weights `IMAGENET1K_V1` of `torchvision/resnet18`: their license holds"),
+        (None, "license: unknown", "Trained from random weights"),
+    ],
+)
+def test_the_card_names_data_and_weights_and_no_place_of_the_disk(runs, tmp_path, weights, license, text):
+    run = load_run(runs[0], "cpu")
+    model = run.recipe.model
+    trunk = type(model.trunk)(name="torchvision/resnet18", **({} if weights is None else {"weights": weights}))
+    data = run.recipe.data.model_copy(update={"name": "folder:/somebody/photos"})
+    recipe = run.recipe.model_copy(update={"model": model.model_copy(update={"trunk": trunk}), "data": data})
+    bicubic = {"interpolation": "bicubic"}
+    run.network.preprocessing = run.network.preprocessing.model_copy(update=bicubic)
+    export.write_export(tmp_path, run.folder, recipe, run.network)
+    words = (tmp_path / "README.md").read_text()
+    assert "v2.Resize([8, 8], v2.InterpolationMode.BICUBIC, antialias=True)" in words
+    assert license in words.splitlines()
+    assert text in words
+    assert "Trained on `folder` with" in words
+    assert "somebody" not in words
+
+
+class Opens:
+    """Opens a file when it is unpickled."""
+
+    def __reduce__(self):
+        return open, ("written", "w")
+
+
+def test_no_code_of_an_exports_author_is_run(runs, tmp_path, monkeypatch):
+    """Its tensors are read by safetensors, which knows no code, and the rest is JSON."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    monkeypatch.chdir(tmp_path)
+    load_run(runs[0], "cpu").export(tmp_path)
+    names = {"model.safetensors", "preprocess.json", "README.md", "SHA256SUMS"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    torch.save({"trunk.weight": Opens()}, tmp_path / "model.safetensors")
+    with pytest.raises(SafetensorError):
+        load_file(tmp_path / "model.safetensors")
+    assert {path.name for path in tmp_path.iterdir()} == names

@@ -1,0 +1,257 @@
+"""Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from pml_ext.data import LabeledImages
+from pml_ext.errors import ConfigError, DataError, UnwritableError
+from pml_ext.networks.trunks import convnet, embedder, fit_whitened_pca, freeze
+from pml_ext.training import checkpoint
+from pml_ext.training.features import FeatureCache
+from pml_ext.training.launch import train
+from pml_ext.training.stages import extend_schedule
+from pml_ext_search.collection import StoreWarning
+from pml_ext_search.trained import load_run
+
+SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.milestones=[4]"]
+SHORT += ["sampler.iterations=20", "model.trunk.width=8"]
+
+
+def finished(folder, *overrides, seed=0):
+    train("cbml/digits", overrides=[*SHORT, *overrides], out=folder, seed=seed)
+    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
+    return state, json.loads((folder / "metrics.json").read_text())
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_head_on_cached_features_equals_the_same_run_with_the_frozen_trunk_in_the_loop(tmp_path):
+    """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
+    head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
+    looped, metrics = finished(tmp_path / "loop", *head, "model.dropout=0.2", 'model.freeze=["*"]')
+    cached, same = finished(tmp_path / "cache run", *head, "model.dropout=0.2", "model.freeze=trunk")
+    for part in ("trunk", "embedder"):
+        for name, value in looped[part].items():
+            torch.testing.assert_close(cached[part][name], value, atol=1e-5, rtol=0, msg=name)
+    for phase in ("raw", "before", "after"):
+        assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
+    assert {"frozen", "pca"} <= set(same)
+    assert "trunk" not in checkpoint.load(tmp_path / "cache run" / "checkpoints" / "last.pt")["parts"]
+
+
+@pytest.mark.usefixtures("without_report")
+def test_views_are_reproducible_shared_by_seeds_and_not_alike(tmp_path):
+    first, metrics = finished(tmp_path / "a", "model.freeze=trunk", "model.views=4")
+    again, same = finished(tmp_path / "b", "model.freeze=trunk", "model.views=4")
+    plain, _ = finished(tmp_path / "c", "model.freeze=trunk")
+    assert torch.equal(first["embedder"]["weight"], again["embedder"]["weight"])
+    assert metrics["after"] == same["after"]
+    assert not torch.equal(first["embedder"]["weight"], plain["embedder"]["weight"])
+
+
+@pytest.mark.parametrize(("name", "size"), [("none", 32), ("pca", 8)])
+def test_without_anything_to_train_the_frozen_trunk_is_tested_as_it_is(tmp_path, name, size):
+    overrides = ["model.freeze=trunk", f"model.embedder={name}", f"model.embedding_size={size}"]
+    state, metrics = finished(tmp_path / "run", *overrides)
+    assert metrics["after"] == pytest.approx(metrics["pca" if name == "pca" else "frozen"])
+    assert state["epoch"] == 0
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert ">frozen trunk<" in report
+    assert not any(f">{row}<" in report for row in ("head", "fine-tuned network", "trained network"))
+    images = torch.randint(255, (3, 1, 8, 8), dtype=torch.uint8)
+    assert load_run(tmp_path / "run").embed(images).shape == (3, size)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
+    """The first layers stay as they were; all others do in the first stage alone; then a tenth of the rate."""
+    stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
+    run = ["schedule.name=constant", "schedule.milestones=[]", "optimizer.name=sgd", "optimizer.lr=0.01"]
+    state, _ = finished(tmp_path / "run", stage, 'model.freeze=["0", "1"]', *run)
+    assert torch.equal(state["trunk"]["1.running_mean"], torch.zeros(8))  # in evaluation mode
+    assert not torch.equal(state["trunk"]["5.running_mean"], torch.zeros(8))
+    assert torch.equal(state["trunk"]["1.weight"], torch.ones(8))
+    assert not torch.equal(state["trunk"]["5.weight"], torch.ones(8))
+    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
+    with sqlite3.connect(tmp_path / "run" / "records" / "logs.db") as records:
+        rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
+    records.close()
+    assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
+    with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
+        freeze(convnet(3, 16), ["layer1"])
+
+
+def test_a_longer_cosine_keeps_the_factor_of_its_stage():
+    parameter, rates = nn.Parameter(torch.zeros(())), []
+    for epochs in (4, 8):
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        optimizer.param_groups[0]["lr"] *= 0.1
+        for _ in range(3):
+            optimizer.step()
+            schedule.step()
+        if epochs == 4:
+            extend_schedule(schedule, 8, 0.1)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(rates[1])
+
+
+def test_whitened_components_have_no_correlation_and_unit_variance():
+    features = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
+    layer = nn.Linear(12, 5)
+    fit_whitened_pca(features, layer)
+    torch.testing.assert_close(torch.cov(layer(features).detach().T), torch.eye(5), atol=1e-4, rtol=0)
+    with pytest.raises(ConfigError, match=r"embedding_size: found 13, but 500 features of length 12 have 12"):
+        fit_whitened_pca(features, nn.Linear(12, 13))
+
+
+def test_norm_and_dropout_stand_before_each_linear_layer():
+    kinds = [type(layer).__name__ for layer in embedder(6, 3, [4], "layer", 0.1)]
+    assert kinds == ["LayerNorm", "Dropout", "Linear", "LayerNorm", "ReLU", "Dropout", "Linear"]
+
+
+# The cache
+
+
+class Counted(nn.Module):
+    """The mean of each channel; counts the images that it saw, and is interrupted after the most that it may see."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.factor, self.seen, self.most = nn.Parameter(torch.tensor(factor)), 0, 99
+
+    def forward(self, images):
+        if self.seen >= self.most:
+            raise KeyboardInterrupt
+        self.seen += len(images)
+        return self.factor * images.float().mean((2, 3))
+
+
+def cache(trunk, about="steps", batch_size=4):
+    return FeatureCache(trunk, 3, about, torch.device("cpu"), batch_size)
+
+
+def photographs(folder):
+    if not folder.exists():
+        folder.mkdir()
+        for number in range(10):
+            Image.new("RGB", (8, 8), (number, 2 * number, 3 * number)).save(folder / f"{number}.png")
+    return LabeledImages(sorted(folder.glob("*.png")), np.zeros(10), ["one"])
+
+
+def test_a_feature_is_computed_once_for_each_file_trunk_steps_and_view(tmp_path):
+    images, trunk = photographs(tmp_path / "photos"), Counted()
+    wanted = torch.stack([images.image(index).float().mean((1, 2)) for index in range(10)])
+    for _ in range(2):
+        features = cache(trunk).of(images)
+        assert torch.equal(features[torch.arange(10)], wanted)
+        assert trunk.seen == 10
+    assert torch.equal(cache(trunk).of(images.subset([7, 2]))[:], wanted[[7, 2]])
+    assert trunk.seen == 10
+    Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "photos" / "3.png")  # a changed file
+    assert cache(trunk).of(images)[3][0] == 200
+    assert trunk.seen == 11
+    other = Counted(2.0)  # other weights
+    assert torch.equal(cache(other).of(images)[0:2], 2 * wanted[:2])
+    cache(other, about="other steps").of(images)
+    cache(other).of(images, view=1)
+    assert other.seen == 30
+    if (maps := Path("/proc/self/maps")).exists():  # the features are mapped, not loaded
+        assert "vectors.f32" in maps.read_text()
+
+
+def test_a_process_that_ends_loses_at_most_a_batch(tmp_path):
+    images, broken, trunk = photographs(tmp_path / "photos"), Counted(), Counted()
+    broken.most = 8
+    with pytest.raises(KeyboardInterrupt):
+        cache(broken).of(images)
+    assert cache(trunk).of(images)[:][:, 1].tolist() == [2 * number for number in range(10)]
+    assert trunk.seen == 2
+
+
+def test_equal_images_in_memory_have_one_feature():
+    pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1).expand(4, 3, 5, 5)[[0, 1, 1, 2]]
+    trunk = Counted()
+    features = cache(trunk).of(LabeledImages(pixels, [0, 1, 1, 2], ["a", "b", "c"]))
+    assert features[:][:, 0].tolist() == [0, 1, 1, 2]
+    assert trunk.seen == 3
+
+
+def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
+    images, trunk = photographs(tmp_path / "photos"), Counted(float("nan"))
+    with pytest.raises(DataError, match=r"model\.trunk gives NaN or infinity for 4 images, .*0\.png first"):
+        cache(trunk).of(images)
+    trunk = Counted()
+    place = cache(trunk).collection.place
+    cache(trunk).of(images)
+    vectors = place / "vectors.f32"
+    content = bytearray(vectors.read_bytes())
+    content[17] ^= 0xFF
+    vectors.write_bytes(content)
+    with pytest.warns(UserWarning, match="1 image were damaged"):
+        assert cache(trunk).of(images)[1][0] == 1
+    assert trunk.seen == 11
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pml_ext_search.collection.os.fsync", full)
+    with pytest.raises(UnwritableError, match=r"vectors\.f32: cannot be written \(No space left on device\)"):
+        cache(Counted(3.0)).of(images)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_weights_come_from_a_file(tmp_path):
+    state, _ = finished(tmp_path / "first")
+    file = tmp_path / "trunk.pth"
+    torch.save(state["trunk"] | {"fc.weight": torch.zeros(1)}, file)
+    again, _ = finished(tmp_path / "second", "model.freeze=trunk", f"model.trunk.weights={file}", seed=3)
+    assert all(torch.equal(again["trunk"][name], value) for name, value in state["trunk"].items())
+    (tmp_path / "bad.pth").write_bytes(b"no weights")
+    torch.save({name: value for name, value in state["trunk"].items() if name != "0.bias"} | {"x": torch.ones(1)}, file)
+    for name, wanted in {
+        "trunk.pth": r"does not fit the trunk: 1 missing \(0\.bias\); 1 unknown \(x\)",
+        "bad.pth": r"bad\.pth cannot be read as weights",
+        "none.pth": r"no file .*none\.pth, nor in .*checkpoints",
+    }.items():
+        with pytest.raises(ConfigError, match=wanted):
+            finished(tmp_path / f"run {name}", f"model.trunk.weights={tmp_path / name}")
+
+
+@pytest.mark.usefixtures("without_report")
+def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatch):
+    """Files that the run has read do not go through the trunk again; new ones do, once for all runs of the trunk."""
+    photos, passed = tmp_path / "photos", []
+    for number in range(24):
+        (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / f"class-{number % 4}" / f"{number}.png")
+    data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
+    overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
+    overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
+    train("cbml/digits", overrides=["model.trunk.width=8", *overrides], out=tmp_path / "run")
+    Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-0" / "new.png")
+    expected = load_run(tmp_path / "run", store=tmp_path / "apart")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    expected = expected.embed_folder(photos)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for images in ([photos / "class-1" / "1.png"], photos):
+        run = load_run(tmp_path / "run", store=tmp_path / f"store {len(str(images))}")
+        run.trunk.register_forward_hook(lambda _, inputs, __: passed.append(len(inputs[0])))
+        passed.clear()
+        found = run.embed(images)
+        own = [number for number, path in enumerate(expected.paths) if images == photos or path == "class-1/1.png"]
+        torch.testing.assert_close(found, expected.embeddings[own], atol=1e-5, rtol=0)
+        assert sum(passed) == (images == photos)
+    (database,) = (tmp_path / "cache").glob("pml_ext/features/*/images.sqlite")
+    database.write_bytes(b"damaged")
+    with pytest.warns(StoreWarning, match="features are computed, and not kept: .*damaged"):
+        found = load_run(tmp_path / "run", store=tmp_path / "last").embed(photos)
+    torch.testing.assert_close(found, expected.embeddings, atol=1e-5, rtol=0)

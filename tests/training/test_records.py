@@ -1,0 +1,233 @@
+"""Records: which numbers, under which names, and cut back where a run goes on."""
+
+import csv
+import shutil
+import sqlite3
+from contextlib import closing
+
+import pytest
+import torch
+from pytorch_metric_learning import losses, miners
+from pytorch_metric_learning.utils import common_functions
+from pytorch_metric_learning.utils.logging_presets import HookContainer
+from record_keeper import RecordWriter
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+
+from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
+from pml_ext.training.engine import Step
+from pml_ext.training.records import RecordedValues, Records, loss_series
+from pml_ext.training.trackers import TensorBoard
+
+EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
+LABELS = torch.arange(12) // 3
+
+
+def tables(folder):
+    """The tables as record-keeper reads them, without its own numbers of rows."""
+    with closing(sqlite3.connect(folder / "records" / "logs.db")) as connection:
+        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    reader = RecordWriter(str(folder / "records"))
+    rows = {name: [dict(row) for row in reader.query(f"SELECT * FROM {name}")] for name in sorted(names)}
+    rows.pop("sqlite_sequence", None)
+    return {name: [{k: v for k, v in row.items() if k != "id"} for row in table] for name, table in rows.items()}
+
+
+def csv_rows(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def scalars(folder):
+    found = {}
+    for place in ("tensorboard", "tensorboard/epochs"):
+        events = EventAccumulator(str(folder / place))
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            found[tag] = sorted({(each.step, each.value) for each in events.Scalars(tag)})
+    return found
+
+
+@pytest.fixture(autouse=True)
+def numbers_of_equal_width(monkeypatch):
+    """TensorBoard reads files of one second by name, and writer 10 of a process before writer 9."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
+
+
+def opened(folder, iteration, epoch, warn=print):
+    return Records(folder, iteration, epoch, warn, [("tensorboard", lambda: TensorBoard(folder, {}, iteration, epoch))])
+
+
+@pytest.fixture
+def collecting(monkeypatch):
+    monkeypatch.setattr(common_functions, "COLLECT_STATS", True)
+
+
+def rows_of(held):
+    values = [value.item() if torch.is_tensor(value) else value for value in held.values()]
+    rows = dict(held.rows(Step(1.0, EMBEDDINGS, values)))
+    assert rows.pop("loss_histories") == {"total_loss": 1.0}
+    return rows
+
+
+@pytest.mark.usefixtures("collecting")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()),
+        lambda: losses.MarginLoss(),  # it has a parameter of one element
+        lambda: losses.MultiSimilarityLoss(),
+    ],
+)
+def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
+    """The names of tables and columns, and the values."""
+    record_keeper = pytest.importorskip("record_keeper")
+    loss, miner = make(), miners.MultiSimilarityMiner()
+    optimizers = {"trunk_optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.25)}
+    loss(EMBEDDINGS, LABELS, miner(EMBEDDINGS, LABELS))
+
+    keeper = record_keeper.RecordKeeper(
+        None, record_keeper.RecordWriter(str(tmp_path / "theirs")), ["_record_these", "_record_these_stats"]
+    )
+
+    class Trainer:
+        iteration = 0
+        loss_tracker = type("Tracker", (), {"losses": {"total_loss": 1.0}, "loss_weights": {}})
+        loss_funcs = {"metric_loss": loss}  # noqa: RUF012
+        mining_funcs = {"tuple_miner": miner}  # noqa: RUF012
+        models = {}  # noqa: RUF012
+
+        def get_global_iteration(self):
+            return 7
+
+    Trainer.optimizers = optimizers
+    HookContainer(keeper, save_models=False).end_of_iteration_hook(Trainer())
+    theirs = {
+        (table, column, values[7])
+        for table, columns in keeper.record_writer.records.items()
+        if table != "loss_histories"
+        for column, values in columns.items()
+        if not isinstance(values[7], list)
+    }
+    rows = rows_of(RecordedValues(loss, miner, optimizers))
+    ours = {(table, column, value) for table, row in rows.items() for column, value in row.items()}
+    roots = ("metric_loss_", "tuple_miner_", "trunk_optimizer_")
+    assert {entry for entry in theirs if entry[0].startswith(roots)} == {e for e in ours if e[0].count("__mod") < 2}
+    deep = [
+        {(table.rpartition("__modules_")[2], *rest) for table, *rest in found if (table, *rest) not in near}
+        for found, near in ((theirs, ours), (ours, theirs))
+    ]
+    assert deep[0] == deep[1]  # inside a part of the loss PML's names begin with that part, ours with the loss
+
+
+def test_tables_csv_and_events_say_the_same(tmp_path):
+    records = opened(tmp_path, 0, 0)
+    records.add(1, {"loss_histories": {"total_loss": 2.5}, "metric_loss_X": {"pairs": 3, "term": 0.25}})
+    records.add(2, {"loss_histories": {"total_loss": 1.5}, "metric_loss_X": {"pairs": 4, "late": 9.0}})
+    records.save()
+    records.add(3, {"loss_histories": {"total_loss": 0.5}})
+    records.close()
+    assert tables(tmp_path) == {
+        "loss_histories": [{"~iteration~": n, "total_loss": value} for n, value in ((1, 2.5), (2, 1.5), (3, 0.5))],
+        "metric_loss_X": [
+            {"~iteration~": 1, "pairs": 3, "term": 0.25, "late": None},
+            {"~iteration~": 2, "pairs": 4, "term": None, "late": 9.0},
+        ],
+    }
+    rows = csv_rows(tmp_path / "records" / "loss_histories.csv")
+    assert rows == [["~iteration~", "total_loss"], ["1", "2.5"], ["2", "1.5"], ["3", "0.5"]]
+    assert csv_rows(tmp_path / "records" / "metric_loss_X.csv")[1:] == [["1", "3", "0.25", ""], ["2", "4", "", "9.0"]]
+    assert scalars(tmp_path) == {
+        "loss_histories/total_loss": [(1, 2.5), (2, 1.5), (3, 0.5)],
+        "metric_loss_X/pairs": [(1, 3.0), (2, 4.0)],
+        "metric_loss_X/term": [(1, 0.25)],
+        "metric_loss_X/late": [(2, 9.0)],
+    }
+
+
+def record(folder, first, last, warn=None):
+    records = opened(folder, first - 1, (first - 1) // 2, *([warn] if warn else []))
+    for iteration in range(first, last + 1):
+        records.add(iteration, {"loss_histories": {"total_loss": iteration / 4, "flag": True}})
+        if iteration % 2 == 0:
+            records.add(iteration // 2, {"accuracies_validation": {"map_at_r": iteration / 8}})
+            records.save()
+    records.add(4, {"accuracies_test": {"map_at_r": 0.5}})
+    records.close()
+
+
+def everything(folder):
+    return tables(folder), {path.name: csv_rows(path) for path in (folder / "records").glob("*.csv")}, scalars(folder)
+
+
+def test_a_run_that_goes_on_has_each_row_once_and_csv_files_from_the_database(tmp_path):
+    record(tmp_path / "whole", 1, 8)
+    record(tmp_path / "killed", 1, 6)
+    folder = tmp_path / "killed" / "records"
+    (folder / "loss_histories.csv").write_bytes(b"")
+    (folder / "accuracies_validation.csv").write_bytes((folder / "accuracies_validation.csv").read_bytes()[:-5])
+    (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
+    record(tmp_path / "killed", 5, 8)  # the checkpoint was that of epoch 2
+    record(tmp_path / "killed", 9, 8)  # and killed after the test, once more
+    assert (folder / "of-a-component.csv").read_text() == "epoch,density\n1,2\n"
+    (folder / "of-a-component.csv").unlink()
+    assert everything(tmp_path / "killed") == everything(tmp_path / "whole")
+    tested = csv_rows(folder / "accuracies_test.csv")
+    assert tested == [["~iteration~", "map_at_r"], ["4", "0.5"]]
+
+
+@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])
+def test_a_damaged_database_is_put_aside(tmp_path, content):
+    record(tmp_path, 1, 6)
+    folder, words = tmp_path / "records", []
+    (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
+    (folder / "logs.db").write_bytes(content)
+    record(tmp_path, 7, 8, words.append)
+    (word,) = words
+    assert word.startswith(f"{folder / 'logs.db'} is damaged (")
+    assert word.endswith("it is now damaged.db, and the records begin with iteration 7")
+    assert (folder / "damaged.db").read_bytes() == content
+    assert [row[0] for row in csv_rows(folder / "loss_histories.csv")] == ["~iteration~", "7", "8"]
+    assert (folder / "of-a-component.csv").exists()
+
+
+def test_records_are_never_in_the_way(tmp_path):
+    words = []
+    records = opened(tmp_path / "run", 0, 0, words.append)
+    records.add(1, {"t": {"a": 1}})
+    records.save()  # TensorBoard's thread has written its events
+    shutil.rmtree(tmp_path / "run")
+    records.add(2, {"t": {"a": 2}})
+    for _ in range(3):
+        records.save()
+    records.close()
+    assert words
+    assert all("training goes on without" in word for word in words)
+    assert not (tmp_path / "run").exists()
+
+
+def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path):
+    records = Records(tmp_path, 0, 0)
+    for iteration in (1, 2):
+        records.add(iteration, {"loss_histories": {"total_loss": 1.0}, "metric_loss_A": {"positive_loss": 1.0}})
+    for iteration in (3, 4):
+        terms = {"metric_loss_B": {"positive_loss": 2.0}, "metric_loss_B__modules_inner_C": {"positive_loss": 3.0}}
+        records.add(iteration, {"loss_histories": {"total_loss": 1.0}, **terms})
+    records.close()
+    assert loss_series(tmp_path, ["positive_loss", "positive_loss"]) == {
+        "loss": ([1, 2, 3, 4], [1.0] * 4),
+        "positive": ([1, 2, 3, 4], [1.0, 1.0, 2.0, 2.0]),
+        "positive (C)": ([3, 4], [3.0, 3.0]),
+    }
+
+
+def test_what_is_no_number_is_not_recorded(tmp_path):
+    loss = torch.nn.Module()
+    loss._record_these = ["names", "many", "here", "gone"]
+    loss._record_these_stats = ["flag"]
+    loss.names, loss.many, loss.here, loss.flag = ["a"], torch.zeros(3), torch.tensor([2.0]), True
+    assert rows_of(RecordedValues(loss, None, {})) == {"metric_loss_Module": {"here": 2.0, "flag": True}}
+    records = Records(tmp_path, 0, 0)
+    records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True}})
+    records.close()
+    assert tables(tmp_path)["with_a_strange_name"] == [{"~iteration~": 1, "nan": None, "flag": 1}]
