@@ -18,7 +18,7 @@ except PackageNotFoundError:  # the sources are on the path but not installed, s
 def __getattr__(name: str) -> Any:
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
-    from .registry.lazy import imported, own_imports
+    from .registry.lazy import imported, imports_of_plugins, own_imports
 
     if origin := own_imports("pml_ext").get(name):
         return imported(origin, "pml_ext")
@@ -28,6 +28,8 @@ def __getattr__(name: str) -> Any:
     try:
         return registry.find("class", name)[1].cls
     except UnknownNameError as error:
+        if origin := imports_of_plugins("pml_ext").get(name):
+            return imported(origin, "pml_ext")
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
 
 

@@ -6,8 +6,8 @@ from typing import Any, Unpack
 
 from torch import Tensor
 
-from .distributed.devices import generator_states, using_generator_states
 from .pairwise import euclidean_distances, gram, normalize
+from .pairwise.generators import generator_states, using_generator_states
 from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance, ModuleSettings
 from .settings import check_number
 

@@ -6,32 +6,24 @@ sets, clustering and figures, which need the extra ``train``, are imported on fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import TrainingWarning as TrainingWarning
 from .registry import BuildContext as BuildContext
 from .registry import build as build
+from .registry.components import Command as Command
 from .registry.components import Component as Component
 from .registry.components import Paper as Paper
 from .registry.components import capabilities as capabilities
+from .registry.hooks import RunView as RunView
 from .registry.hooks import hookimpl as hookimpl
 from .registry.hooks import packaged as packaged
 from .registry.lazy import lazily as lazily
 from .registry.lazy import own_imports
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from pml_ext_search.stores import Found as Found
-    from pml_ext_search.stores import Rows as Rows
-    from pml_ext_search.stores import Store as Store
-    from pml_ext_search.stores import Where as Where
-
     from .data import DataSplits as DataSplits
     from .data import LabeledImages as LabeledImages
     from .data import read_image as read_image
@@ -117,31 +109,5 @@ if TYPE_CHECKING:
 __getattr__ = lazily(__name__, "train", "data sets, clustering and figures of pml_ext.plugin")
 
 
-@runtime_checkable
-class RunView(Protocol):
-    """The part of a run that a component's ``prepare``, ``start_epoch``, ``after_step`` and ``figures`` may use.
-
-    ``splits`` have images without augmentation: ``"train"``; ``"test"``, or ``"query"`` and ``"gallery"``;
-    ``"validation"`` if classes are held out; ``"train_sample"``, a sample of training images, unless all are tested.
-    """
-
-    folder: Path  # components write their own tables to records/ in it
-    seed: int
-    device: torch.device
-    epoch: int  # from 1; 0 in prepare
-    rank: int  # of this process; only process 0 writes files
-    processes: int
-    splits: dict[str, LabeledImages]
-
-    def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
-        """Return the raw output of the network, or of its trunk, for all images of a split: ``[N, D]``, float32."""
-
-    def batches(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
-
-    def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64, on the device; for ``"train"``, the epoch's clusters if any."""
-
-
 def __dir__() -> list[str]:
-    return sorted({"RunView", *own_imports(__name__)} - {"lazily", "own_imports"})
+    return sorted({*own_imports(__name__)} - {"lazily", "own_imports"})

@@ -1,8 +1,11 @@
 """Search with a trained network: embed, index, query, cluster and browse images."""
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from pml_ext.tool import lazily
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pml_ext.plugin import Command, hookimpl, lazily
 
 if TYPE_CHECKING:
     from .clusters import SHEET as SHEET
@@ -27,3 +30,26 @@ if TYPE_CHECKING:
     from .trained import load_run as load_run
 
 __getattr__ = lazily(__name__, "train", "load_run", ("matplotlib", "pydantic", "sklearn", "torchvision"))
+
+
+@hookimpl
+def pml_ext_commands() -> dict[str, Command]:
+    """Return the commands that embed, search and cluster images."""
+    return {
+        "embed": Command("pml_ext_search.commands:embed", "Embed the images of a folder into a file."),
+        "index": Command("pml_ext_search.commands:index", "Index the images of a folder, or update the index."),
+        "query": Command("pml_ext_search.commands:query", "Find the nearest images of an image."),
+        "cluster": Command(
+            "pml_ext_search.commands:cluster", "Cluster a folder's images into a CSV table and contact sheets."
+        ),
+        "browse": Command("pml_ext_search.commands:browse", "Browse a folder in a local web page, until Ctrl-C."),
+        "export": Command("pml_ext_search.commands:export", "Export the network: safetensors, ONNX, model card."),
+    }
+
+
+@hookimpl
+def pml_ext_stores() -> dict[str, Callable[..., Any]]:
+    """Return LanceDB, PostgreSQL with pgvector, and Qdrant."""
+    from .stores import builtin_stores
+
+    return builtin_stores()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 from typing import Any
 
 from pml_ext.tool import DataError, needs_extra, one_line, write_atomically
-from pml_ext_compare.executors import threads_for
 
 from .parts import Work, tables
 from .trained import load_run
@@ -47,7 +47,8 @@ def write_on_ray(
     if not numbers:
         return 0
     here = {} if address else {"num_cpus": jobs, "include_dashboard": False}
-    threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
+    count = int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
+    threads = {"env_vars": {"OMP_NUM_THREADS": str(count)}}
     ray.init(address=address, runtime_env=threads, log_to_driver=False, **here)
     images, shared = 0, ray.put(work)
     try:

@@ -23,12 +23,12 @@ def main() -> None:
     try:
         with needs_extra("train,cpu", "the command line"):
             import typer  # noqa: F401
-        from .app import app
+        from .app import app_for
 
         if "" in arguments:  # pathlib reads "" as the current folder
             empty = f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
-        app(arguments, prog_name="pml-ext")
+        app_for(arguments)(arguments, prog_name="pml-ext")
     except (Exception, StoppedError) as error:
         if debug and not isinstance(error, MissingExtraError):
             raise

@@ -1,35 +1,57 @@
-"""The Typer app with all commands. This module does not import torch; a command does when it runs."""
+"""The Typer app. Only the command that is called is imported; the others are known by name and summary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 from typer import Option
 
-from pml_ext_compare.commands import compare, probe
-from pml_ext_search.commands import browse, cluster, embed, export, index, query
+from .. import registry
+from ..errors import PluginError, PmlExtError, UnknownNameError, one_line
+from ..registry.components import Command
 
-from .bench import bench
-from .listing import data, list_names, show
-from .plugins import check, new_plugin, plugins
-from .train import report, train
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Train, compare and use embeddings with the methods of pml_ext and pytorch-metric-learning. A recipe is a "
-    "TOML file that describes a training; a run is the folder that the training writes. Start with: pml-ext train "
-    "cbml/digits",
-)
-COMMANDS: list[Callable[..., None]] = [train, report, compare, show, plugins, data, bench, check, new_plugin]
-COMMANDS += [probe, embed, index, query, cluster, browse, export]
-app.command("list")(list_names)
-for command in COMMANDS:
-    app.command()(command)
+def app_for(arguments: Sequence[str]) -> typer.Typer:
+    """Return the app for the arguments of a call, with all commands of the layer and of plugins."""
+    built = typer.Typer(
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        rich_markup_mode=None,
+        help="Train, compare and use embeddings with the methods of pml_ext and pytorch-metric-learning. A recipe is a "
+        "TOML file that describes a training; a run is the folder that the training writes. Start with: pml-ext train "
+        "cbml/digits",
+    )
+    built.callback()(options)
+    commands = registry.commands()
+    called = next((argument for argument in arguments if not argument.startswith("-")), "")
+    if called and called not in commands:
+        with contextlib.suppress(UnknownNameError):  # typer names an unknown command itself
+            registry.find("command", called)  # raises PluginError for a name of two plugins
+    for name, (plugin, command) in commands.items():
+        if name == called:
+            built.command(name)(_imported(name, plugin, command))
+        else:
+            built.command(name, help=command.summary)(_not_called)
+    return built
+
+
+def _imported(name: str, plugin: str, command: Command) -> Callable[..., None]:
+    """Import the function of a command; PluginError with its plugin's name if that fails."""
+    try:
+        return command.load()
+    except PmlExtError:
+        raise
+    except Exception as error:  # a plugin's module may raise anything
+        where = f"the command {name!r} of the plugin {plugin!r} cannot be imported: {one_line(error)}"
+        raise PluginError(f"{where}; PML_EXT_BLOCK={plugin} leaves the plugin out") from error
+
+
+def _not_called() -> None:
+    """Stand in for a command that was not called."""
 
 
 def _version(wanted: bool) -> None:
@@ -40,7 +62,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def options(
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[bool, Option("--version", callback=_version, is_eager=True, help="Show the version.")] = False,

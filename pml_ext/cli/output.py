@@ -9,12 +9,11 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 if TYPE_CHECKING:  # takes 0.2 s to import, which JSON output saves
     from rich.console import Console
 
-    from pml_ext_search.embedding import Progress as Embedded
 
 WIDE = 1000  # width in columns if stdout is a file or a pipe, so that nothing is cut
 SECONDS = 10.0  # between two lines of progress without a bar
@@ -88,6 +87,15 @@ def mean_and_std(about: Mapping[str, float | None]) -> str:
     return f"{100 * mean:.1f} ± " + ("-" if std is None else f"{100 * std:.1f}")
 
 
+class EmbeddingProgress(Protocol):
+    """The progress of a pass over images."""
+
+    done: int
+    images: int
+    rate: float  # images per second
+    seconds_left: float
+
+
 class Progress:
     """Progress on stderr: a line per epoch, and a bar; without a terminal, a line every ten seconds."""
 
@@ -120,7 +128,7 @@ class Progress:
         text = f"epoch {epoch}: loss {loss:.4f}"
         self._bar.update(self._task, description=text, completed=done, total=iterations, visible=True)
 
-    def embedding(self, now: Embedded) -> None:
+    def embedding(self, now: EmbeddingProgress) -> None:
         """Show how many images are embedded."""
         self._bar.update(self._task, description="embedded", completed=now.done, total=now.images, visible=True)
         if self._bar.disable and time.monotonic() - self._said >= SECONDS:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -13,15 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..pairwise.generators import accelerator as accelerator
 
 CHOICES = ("auto", "cpu", "cuda", "mps", "xpu")
 Precision = Literal["float32", "bfloat16", "float16"]
-
-
-def accelerator() -> str | None:
-    """Return the type of the accelerator of this machine, such as ``"cuda"``; None if there is none."""
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return available.type if available is not None else None
 
 
 def choose_device(name: str) -> str:
@@ -68,43 +62,6 @@ def check_precision(device: torch.device, precision: Precision) -> None:
     if reason:
         found = f"found {precision!r}, which this {device.type} device does not have ({reason})"
         raise ConfigError(f"engine.precision: {found}; wanted 'float32'")
-
-
-def generator_states(device: torch.device | None = None) -> list[Tensor]:
-    """Return random generator states: the CPU's, then those of ``device``, or of all accelerators if None."""
-    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
-    states = [torch.get_rng_state()]
-    if device is None and hasattr(module, "get_rng_state_all"):
-        return states + list(module.get_rng_state_all())
-    if hasattr(module, "get_rng_state"):
-        states.append(module.get_rng_state(*_index(device)))
-    return states
-
-
-def set_generator_states(states: Sequence[Tensor], device: torch.device | None = None) -> None:
-    """Restore the states of :func:`generator_states`; accelerators that are no longer there are skipped."""
-    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
-    first, *others = [state.cpu() for state in states]
-    torch.set_rng_state(first)
-    if device is None and hasattr(module, "set_rng_state_all"):
-        module.set_rng_state_all(others[: module.device_count()])
-    elif others and hasattr(module, "set_rng_state"):
-        module.set_rng_state(others[0], *_index(device))
-
-
-def _index(device: torch.device | None) -> tuple[torch.device, ...]:
-    return () if device is None or device.type == "mps" else (device,)  # torch.mps has one generator
-
-
-@contextlib.contextmanager
-def using_generator_states(device: torch.device, states: Sequence[Tensor]) -> Iterator[None]:
-    """Draw random numbers from given states inside the block, and restore the generators afterwards."""
-    before = generator_states(device)
-    set_generator_states(states, device)
-    try:
-        yield
-    finally:
-        set_generator_states(before, device)
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_call, check_module, relation_of, unwrapped
 from ..pairwise import Relation
+from ..pairwise.generators import generator_states, using_generator_states
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from ..registry.components import capabilities
-from .devices import generator_states, using_generator_states
 from .gather import join, tiles_shared
 from .processes import from_rank_0, num_processes, rank
 

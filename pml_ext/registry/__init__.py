@@ -13,6 +13,7 @@ from .lookup import build as build
 from .lookup import candidates as candidates
 from .lookup import check_settings as check_settings
 from .lookup import class_names as class_names
+from .lookup import commands as commands
 from .lookup import components as components
 from .lookup import factories as factories
 from .lookup import factory as factory

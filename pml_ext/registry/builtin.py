@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import needs_extra
-from .components import Component
+from .components import Command, Component
 from .hooks import hookimpl, packaged
 
 
@@ -33,29 +34,38 @@ pml_ext_recipes = packaged("pml_ext")[0]  # recipes of PML's own losses, as base
 def pml_ext_datasets() -> dict[str, Callable[..., Any]]:
     """Return the data sets that need no account; some also need no network access."""
     with needs_extra("train", "a data set"):
-        from ..data import builtin_datasets
-    return builtin_datasets()
+        return _by_name("pml_ext.data:builtin_datasets")
 
 
 @hookimpl
 def pml_ext_trunks() -> dict[str, Callable[..., Any]]:
     """Return our small networks and torchvision's classification models."""
     with needs_extra("train", "a trunk"):
-        from ..networks.trunks import builtin_trunks
-    return builtin_trunks()
+        return _by_name("pml_ext.networks.trunks:builtin_trunks")
 
 
 @hookimpl
 def pml_ext_trackers() -> dict[str, Callable[..., Any]]:
     """Return TensorBoard, Weights & Biases, MLflow and Trackio."""
-    from ..training.trackers import builtin_trackers
-
-    return builtin_trackers()
+    return _by_name("pml_ext.training.trackers:builtin_trackers")
 
 
 @hookimpl
-def pml_ext_stores() -> dict[str, Callable[..., Any]]:
-    """Return LanceDB, PostgreSQL with pgvector, and Qdrant."""
-    from pml_ext_search.stores import builtin_stores
+def pml_ext_commands() -> dict[str, Command]:
+    """Return the commands of the layer; search and comparison add theirs."""
+    return {
+        "list": Command("pml_ext.cli.listing:list_names", "List losses, recipes, data sets and more."),
+        "show": Command("pml_ext.cli.listing:show", "Show the settings of a loss, recipe or data set."),
+        "train": Command("pml_ext.cli.train:train", "Train and test a recipe, and write a report."),
+        "report": Command("pml_ext.cli.train:report", "Redraw the report of a finished run."),
+        "check": Command("pml_ext.cli.plugins:check", "Run the conformance checks; exit code 1 if one fails."),
+        "plugins": Command("pml_ext.cli.plugins:plugins", "List the installed plugins; exit code 1 if one is broken."),
+        "new-plugin": Command("pml_ext.cli.plugins:new_plugin", "Write a new plugin: a package with a loss and tests."),
+        "data": Command("pml_ext.cli.listing:data", "Describe, check and download a data set."),
+        "bench": Command("pml_ext.cli.bench:bench", "Measure time and memory of losses or training steps."),
+    }
 
-    return builtin_stores()
+
+def _by_name(function: str) -> dict[str, Callable[..., Any]]:
+    """Return the table of a function that stands above the registry, which therefore imports it by its name."""
+    return pkgutil.resolve_name(function)()  # type: ignore[no-any-return]

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import pkgutil
 import re
+from collections.abc import Callable
 
 from ..settings import settings_of as settings_of
 from .lazy import outline, own_imports
@@ -77,6 +78,18 @@ class Component:
     def settings(self) -> dict[str, inspect.Parameter]:
         """The class's :func:`pml_ext.settings.settings_of`."""
         return settings_of(self.cls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command of ``pml-ext``: a function with typer's annotations, imported when the command is called."""
+
+    function: str  # "package.module:function"
+    summary: str  # one line for ``pml-ext --help``
+
+    def load(self) -> Callable[..., None]:
+        """Import the function."""
+        return pkgutil.resolve_name(self.function)  # type: ignore[no-any-return]
 
 
 def kind_of(cls: type) -> str:

@@ -23,7 +23,7 @@ import pluggy
 
 from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, unknown
 from . import hooks as hookspecs
-from .components import KINDS, Component, pml_components
+from .components import KINDS, Command, Component, pml_components
 
 GROUP = "pml_ext"
 LOCAL = "local"  # plugin name of classes registered in the current process
@@ -33,6 +33,7 @@ SLOW = 2.0  # import time in seconds above which a third-party plugin is reporte
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
 _A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
+_A_COMMAND = 'Command("package.module:function", "One line for --help.") (and a name in kebab-case)'
 _KEBAB, _NAME, _SNAKE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), re.compile(r"[^\s:@]+"), re.compile("[a-z][a-z0-9_]*")
 
 # Tables that hooks return by name: the hook, the pattern of names, the test of a value, and the text of an error.
@@ -41,6 +42,7 @@ TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
     "trunk": ("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "metric": ("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
     "tracker": ("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "command": ("pml_ext_commands", _KEBAB, lambda value: isinstance(value, Command), _A_COMMAND),
     "store": ("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "paper": ("pml_ext_papers", _KEBAB, lambda file: isinstance(file, Path) and file.is_file(), _A_FILE),
 }

@@ -54,6 +54,11 @@ def own_imports(module: str) -> dict[str, str]:
     return {name: origin for name, origin in _parsed(module)[1].items() if origin.startswith(own)}
 
 
+def imports_of_plugins(module: str) -> dict[str, str]:
+    """Return the names that a module, or its stub, imports from the plugins of this distribution."""
+    return {name: origin for name, origin in _parsed(module)[1].items() if origin.startswith("pml_ext_")}
+
+
 def imported(origin: str, by: str) -> Any:
     """Import ``package.module.name`` into the module ``by``; the name may be a submodule."""
     module, _, name = origin.rpartition(".")

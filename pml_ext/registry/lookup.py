@@ -17,10 +17,10 @@ from ..errors import unknown as unknown
 from ..settings import settings_of as settings_of
 from .components import CAPABILITIES as CAPABILITIES
 from .components import KINDS as KINDS
+from .components import Command, kebab
 from .components import Component as Component
 from .components import Paper as Paper
 from .components import capabilities as capabilities
-from .components import kebab
 from .components import kind_of as kind_of
 from .discovery import LOCAL as LOCAL
 from .discovery import TABLES, PluginRecord, Plugins, validated
@@ -155,6 +155,20 @@ def factories(what: str) -> dict[str, Any]:
 def factory(what: str, name: str) -> Callable[..., Any]:
     """Return the factory of a ``"data set"``, ``"trunk"``, ``"tracker"`` or ``"store"``; see :func:`find`."""
     return find(what, name)[1]  # type: ignore[no-any-return]
+
+
+def commands() -> dict[str, tuple[str, Command]]:
+    """Return the plugin and the command of each name of ``pml-ext``, those of the layer first.
+
+    A command whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
+    """
+    names: dict[str, tuple[str, Command]] = {}
+    for name, owners in _plugins.claims("command").items():
+        meant = [*_candidates("command", name)]
+        for plugin, command in owners.items():
+            shown = name if meant == [plugin] else f"{plugin}:{name}"
+            names[shown] = (plugin, command)
+    return names
 
 
 def version_of(plugin: str) -> dict[str, str]:

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..distributed.devices import generator_states, set_generator_states
 from ..errors import DataError, PluginWarning, shortened
 from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
+from ..pairwise.generators import generator_states, set_generator_states
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
 # Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.

@@ -14,8 +14,6 @@ import jinja2
 import torch
 from torch import Tensor, nn
 
-from pml_ext_search.collection import StoreWarning
-
 from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..files import DamagedError, read_json, write_atomically, write_json, write_text
 from ..files.checksums import is_unchanged, sha256_of, write_sums
@@ -80,7 +78,7 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
     write_json(folder / ABOUT, about)
     if (folder / CARD).exists() and not is_unchanged(folder, CARD):
         text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
-        warnings.warn(text, StoreWarning, stacklevel=3)
+        warnings.warn(text, UserWarning, stacklevel=3)
     else:
         write_text(folder / CARD, card(run, recipe, about))
         written.append(CARD)

@@ -17,8 +17,8 @@ from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import ConfigError
 from ..evaluation import some_of_each_class
-from ..plugin import RunView
 from ..recipe import Recipe, build_dataset, build_network, build_relation, preprocessing_of
+from ..registry.hooks import RunView
 from . import checkpoint
 from .batches import embed_batches
 from .features import FeatureCache, Features, with_features

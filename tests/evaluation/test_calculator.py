@@ -11,7 +11,7 @@ from pytorch_metric_learning.utils.inference import CustomKNN
 from typer.testing import CliRunner
 
 from pml_ext import RetrievalAccuracyCalculator
-from pml_ext.cli.app import app
+from pml_ext.cli.app import app_for
 from pml_ext.errors import PluginError, PluginWarning
 from pml_ext.evaluation import (
     NearestNeighbors,
@@ -378,7 +378,9 @@ def test_a_plugins_metric_stands_in_a_run_and_chooses_its_epoch(install_plugin, 
     assert list(metrics["after"])[-6:] == ["farthest", "nmi", "nmi_majority", "f1", "purity", "largest"]
     assert 0 < metrics["after"]["largest"] < 1
     assert 0 < metrics["raw"]["farthest"] < 1
-    command = CliRunner().invoke(app, ["compare", str(tmp_path / "run"), "--metric", "farthest", "--json"])
+    command = CliRunner().invoke(
+        app_for(["compare"]), ["compare", str(tmp_path / "run"), "--metric", "farthest", "--json"]
+    )
     assert command.exit_code == 0, command.output
     assert str(metrics["after"]["farthest"])[:5] in command.output
     assert "farthest" in (tmp_path / "run" / "report.html").read_text()

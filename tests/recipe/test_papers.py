@@ -8,7 +8,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from pml_ext import registry
-from pml_ext.cli.app import app
+from pml_ext.cli.app import app_for
 from pml_ext.cli.description import describe
 from pml_ext.errors import ConfigError, PluginWarning
 from pml_ext.recipe import is_full, load_recipes, papers, quoted, tables_of_papers, texts
@@ -212,9 +212,9 @@ def test_tables_are_listed_with_recipes_and_reasons(mine):
         ("Large, Theirs", [], "of another paper"),
     ]
     assert (figure["name"], figure["reason"]) == ("mine/fig-1", "nothing is trained")
-    told = CliRunner().invoke(app, ["list", "tables", "--json"])
+    told = CliRunner().invoke(app_for(["list"]), ["list", "tables", "--json"])
     assert next(entry for entry in json.loads(told.stdout) if entry["name"] == "mine/2").items() >= table.items()
-    told = CliRunner().invoke(app, ["list", "tables"], env={"COLUMNS": "250"})
+    told = CliRunner().invoke(app_for(["list"]), ["list", "tables"], env={"COLUMNS": "250"})
     (line,) = (line for line in told.stdout.splitlines() if line.startswith("mine/fig-1"))
     assert "nothing is trained" in line
 
@@ -227,7 +227,7 @@ def test_a_table_is_shown_as_printed(mine):
     assert ", ".join(shown["table"]["columns"]) == columns
     assert shown["table"]["rows"][0] == ["Small", "Mine", "50", "61.25", "97.50", "-", "mine/full"]
     assert shown["table"]["rows"][4][-1] == "of another paper"
-    told = CliRunner().invoke(app, ["show", "mine/full"], env={"COLUMNS": "200"})
+    told = CliRunner().invoke(app_for(["show"]), ["show", "mine/full"], env={"COLUMNS": "200"})
     assert "Small, Mine, Figures: R@1 97.50" in told.stdout
     both = describe("cbml/7")
     assert [each["kind"] for each in both] == ["table", "recipe"]

@@ -8,7 +8,7 @@ import tomli_w
 from scipy import stats
 from typer.testing import CliRunner
 
-from pml_ext.cli.app import app
+from pml_ext.cli.app import app_for
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.files import write_json
 from pml_ext.training.launch import summarize
@@ -35,7 +35,7 @@ def folder(tmp_path):
 
 
 def run(*words):
-    return CliRunner().invoke(app, ["compare", *map(str, words)])
+    return CliRunner().invoke(app_for(["compare"]), ["compare", *map(str, words)])
 
 
 def test_differences_are_of_the_same_seeds_and_tested_in_pairs(folder):

@@ -6,7 +6,7 @@ import threading
 import pytest
 from typer.testing import CliRunner
 
-from pml_ext.cli.app import app
+from pml_ext.cli.app import app_for
 from pml_ext.errors import ConfigError
 from pml_ext.training.launch import execute
 from pml_ext_compare import running
@@ -40,7 +40,7 @@ def counted(monkeypatch):
 
 
 def compare(*words):
-    return CliRunner().invoke(app, ["compare", *map(str, words)], catch_exceptions=True)
+    return CliRunner().invoke(app_for(["compare"]), ["compare", *map(str, words)], catch_exceptions=True)
 
 
 @pytest.mark.usefixtures("without_report")

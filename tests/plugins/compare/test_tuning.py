@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from typer.testing import CliRunner
 
-from pml_ext.cli.app import app
+from pml_ext.cli.app import app_for
 from pml_ext.errors import ConfigError, StoppedError
 from pml_ext.recipe import load_recipes, ranges_of
 from pml_ext.training import evaluation, run
@@ -114,7 +114,7 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext_compare.page._queries", lambda *_: ([], []))
     out = tmp_path / "out"
     words = ["compare", recipe, "--out", str(out), "--tune", "2", "--save-recipe", "--json"]
-    result = CliRunner().invoke(app, words, catch_exceptions=False)
+    result = CliRunner().invoke(app_for(words), words, catch_exceptions=False)
     value = json.loads(result.stdout)
     (row,), (about,) = value["recipes"], value["tuning"]
     assert (row["trials"], row["selection"]) == (2, "trials: validation classes; last epoch")
@@ -125,7 +125,9 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
     assert tuned.loss.settings["neg_margin"] == about["best"]["loss.neg_margin"]
     assert "Best: optimizer.lr" in (out / "comparison.html").read_text()
     folder = out.joinpath(row["folders"]["0"]).parent
-    both = json.loads(CliRunner().invoke(app, ["compare", recipe, str(folder), "--out", str(out), "--json"]).stdout)
+    both = json.loads(
+        CliRunner().invoke(app_for(["compare"]), ["compare", recipe, str(folder), "--out", str(out), "--json"]).stdout
+    )
     marks = {each["trials"]: each["marks"] for each in both["recipes"]}
     assert marks == {0: [], 2: [f"trials: 2 (0 in {both['differences_from']})"]}
     with pytest.raises(ConfigError, match=r"cbml/digits has no \[tune\] table"):

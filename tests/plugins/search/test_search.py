@@ -194,8 +194,8 @@ def test_a_query_imports_what_it_uses_alone(indexed, folder):
     """Each of these takes a fifth of a second or more."""
     run, gallery = indexed
     code = (
-        "import sys; from pml_ext.cli.app import app\n"
-        f"app(['query', {str(run.folder)!r}, {str(folder / gallery.embedded.paths[0])!r}, '--json'], "
+        "import sys; from pml_ext.cli.app import app_for\n"
+        f"app_for(['query'])(['query', {str(run.folder)!r}, {str(folder / gallery.embedded.paths[0])!r}, '--json'], "
         "standalone_mode=False)\n"
         "names = ['torchvision', 'pytorch_metric_learning', 'sklearn', 'scipy', 'matplotlib', 'pandas']\n"
         "print([name for name in names if name in sys.modules], file=sys.stderr)"
