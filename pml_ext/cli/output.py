@@ -90,10 +90,21 @@ def mean_and_std(about: Mapping[str, float | None]) -> str:
 class EmbeddingProgress(Protocol):
     """The progress of a pass over images."""
 
-    done: int
-    images: int
-    rate: float  # images per second
-    seconds_left: float
+    @property
+    def done(self) -> int:
+        """The number of images that are done."""
+
+    @property
+    def images(self) -> int:
+        """The number of all images."""
+
+    @property
+    def rate(self) -> float:
+        """Images per second."""
+
+    @property
+    def seconds_left(self) -> float:
+        """The time until all are done."""
 
 
 class Progress:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from .. import registry
-from ..errors import ConfigError, DataError, PmlExtError, shortened
+from ..errors import ConfigError, DataError, PmlExtError, shortened, unknown
 from ..registry import BuildContext
 from ..registry.components import KINDS
 from .schema import (
@@ -350,7 +350,7 @@ def check_names(recipe: Recipe) -> None:
     if shortlist is not None and not any(metrics):
         raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
     if select is not None and select not in (known := recipe.evaluation.metric_names()):
-        raise ConfigError(f"evaluation.select: {registry.unknown('metric', select, known)}")
+        raise ConfigError(f"evaluation.select: {unknown('metric', select, known)}")
 
 
 def _stand_ins(table: DataTable) -> list[str]:

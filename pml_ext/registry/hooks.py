@@ -130,7 +130,7 @@ class RunView(Protocol):
     epoch: int  # from 1; 0 in prepare
     rank: int  # of this process; only process 0 writes files
     processes: int
-    splits: Mapping[str, Any]  # images without augmentation, pml_ext.plugin.LabeledImages
+    splits: dict[str, Any]  # images without augmentation, pml_ext.plugin.LabeledImages
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
         """Return the raw output of the network, or of its trunk, for all images of a split: ``[N, D]``, float32."""
