@@ -25,11 +25,14 @@ def __getattr__(name: str) -> Any:
     from . import registry
     from .errors import UnknownNameError
 
+    origin = imports_of_plugins("pml_ext").get(name, "")
+    plugin = origin.partition(".")[0].removeprefix("pml_ext_")
+    if plugin and registry.is_allowed(plugin):  # no other plugin can replace its names, so that the others stay out
+        return imported(origin, "pml_ext")
+
     try:
         return registry.find("class", name)[1].cls
     except UnknownNameError as error:
-        if origin := imports_of_plugins("pml_ext").get(name):
-            return imported(origin, "pml_ext")
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import __version__ as __version__
 from .registry.lazy import lazily
 
 if TYPE_CHECKING:
-    from . import __version__ as __version__
     from . import registry as registry
     from .cli.options import AsJson as AsJson
     from .cli.options import DataFolder as DataFolder

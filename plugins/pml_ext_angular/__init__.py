@@ -24,10 +24,30 @@ WANG_2017 = Paper(
 def pml_ext_components() -> list[Component]:
     """Return the four losses."""
     return [
-        Component("pml_ext_angular.losses:AngularLoss", name="angular", paper=WANG_2017),
-        Component("pml_ext_angular.losses:AngularTripletLoss", name="angular-triplet", paper=WANG_2017),
-        Component("pml_ext_angular.losses:NPairLoss", name="n-pair", paper=WANG_2017),
-        Component("pml_ext_angular.losses:NPairAngularLoss", name="n-pair-angular", paper=WANG_2017),
+        Component(
+            "pml_ext_angular.losses:AngularLoss",
+            name="angular",
+            paper=WANG_2017,
+            summary="Bound on the angle at the negatives of a pair, as a log-sum-exp over them, Eq. (8)",
+        ),
+        Component(
+            "pml_ext_angular.losses:AngularTripletLoss",
+            name="angular-triplet",
+            paper=WANG_2017,
+            summary="Angular hinge over triplets, Eq. (6)",
+        ),
+        Component(
+            "pml_ext_angular.losses:NPairLoss",
+            name="n-pair",
+            paper=WANG_2017,
+            summary="The N-pair loss in the form of Wang et al., Eq. (10)",
+        ),
+        Component(
+            "pml_ext_angular.losses:NPairAngularLoss",
+            name="n-pair-angular",
+            paper=WANG_2017,
+            summary="Weighted sum of the N-pair and the angular loss, Eq. (9)",
+        ),
     ]
 
 

@@ -25,10 +25,30 @@ KAN_2022 = Paper(
 def pml_ext_components() -> list[Component]:
     """The loss, its miner and its regularizer."""
     return [
-        Component("pml_ext_cbml.losses:CBMLLoss", name="cbml", paper=KAN_2022),
-        Component("pml_ext_cbml.softmax:SoftmaxLoss", name="softmax", paper=KAN_2022),
-        Component("pml_ext_cbml.miners:HardPairMiner", name="hard-pair", paper=KAN_2022),
-        Component("pml_ext_cbml.regularizers:MetricVarianceRegularizer", name="metric-variance", paper=KAN_2022),
+        Component(
+            "pml_ext_cbml.losses:CBMLLoss",
+            name="cbml",
+            paper=KAN_2022,
+            summary="Contrastive Bayesian loss on hard pairs with a metric variance constraint, Eq. (30)",
+        ),
+        Component(
+            "pml_ext_cbml.softmax:SoftmaxLoss",
+            name="softmax",
+            paper=KAN_2022,
+            summary="Cross entropy of a linear classifier on the features, as in classification",
+        ),
+        Component(
+            "pml_ext_cbml.miners:HardPairMiner",
+            name="hard-pair",
+            paper=KAN_2022,
+            summary="Hard positive and negative pairs, Eq. (25) and (26)",
+        ),
+        Component(
+            "pml_ext_cbml.regularizers:MetricVarianceRegularizer",
+            name="metric-variance",
+            paper=KAN_2022,
+            summary="Metric variance constraint (MVC): a penalty on the variance of an anchor's negatives",
+        ),
     ]
 
 

@@ -38,11 +38,36 @@ ZHANG_2017 = Paper(
 def pml_ext_components() -> list[Component]:
     """Return the regularizer, the methods that the paper compares it with, and its sampler for Online Products."""
     return [
-        Component("pml_ext_density.regularizers:DensityRegularizer", name="density", paper=LI_2019),
-        Component("pml_ext_density.spreading:EntropyRegularizer", name="entropy", paper=LI_2019),
-        Component("pml_ext_density.samplers:WholeClassSampler", name="whole-class", paper=LI_2019),
-        Component("pml_ext_density.clustering:ClusteringLoss", name="clustering", paper=SONG_2017),
-        Component("pml_ext_density.spreading:GlobalOrthogonalRegularizer", name="global-orthogonal", paper=ZHANG_2017),
+        Component(
+            "pml_ext_density.regularizers:DensityRegularizer",
+            name="density",
+            paper=LI_2019,
+            summary="Fits class densities to learned targets, in proportion to base densities, Eq. (6), (8)",
+        ),
+        Component(
+            "pml_ext_density.spreading:EntropyRegularizer",
+            name="entropy",
+            paper=LI_2019,
+            summary="Spreads embeddings by maximizing a nearest-neighbor estimate of their entropy",
+        ),
+        Component(
+            "pml_ext_density.samplers:WholeClassSampler",
+            name="whole-class",
+            paper=LI_2019,
+            summary="Sampler of all images of randomly drawn classes, class by class, until a batch is full",
+        ),
+        Component(
+            "pml_ext_density.clustering:ClusteringLoss",
+            name="clustering",
+            paper=SONG_2017,
+            summary="Structured clustering loss by facility location: the true classes should score highest",
+        ),
+        Component(
+            "pml_ext_density.spreading:GlobalOrthogonalRegularizer",
+            name="global-orthogonal",
+            paper=ZHANG_2017,
+            summary="Spreads negative pairs like uniform points on the sphere (global orthogonal, GOR)",
+        ),
     ]
 
 

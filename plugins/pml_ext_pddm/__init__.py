@@ -24,10 +24,30 @@ HUANG_2016 = Paper(
 def pml_ext_components() -> list[Component]:
     """Return the metric, a position-independent baseline, the loss and the miner."""
     return [
-        Component("pml_ext_pddm.losses:PDDMLoss", name="pddm", paper=HUANG_2016),
-        Component("pml_ext_pddm.distances:PDDMDistance", name="pddm", paper=HUANG_2016),
-        Component("pml_ext_pddm.distances:MahalanobisDistance", name="mahalanobis", paper=HUANG_2016),
-        Component("pml_ext_pddm.miners:HardQuadrupletMiner", name="hard-quadruplet", paper=HUANG_2016),
+        Component(
+            "pml_ext_pddm.losses:PDDMLoss",
+            name="pddm",
+            paper=HUANG_2016,
+            summary="PDDM loss: trains a learned similarity and the embedding on hard quadruplets, Eq. (3), (4)",
+        ),
+        Component(
+            "pml_ext_pddm.distances:PDDMDistance",
+            name="pddm",
+            paper=HUANG_2016,
+            summary="Similarity learned from the difference and the mean of two embeddings (PDDM), Eq. (2)",
+        ),
+        Component(
+            "pml_ext_pddm.distances:MahalanobisDistance",
+            name="mahalanobis",
+            paper=HUANG_2016,
+            summary="Learned Mahalanobis distance, the position-independent baseline of Sec. 1",
+        ),
+        Component(
+            "pml_ext_pddm.miners:HardQuadrupletMiner",
+            name="hard-quadruplet",
+            paper=HUANG_2016,
+            summary="Miner of the most dissimilar positive pair and the hardest negative of each end",
+        ),
     ]
 
 

@@ -24,10 +24,30 @@ SHAH = Paper(
 def pml_ext_components() -> list[Component]:
     """Return the loss, its miners and its sampler."""
     return [
-        Component("pml_ext_triplets.losses:BatchAllTripletLoss", name="batch-all-triplets", paper=SHAH),
-        Component("pml_ext_triplets.miners:LocalPositiveMiner", name="local-positive", paper=SHAH),
-        Component("pml_ext_triplets.miners:AnchorSwapMiner", name="anchor-swap", paper=SHAH),
-        Component("pml_ext_triplets.samplers:HardNegativePoolSampler", name="hard-negative-pool", paper=SHAH),
+        Component(
+            "pml_ext_triplets.losses:BatchAllTripletLoss",
+            name="batch-all-triplets",
+            paper=SHAH,
+            summary="Mean triplet loss over all violating triplets of the batch, without listing them",
+        ),
+        Component(
+            "pml_ext_triplets.miners:LocalPositiveMiner",
+            name="local-positive",
+            paper=SHAH,
+            summary="Miner of near positive pairs and all negative pairs, for any loss, Sec. 5.3",
+        ),
+        Component(
+            "pml_ext_triplets.miners:AnchorSwapMiner",
+            name="anchor-swap",
+            paper=SHAH,
+            summary="Miner that swaps anchor and positive where the positive is nearer to the negative",
+        ),
+        Component(
+            "pml_ext_triplets.samplers:HardNegativePoolSampler",
+            name="hard-negative-pool",
+            paper=SHAH,
+            summary="Sampler of triplets with negatives from a pool of hard ones",
+        ),
     ]
 
 

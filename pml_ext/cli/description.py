@@ -22,9 +22,9 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     """
     described = []
     for each in registry.candidates(name, kind) or ([registry.get(name, kind)] if kind else []):
-        more = {"capabilities": sorted(capabilities(each.outline)), "paper": str(each.paper or "")}
-        more["class"] = f"{each.outline.__module__}.{each.outline.__qualname__}"
-        described.append(_entry(registry.short_name(each), each.kind, each.outline, settings_of(each.outline), **more))
+        more = {"capabilities": sorted(capabilities(each.cls)), "paper": str(each.paper or "")}
+        more["class"] = f"{each.cls.__module__}.{each.cls.__qualname__}"
+        described.append(_entry(registry.short_name(each), each.kind, each.cls, settings_of(each.cls), **more))
     if kind is not None:
         return described
     recipes = registry.recipes()

@@ -60,7 +60,7 @@ def _entries(what: str) -> list[dict[str, Any]]:
 
     if what in get_args(Kind):
         return [
-            _entry(registry.short_name(each), each.plugin, _summary(each.outline), each.class_name)
+            _entry(registry.short_name(each), each.plugin, each.one_line, each.class_name)
             for each in registry.components("loss" if what == "losses" else what[:-1])
         ]
     if what == "tables":

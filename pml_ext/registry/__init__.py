@@ -8,6 +8,7 @@ from .components import Paper as Paper
 from .components import capabilities as capabilities
 from .components import kind_of as kind_of
 from .discovery import LOCAL as LOCAL
+from .discovery import is_allowed as is_allowed
 from .lookup import BuildContext as BuildContext
 from .lookup import build as build
 from .lookup import candidates as candidates

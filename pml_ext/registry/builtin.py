@@ -15,15 +15,51 @@ from .hooks import hookimpl, packaged
 def pml_ext_components() -> list[Component]:
     """Return the core's wrappers, miner and samplers, and tiled versions of PML's losses."""
     return [
-        Component("pml_ext.losses:RegularizedLoss", name="regularized"),
-        Component("pml_ext.losses:TiledContrastiveLoss", name="tiled-contrastive"),
-        Component("pml_ext.losses:TiledMultiSimilarityLoss", name="tiled-multi-similarity"),
-        Component("pml_ext.losses:TiledNTXentLoss", name="tiled-nt-xent"),
-        Component("pml_ext.losses:TiledSupConLoss", name="tiled-sup-con"),
-        Component("pml_ext.losses:TiledTripletMarginLoss", name="tiled-triplet-margin"),
-        Component("pml_ext.miners:SemiHardTripletMiner", name="semi-hard-triplet"),
-        Component("pml_ext.samplers:MPerLabelSampler", name="m-per-label"),
-        Component("pml_ext.samplers:TreeSampler", name="tree"),
+        Component(
+            "pml_ext.losses:RegularizedLoss",
+            name="regularized",
+            summary="A loss plus a weighted regularizer that may see the labels",
+        ),
+        Component(
+            "pml_ext.losses:TiledContrastiveLoss",
+            name="tiled-contrastive",
+            summary="PML's ContrastiveLoss in memory linear in the batch",
+        ),
+        Component(
+            "pml_ext.losses:TiledMultiSimilarityLoss",
+            name="tiled-multi-similarity",
+            summary="PML's MultiSimilarityLoss in memory linear in the batch",
+        ),
+        Component(
+            "pml_ext.losses:TiledNTXentLoss",
+            name="tiled-nt-xent",
+            summary="PML's NTXentLoss (InfoNCE with labels) in memory linear in the batch",
+        ),
+        Component(
+            "pml_ext.losses:TiledSupConLoss",
+            name="tiled-sup-con",
+            summary="PML's SupConLoss in memory linear in the batch",
+        ),
+        Component(
+            "pml_ext.losses:TiledTripletMarginLoss",
+            name="tiled-triplet-margin",
+            summary="PML's TripletMarginLoss over all triplets of the batch, without a list of them",
+        ),
+        Component(
+            "pml_ext.miners:SemiHardTripletMiner",
+            name="semi-hard-triplet",
+            summary="Miner of FaceNet's semi-hard triplets: the negative is farther, by at most a margin",
+        ),
+        Component(
+            "pml_ext.samplers:MPerLabelSampler",
+            name="m-per-label",
+            summary="Sampler of m images of each of several labels, for images with sets of labels",
+        ),
+        Component(
+            "pml_ext.samplers:TreeSampler",
+            name="tree",
+            summary="Sampler of several parents in a tree, several classes of each, m images of each class",
+        ),
     ]
 
 

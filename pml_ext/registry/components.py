@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 
 from ..settings import settings_of as settings_of
-from .lazy import outline, own_imports
+from .lazy import own_imports
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
+PML = "pytorch-metric-learning"  # the plugin name of PML's own classes
 CAPABILITIES = frozenset({"labels", "indices_tuple", "references", "relation", "state", "tiles"})
 
 
@@ -32,7 +33,7 @@ class Paper:
 class Component:
     """A class registered under a name; its PML base class determines its kind.
 
-    A class given as text can be listed without importing torch.
+    A class given as text, with a summary, is listed without importing torch.
     """
 
     source: type | str  # the class, or "package.module:Class", imported on first use
@@ -40,6 +41,7 @@ class Component:
     paper: Paper | None = None  # source of the method
     plugin: str = ""  # the entry point that registered it; the registry fills it in
     named_kind: str = ""  # kind of a class given as text, if its name's suffix does not give it
+    summary: str = ""  # one line for ``pml-ext list``; by default the first line of the class's docstring
 
     @property
     def cls(self) -> type:
@@ -65,9 +67,11 @@ class Component:
         return self.named_kind or ending or kind_of(self.cls)
 
     @property
-    def outline(self) -> type:
-        """The class, or its :func:`.lazy.outline`, with the same docstring, settings and capabilities."""
-        return outline(self.source)
+    def one_line(self) -> str:
+        """The summary, or the first line of the class's docstring, which imports the class; "" for PML's classes."""
+        if self.summary or self.plugin == PML:
+            return self.summary
+        return (self.cls.__doc__ or "").strip().partition("\n")[0]
 
     @property
     def qualified_name(self) -> str:
@@ -142,8 +146,8 @@ def pml_components() -> list[Component]:
         package = f"pytorch_metric_learning.{'losses' if kind == 'loss' else f'{kind}s'}"
         for name, origin in own_imports(package).items():
             if not re.match("Base|Generic|BatchedDistance|.*Mixin$", name):
-                source, plugin = f"{origin.rpartition('.')[0]}:{name}", "pytorch-metric-learning"
-                found.append(Component(source, f"pml/{kebab(name)}", paper, plugin, kind))
+                source = f"{origin.rpartition('.')[0]}:{name}"
+                found.append(Component(source, f"pml/{kebab(name)}", paper, PML, kind))
     return found
 
 

@@ -26,6 +26,8 @@ from . import hooks as hookspecs
 from .components import KINDS, Command, Component, pml_components
 
 GROUP = "pml_ext"
+ALLOW = "PML_EXT_PLUGINS"  # environment variables with names of entry points
+BLOCK = "PML_EXT_BLOCK"
 LOCAL = "local"  # plugin name of classes registered in the current process
 BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
 RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
@@ -123,14 +125,14 @@ class Plugins:
         found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
         self.records = [record for record, _ in found]
         names = [record.name for record in self.records]
-        for variable, status in (("PML_EXT_PLUGINS", "not allowed"), ("PML_EXT_BLOCK", "blocked")):
-            listed = {name.strip() for name in os.environ.get(variable, "").split(",") if name.strip()}
-            for name in sorted(listed - {*names}):
+        for variable, status in ((ALLOW, "not allowed"), (BLOCK, "blocked")):
+            for name in sorted(_listed_in(variable) - {*names}):
                 installed = ", ".join(names) or "none"
                 raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
-            for record in self.records if variable in os.environ else ():
-                if (record.name in listed) == (status == "blocked"):
-                    record.status, record.error = status, f"by {variable}"
+            for record in self.records:
+                if record.status == "waiting" and not _allowed_by(variable, record.name):
+                    record.status = status
+                    record.error = f"by {variable}"
         return [(record, point) for record, point in found if record.status == "waiting"]
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
@@ -220,6 +222,25 @@ class Plugins:
     def ships(self, plugin: str) -> bool:
         """Return whether a plugin belongs to this distribution."""
         return self.loaded[plugin].shipped if plugin in self.loaded else plugin != LOCAL
+
+
+def _listed_in(variable: str) -> set[str]:
+    """Return the entry-point names in an environment variable, which separates them by commas."""
+    names = os.environ.get(variable, "").split(",")
+    return {name.strip() for name in names if name.strip()}
+
+
+def _allowed_by(variable: str, name: str) -> bool:
+    """Return whether an environment variable, the allow list or the deny list, lets a plugin in."""
+    if variable not in os.environ:
+        return True
+    listed = name in _listed_in(variable)
+    return listed if variable == ALLOW else not listed
+
+
+def is_allowed(name: str) -> bool:
+    """Return whether the allow list and the deny list let a plugin in, by the name of its entry point."""
+    return _allowed_by(ALLOW, name) and _allowed_by(BLOCK, name)
 
 
 def _being_imported(module: str) -> bool:

@@ -1,27 +1,19 @@
-"""Lazy imports: names that are imported on first use, and outlines of classes, read from source files.
+"""Lazy imports: the names of a module's ``if TYPE_CHECKING`` block, or of its stub, are imported on first use.
 
-Importing torch and PML takes ten seconds. The outline of a class has its name, docstring, base classes,
-``capabilities`` and constructor signature, but no code.
+Importing torch and PML takes seconds, which ``import pml_ext`` and ``pml-ext list`` save.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
 import functools
 import importlib.util
-import pkgutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import needs_extra, unknown
-
-_WITHOUT_OUTLINE = ("torch", *sys.stdlib_module_names)  # packages whose base classes add no settings
-
-# Names in values of ``capabilities``; for a wrapper, the largest set that it can have.
-_CAPABILITIES = {"frozenset": frozenset, "WrapperCapabilities": lambda at_most, _: frozenset(at_most)}
 
 
 def require_packages(packages: Iterable[str], extra: str, what: str) -> None:
@@ -67,17 +59,6 @@ def imported(origin: str, by: str) -> Any:
     return importlib.import_module(origin)
 
 
-def outline(source: type | str) -> type:
-    """Return the outline of ``"package.module:Class"``; the class itself if it is passed or has no outline."""
-    if isinstance(source, type):
-        return source
-    module, _, name = source.partition(":")
-    try:
-        return _outline(module, name)
-    except (OSError, LookupError, SyntaxError, NameError, TypeError, ValueError, AttributeError):
-        return pkgutil.resolve_name(source)  # type: ignore[no-any-return]  # with computed defaults, say
-
-
 def _source(module: str) -> tuple[str, bool]:
     """Return the source of a module, or of its stub, without importing it, and whether it is a package."""
     top, *inner = module.split(".")
@@ -105,41 +86,3 @@ def _parsed(module: str) -> tuple[ast.Module, dict[str, str]]:
             tops = ((alias, alias.name.partition(".")[0]) for alias in node.names)
             origins |= {alias.asname or top: alias.name if alias.asname else top for alias, top in tops}
     return tree, origins
-
-
-@functools.cache
-def _outline(module: str, name: str) -> type:
-    """Return the outline of a class that a module defines or imports; ``name`` may start with the module's name."""
-    if module.partition(".")[0] in _WITHOUT_OUTLINE:
-        return object
-    tree, origins = _parsed(module)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return _of_definition(module, node)
-    first, dot, rest = name.partition(".")
-    origin, _, inner = (origins[first] + dot + rest).rpartition(".")
-    return _outline(origin, inner)
-
-
-def _of_definition(module: str, node: ast.ClassDef) -> type:
-    known: dict[str, Any] = {}
-    body = {"__module__": module, "__doc__": ast.get_docstring(node, clean=False)}
-    for each in [*_parsed(module)[0].body, *node.body]:  # constants that defaults use
-        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
-            with contextlib.suppress(ValueError):  # not a literal
-                known[each.targets[0].id] = ast.literal_eval(each.value)
-    for each in node.body:
-        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
-            each.body, each.decorator_list = ast.parse("pass").body, []
-            exec(compile(ast.Module([each], []), module, "exec"), known)  # annotations are not evaluated: __future__
-            body["__init__"] = known["__init__"]
-        elif isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "capabilities":
-            body["capabilities"] = eval(ast.unparse(each.value), _CAPABILITIES)
-    bases = dict.fromkeys(_base(module, base) for base in node.bases)
-    return type(node.name, tuple(base for base in bases if base is not object), body)
-
-
-def _base(module: str, node: ast.expr) -> type:
-    """Return the outline of a base class: ``Name``, ``module.Name`` or ``Name[...]``."""
-    name = ast.unparse(node.value if isinstance(node, ast.Subscript) else node)
-    return object if name == "object" else _outline(module, name)

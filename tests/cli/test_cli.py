@@ -20,7 +20,7 @@ WITHOUT_TORCH = """
 import contextlib, io, json, sys
 from pml_ext.cli import main
 said = {}
-for line in ("--help", "list", "list miners", "show cbml", "show cbml/digits", "show cbml/7"):
+for line in ("--help", "list", "list miners", "show cbml/digits", "show cbml/7"):
     sys.argv = ["pml-ext", *line.split()]
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         main()

@@ -8,6 +8,7 @@ import torch
 
 from pml_ext.distributed import devices
 from pml_ext.errors import ConfigError
+from pml_ext.pairwise import generators
 from pml_ext.training import checkpoint
 
 
@@ -62,7 +63,7 @@ def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, k
     else:
         module.get_rng_state_all = lambda: [each.get_state() for each in generators]
         module.set_rng_state_all = lambda states: [g.set_state(s) for g, s in zip(generators, states, strict=True)]
-    monkeypatch.setattr(devices, "accelerator", lambda: kind)
+    monkeypatch.setattr(generators, "accelerator", lambda: kind)
     monkeypatch.setattr(torch, kind, module)
     state = checkpoint.random_state()
     drawn = [torch.rand(3, generator=each) for each in generators]
@@ -73,7 +74,7 @@ def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, k
 
 
 def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):
-    monkeypatch.setattr(devices, "accelerator", lambda: None)
+    monkeypatch.setattr(generators, "accelerator", lambda: None)
     state = checkpoint.random_state()
     assert len(state["torch"]) == 1
     drawn = torch.rand(3)
@@ -87,14 +88,14 @@ def test_drawing_again_restores_the_accelerators_generator_too(monkeypatch, kind
     monkeypatch.setattr(getattr(torch, kind), "get_rng_state", lambda *device: held["state"])
     monkeypatch.setattr(getattr(torch, kind), "set_rng_state", lambda state, *device: held.update(state=state))
     device = torch.device(kind, 0)
-    states = devices.generator_states(device)
+    states = generators.generator_states(device)
     assert len(states) == 2
     drawn = torch.rand(3)
     held["state"] = torch.tensor([9], dtype=torch.uint8)
     expected = torch.get_rng_state()
-    with devices.using_generator_states(device, states):
+    with generators.using_generator_states(device, states):
         assert held["state"].tolist() == [7]
         assert torch.equal(torch.rand(3), drawn)
     assert held["state"].tolist() == [9]
     assert torch.equal(torch.get_rng_state(), expected)
-    assert len(devices.generator_states(torch.device("cpu"))) == 1
+    assert len(generators.generator_states(torch.device("cpu"))) == 1

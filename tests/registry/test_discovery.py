@@ -138,7 +138,7 @@ def test_a_typing_error_in_either_list_is_an_error_each_time(monkeypatch, variab
 def test_a_plugin_that_takes_long_to_import_is_named(install_loss, monkeypatch):
     install_loss("slow", name="slow")
     install_loss("quick", "Quick", "quick")
-    monkeypatch.setattr(plugins.time, "perf_counter", iter([0.0] * 10 + [0.0, 0.5, 0.0, 3.2]).__next__)
+    monkeypatch.setattr(plugins.time, "perf_counter", iter([0.0] * 14 + [0.0, 0.5, 0.0, 3.2]).__next__)
     with pytest.warns(PluginWarning, match=r"'slow' of slow 1.0 took 3.2 s to import .PML_EXT_BLOCK=slow") as caught:
         assert registry.get("slow").plugin == "slow"
     assert len(caught) == 1
