@@ -41,7 +41,7 @@ PLUGIN_WITH_A_LOSS = """
 
 
 # Whole runs, several processes, new environments, timings, all conformance checks: what `.ci/run fast` leaves out.
-SLOW = {"integration", "distributed", "cli", "testing", "retrieval", "test_executors.py", "test_run.py"}
+SLOW = {"integration", "distributed", "cli", "testing", "search", "test_executors.py", "test_run.py"}
 SLOW |= {"test_running.py", "test_tuning.py", "test_benchmark.py", "test_profile.py"}
 
 

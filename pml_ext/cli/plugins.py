@@ -43,6 +43,7 @@ def _details(record: PluginRecord) -> str:
         f"{record.name}: {record.distribution} {record.version}, module {record.module}, {record.status}",
         f"  hooks       {', '.join(record.hooks) or 'none'}",
         f"  components  {record.components}",
+        f"  commands    {', '.join(record.commands) or 'none'}",
         f"  seconds     {record.seconds:.3f}",
         *[f"  clash       {clash}" for clash in record.clashes],
         *[f"  {line}" for line in record.traceback.splitlines()],

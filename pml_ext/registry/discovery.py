@@ -62,6 +62,7 @@ class PluginRecord:
     error: str = ""  # the reason, unless the status is "waiting" or "ok"
     hooks: list[str] = dataclasses.field(default_factory=list)
     components: int = 0
+    commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
     clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
     seconds: float = 0.0  # time to import it and call its first hooks
     traceback: str = ""

@@ -32,6 +32,10 @@ def plugins() -> list[PluginRecord]:
     """Return the record of each entry point, name clashes included; this calls all hooks."""
     for record in _plugins.records:
         record.clashes = []
+        record.commands = []
+    for name, owners in _plugins.claims("command").items():
+        for plugin in owners.keys() & _plugins.loaded.keys():
+            _plugins.loaded[plugin].commands.append(name)
     for what in (*KINDS, *TABLES, "class"):
         for name, owners in _plugins.claims(what).items():
             meant = [*_candidates(what, name)]

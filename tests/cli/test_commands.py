@@ -1,0 +1,94 @@
+"""Commands that plugins add: found, imported when called, isolated, named."""
+
+import sys
+
+import pytest
+
+from pml_ext import registry
+from pml_ext.errors import PluginWarning
+
+pytestmark = pytest.mark.usefixtures("isolated_registry")
+
+COMMAND = """
+    from pml_ext.plugin import Command, hookimpl
+
+    @hookimpl
+    def pml_ext_commands():
+        return {{"{name}": Command("{module}.tool:{name}", "Greets {module}.")}}
+"""
+GREETING = """
+from typing import Annotated
+from typer import Option
+
+def {name}(loud: Annotated[bool, Option("--loud", help="Shout.")] = False) -> None:
+    print("HELLO" if loud else "hello", "from {module}")
+"""
+
+
+@pytest.fixture
+def install_command(install_plugin):
+    """Install a plugin with one command, whose module has the given source."""
+
+    def install(module, name="greet", tool=GREETING):
+        package = install_plugin(module, COMMAND.format(name=name, module=module))
+        (package / "tool.py").write_text(tool.format(name=name, module=module))
+        return package
+
+    return install
+
+
+def test_a_plugin_adds_a_command(install_command, pml_ext_command):
+    install_command("greeter")
+    told = pml_ext_command("greet", "--loud")
+    assert (told.returncode, told.stdout) == (0, "HELLO from greeter\n")
+    assert "Greets greeter." in pml_ext_command("--help").stdout
+    assert "--loud" in pml_ext_command("greet", "--help").stdout
+
+
+def test_help_imports_no_command(install_command, pml_ext_command):
+    install_command("lazyone")
+    sys.modules.pop("pml_ext_search.commands", None)
+    assert pml_ext_command("--help").returncode == 0
+    assert "lazyone.tool" not in sys.modules
+    assert "pml_ext_search.commands" not in sys.modules
+
+
+def test_a_command_that_cannot_be_imported_is_named(install_command, pml_ext_command):
+    install_command("brokenone", tool="import nothing_of_that_name\n")
+    told = pml_ext_command("greet")
+    assert told.returncode == 2
+    assert "the command 'greet' of the plugin 'brokenone' cannot be imported: ModuleNotFoundError" in told.stderr
+    assert "PML_EXT_BLOCK=brokenone" in told.stderr
+    assert pml_ext_command("plugins").returncode == 0
+    assert "greet" in pml_ext_command("--help").stdout
+
+
+def test_a_broken_hook_leaves_the_others(install_plugin, pml_ext_command):
+    hook = "from pml_ext.plugin import hookimpl\n@hookimpl\ndef pml_ext_commands(): return {'greet': print}"
+    install_plugin("wrong", hook)
+    with pytest.warns(PluginWarning, match=r"'wrong' of wrong 1.0 is broken and the answer of pml_ext_commands"):
+        assert "index" in registry.commands()
+    assert pml_ext_command("list", "losses").returncode == 0
+
+
+def test_a_name_of_two_plugins_is_refused(install_command, pml_ext_command):
+    install_command("first")
+    install_command("second")
+    told = pml_ext_command("greet")
+    assert told.returncode == 2
+    assert "'greet' is claimed by two plugins; use 'first:greet' or 'second:greet'" in told.stderr
+    assert pml_ext_command("second:greet").stdout == "hello from second\n"
+    assert "first:greet" in pml_ext_command("--help").stdout
+
+
+def test_ours_cannot_be_replaced(install_command, pml_ext_command):
+    install_command("thief", name="report")
+    assert "Redraw the report" in pml_ext_command("report", "--help").stdout
+    assert pml_ext_command("thief:report").stdout == "hello from thief\n"
+
+
+def test_plugins_says_where_a_command_is_from(install_command, pml_ext_command):
+    install_command("greeter")
+    told = pml_ext_command("plugins", "-v").stdout
+    assert "commands    greet" in told
+    assert "commands    embed, index, query, cluster, browse, export" in told
