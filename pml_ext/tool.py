@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from .recipe import preprocessing_of as preprocessing_of
     from .recipe import quoted as quoted
     from .recipe import ranges_of as ranges_of
+    from .recipe import reported_phases as reported_phases
     from .recipe import tables_of_papers as tables_of_papers
     from .recipe.schema import PaperTable as PaperTable
     from .recipe.schema import TuneTable as TuneTable

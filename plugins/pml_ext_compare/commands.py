@@ -87,9 +87,11 @@ def compare(
     studies: list[Study] = []
     if out is not None and recipes:
         from .executors import make_executor
-        from .running import plans_of, rows_of
+        from .running import check_reported, plans_of, rows_of
 
         more = list(overrides or ())
+        if not folders:  # their runs may have other metrics
+            check_reported(recipes, more, phase, metric or _METRICS, baseline)
         if tune:
             from .tuning import studies_of, trial_jobs, tuned
 
@@ -144,8 +146,8 @@ class AllRuns(Progress):
             return
         self._shares[id(job)] = said
         if said == 1.0:
-            finished = sum(share == 1.0 for share in self._shares.values())
-            self.step(f"{job.name} is done: {finished} of {self._count} {self._what}")
+            ended = sum(share == 1.0 for share in self._shares.values())
+            self.step(f"{job.name} has ended: {ended} of {self._count} {self._what}")
         completed = sum(self._shares.values())
         self._bar.update(self._task, description=self._what, completed=completed, visible=True)
 

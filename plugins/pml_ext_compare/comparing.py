@@ -233,6 +233,9 @@ def compare(
 
 
 def _check(first: Group, phase: str, metrics: Sequence[str]) -> None:
+    if not first.runs and first.errors:
+        which, error = next(iter(first.errors.items()))
+        raise ConfigError(f"{first.name} has no finished run; {which}: {error}")
     run = next((run for runs in first.runs.values() for run in runs.values()), {})
     if phase not in (phases := phases_of(run)):
         raise ConfigError(f"--phase {phase}: {first.name} has {', '.join(phases) or 'no finished run'}")

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pml_ext.tool import PmlExtError, StoppedError, needs_extra, one_line, signals
+from pml_ext.tool import ConfigError, PmlExtError, StoppedError, needs_extra, one_line, signals
 
 _POLL = 0.5  # seconds between polls of running jobs, and before a busy job is retried
 _ATTEMPTS = 2  # attempts of a job whose worker dies
@@ -23,11 +23,16 @@ class BusyError(Exception):
     """Another process is doing this job."""
 
 
+class UselessError(Exception):
+    """A setting is wrong for this job and for all others; the text says which."""
+
+
 @dataclass(frozen=True)
 class JobResult:
     """The outcome of one execution of a job."""
 
     error: str = ""
+    useless: bool = False  # the other jobs would fail with the same error
     busy: bool = False  # another process executes the job
     stopped: int = 0  # the signal that ended it
     died: bool = False  # the worker died without a result
@@ -55,6 +60,8 @@ def run_job(job: Job, on_progress: Callable[[float | str], None] = lambda _: Non
             return JobResult()
     except BusyError:
         return JobResult(busy=True)
+    except UselessError as error:
+        return JobResult(error=str(error), useless=True)
     except StoppedError as error:
         return JobResult(stopped=error.signal)
     except Exception as error:
@@ -261,7 +268,7 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
     """Do jobs, tell ``on_progress`` the errors of failed ones, and return these errors.
 
     A job that is busy in another process is tried again later; a job whose worker died is tried once more. A signal
-    ends all jobs with a checkpoint; then StoppedError is raised.
+    ends all jobs with a checkpoint; then StoppedError is raised. ConfigError: a setting is wrong for all jobs.
     """
     waiting, attempts, errors = deque(jobs), Counter[Job](), dict[Any, str]()
     stopped = False
@@ -275,6 +282,8 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
                     raise signals.stopped(result.stopped, "with a checkpoint; go on with the same command")
                 if result.stopped:
                     continue
+                if result.useless:
+                    raise ConfigError(result.error)
                 if result.busy:
                     waiting.append(job)
                     time.sleep(_POLL)

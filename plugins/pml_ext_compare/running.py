@@ -22,6 +22,7 @@ from pml_ext.tool import (
     load_recipes,
     locked_folder,
     plugins_in,
+    reported_phases,
     tables_of_papers,
 )
 
@@ -122,6 +123,23 @@ def recipes_of_table(name: str, full: bool) -> list[str]:
         option = "leave out --data" if full else "name the folder of the data with --data"
         raise ConfigError(f"--table {name}: no recipe {'on its own' if full else 'on small'} data; {option}")
     return recipes
+
+
+def check_reported(
+    recipes: Iterable[str], overrides: Sequence[str], phase: str, metrics: Iterable[str], baseline: str | None
+) -> None:
+    """Check before any training that runs of the recipes report a phase and metrics, and that the baseline is a row."""
+    rows = {full: recipe for name in recipes for full, recipe in load_recipes(name, overrides).items()}
+    phases = dict.fromkeys(each for recipe in rows.values() for each in reported_phases(recipe))
+    if phase not in phases:
+        raise ConfigError(f"--phase {phase}: the recipes' runs have {', '.join(phases)}")
+    if not any(recipe.data.relation for recipe in rows.values()):  # its levels have metrics of their own
+        known = dict.fromkeys(each for recipe in rows.values() for each in recipe.evaluation.metric_names())
+        for name in metrics:
+            if name not in known:
+                raise ConfigError(f"--metric {name}: the recipes' runs have {', '.join(known)}")
+    if baseline is not None and not any(f"{baseline} ".startswith(f"{name} ") for name in rows):
+        raise ConfigError(f"--baseline {baseline}: no row has the name {baseline!r}; rows: {', '.join(rows)}")
 
 
 def rows_of(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shutil
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ import tomli_w
 from pml_ext.tool import (
     QUICK,
     ConfigError,
+    DataError,
     Recipe,
     Records,
     Run,
@@ -33,7 +36,7 @@ from pml_ext.tool import (
 )
 
 from .comparing import Group
-from .executors import BusyError, Executor, OnProgress, do
+from .executors import BusyError, Executor, OnProgress, UselessError, do
 from .running import ProgressShares, digest_of, run_lock, slug, validation_settings
 
 VALIDATION = 0.2  # share of the training classes, for recipes without validation
@@ -75,8 +78,14 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self.place.mkdir(parents=True, exist_ok=True)
-        path = str(self.place / "journal.log")
-        storage = optuna.storages.JournalStorage(JournalFileBackend(path, lock_obj=JournalFileOpenLock(path)))
+        path = self.place / "journal.log"
+        lock = JournalFileOpenLock(str(path))
+        _drop_incomplete_line(path, lock)
+        try:
+            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+        except ValueError as error:
+            text = f"{path}: not Optuna's journal ({one_line(error)}); delete it, and the trials begin anew"
+            raise DataError(text) from None
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=self.recipe.schedule.epochs // 3)
         return optuna.create_study(
             storage=storage, study_name="study", pruner=pruner, direction="maximize", load_if_exists=True
@@ -138,6 +147,24 @@ class Study:
             tables = merged(tables, nested(key, value))
         write_text(path := out / f"{slug(self.name)}-tuned.toml", tomli_w.dumps(tables))
         return path
+
+
+def _drop_incomplete_line(journal: Path, lock: Any) -> None:
+    """Cut a journal after its last complete line, with a warning: a full disk or a kill may leave half a line."""
+    if not journal.exists():
+        return
+    lock.acquire()
+    try:
+        with journal.open("rb+") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            if file.read(1) in (b"", b"\n"):
+                return
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+    finally:
+        lock.release()
+    warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=3)
 
 
 def _distribution(range_: TuneTable) -> Any:
@@ -242,6 +269,8 @@ class TrialJob:
         except optuna.TrialPruned:
             study.tell(left.number, state=optuna.trial.TrialState.PRUNED)
         except (ConfigError, TrainingError) as error:  # failing values count as a trial
+            if isinstance(error, ConfigError) and left.number == 0:  # the recipe's own values: all trials would fail
+                raise UselessError(f"{name}: {error}") from None
             on_progress(f"{self.name} failed: {one_line(error)}")
             study.tell(left.number, state=optuna.trial.TrialState.FAIL)
         shutil.rmtree(self._folder(left.number), ignore_errors=True)

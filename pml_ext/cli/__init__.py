@@ -21,7 +21,7 @@ def main() -> None:
     else:
         warnings.showwarning = _show_warning
     try:
-        with needs_extra("train,cpu", "the command line"):
+        with needs_extra("train", "the command line"):
             import typer  # noqa: F401
         from .app import app_for
 

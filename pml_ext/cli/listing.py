@@ -112,7 +112,7 @@ def show(
     name: Annotated[
         str, Argument(help="A loss, miner, ..., recipe or .toml file, table of a paper (cbml/7), data set or trunk.")
     ],
-    kind: Annotated[str | None, Option(help="loss, miner, ...; needed if two kinds share the name.")] = None,
+    kind: Annotated[str | None, Option(help="loss, ..., recipe, table; where several share the name.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the settings of a loss, recipe or data set.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import re
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,10 @@ from ..errors import DataError
 from .published import Entry, check_disjoint, labeled
 from .reading import Box
 from .splits import DataSplits
+
+_BOX = ("x_1", "y_1", "x_2", "y_2")
+_COLUMNS = ("label", "path", "split", "is_query", "is_gallery", *_BOX)
+_SEQUENCE = "open-metric-learning leaves a query's own sequence out of its results, pml-ext does not"
 
 
 class Row(BaseModel):
@@ -46,7 +51,7 @@ def table(
     ``split`` is ``train`` or ``validation``. If ``is_query`` and ``is_gallery`` are true in all rows of ``validation``,
     or missing, each of its images is a query among all others. Otherwise queries are searched in the gallery, and no
     image is both. ``x_1``, ``y_1``, ``x_2``, ``y_2`` (left, top, right, bottom) are the crop box in the file; empty
-    for the whole file.
+    for the whole file. A run warns of columns with other names, which are not used.
 
     Args:
         root: the folder that paths in the table are relative to; by default the table's own.
@@ -61,7 +66,7 @@ def table(
     """
     file = Path(path).expanduser()
     place = root.expanduser() if root is not None else file.parent
-    rows = _read(file)
+    rows, unused = _read(file)
     for row in rows:
         names = [part.strip() for part in re.split("[|]" if label_sets else "[|;]", row.label) if part.strip()]
         if label_sets:
@@ -91,15 +96,27 @@ def table(
     for part, entries in parts.items():
         if len(entries) < (least := 2 if part in ("train", "test") else 1):
             raise DataError(f"{file}: {len(entries)} images for {part}; wanted {least} or more")
-    return labeled(place, parts, image_size, sorted({row.label for row in rows}), channels)
+    splits = labeled(place, parts, image_size, sorted({row.label for row in rows}), channels)
+    return dataclasses.replace(splits, note=_note(file, unused))
+
+
+def _note(file: Path, unused: list[str]) -> str:
+    """Return a warning that names the columns of a table that are not used; "" if there are none."""
+    if not unused:
+        return ""
+    text = f"{file}: not used: {', '.join(unused)}; the columns that are used are {', '.join(_COLUMNS)}"
+    return f"{text}; {_SEQUENCE}" if "sequence" in unused else text
 
 
 def _entries(rows: list[Row]) -> list[Entry]:
     return [Entry(row.path, row.label, row.box) for row in rows]
 
 
-def _read(file: Path) -> list[Row]:
+def _read(file: Path) -> tuple[list[Row], list[str]]:
+    """Return the rows of a table, and the names of its columns that are not used."""
     rows = []
+    if file.exists() and not file.is_file():  # a pipe or a device may never end
+        raise DataError(f"{file}: not a regular file; wanted table:FILE.csv")
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             head = opened.readline()
@@ -117,7 +134,7 @@ def _read(file: Path) -> list[Row]:
                 cells = {
                     name: text for name, text in line.items() if str(text).strip().lower() not in ("", "none", "nan")
                 }
-                box = [cells.get(name) for name in ("x_1", "y_1", "x_2", "y_2")]
+                box = [cells.get(name) for name in _BOX]
                 rows.append(Row.model_validate({**roles, **cells, "box": box if any(box) else None}))
     except ValidationError as error:
         first = error.errors()[0]
@@ -127,4 +144,4 @@ def _read(file: Path) -> list[Row]:
         where = f", line {lines.reader.line_num}" if isinstance(error, csv.Error) else ""
         wanted = "table:FILE.csv must be UTF-8 with balanced quotes"
         raise DataError(f"{file}: cannot be read as a table ({error}{where}); {wanted}") from None
-    return rows
+    return rows, [name for name in columns if name and name not in _COLUMNS]

@@ -10,8 +10,10 @@ from .build import loss_context as loss_context
 from .build import merged as merged
 from .build import nested as nested
 from .build import origin_of as origin_of
+from .build import origins_of as origins_of
 from .build import own_optimizer as own_optimizer
 from .build import preprocessing_of as preprocessing_of
+from .build import reported_phases as reported_phases
 from .merge import load_recipe as load_recipe
 from .merge import load_recipes as load_recipes
 from .merge import names_in as names_in

@@ -38,6 +38,9 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
     from ..pairwise import Relation
     from ..training.trackers import Tracker
 
+# Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
+KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
+NO_EFFECT = "without effect here"  # origin of settings that others make useless
 # Settings that a run fills in; they are not options of a recipe.
 _FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root", "label_sets"), ("in_channels", "image_size")
 _FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
@@ -53,6 +56,7 @@ _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fil
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
 
+    ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has.
     In ``[tune]``, the entry of a group replaces the entries of its keys. In ``[origin]`` it replaces only those of keys
     that the new tables set: an inherited value keeps its origin. Ranges of ``[tune]`` in a replaced table are dropped.
     """
@@ -72,6 +76,9 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             result[key] = merged(old, value)
         else:
             result[key] = value
+            if key == "data" and both:
+                kept_settings = {name: setting for name, setting in old.items() if name in KEPT_FOR_ANY_DATA}
+                result[key] = {**kept_settings, **value}
             if isinstance(old, dict) and isinstance(ranges := result.get("tune"), dict):
                 kept = over.get("tune", ())
                 result["tune"] = {own: each for own, each in ranges.items() if own in kept or not _inside(own, [key])}
@@ -86,6 +93,22 @@ def _inside(key: str, groups: Iterable[str]) -> bool:
 def origin_of(key: str, origins: Mapping[str, str]) -> str:
     """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" if neither exists."""
     return origins[max(around, key=len)] if (around := [each for each in origins if _inside(key, [each])]) else ""
+
+
+def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
+    """Return the origin of each setting of a recipe by :func:`origin_of`.
+
+    A setting without effect in this recipe does not take the origin of its group: for example ``schedule.gamma``
+    where the learning rate is constant.
+    """
+    unused = []
+    if settings["schedule.name"] != "multi-step":
+        unused += ["schedule.milestones", "schedule.gamma"]
+    if settings["schedule.name"] == "constant" or "loss.optimizer.scheduled" in settings:
+        unused.append("optimizer.scheduled")
+    if "data.relation.name" not in settings:
+        unused += [key for key in settings if key.endswith("loss.relation")]
+    return {key: NO_EFFECT if key in unused and key not in origins else origin_of(key, origins) for key in settings}
 
 
 def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
@@ -299,6 +322,25 @@ def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> t
         return module
     with located(key):
         return WithRelation(module, relation)
+
+
+def reported_phases(recipe: Recipe) -> list[str]:
+    """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
+    from ..evaluation import learned_metric
+
+    table, phases = recipe.evaluation, ["after"]
+    if table.training_images:
+        phases.append("training")
+    if table.baselines:
+        phases += ["raw", "before"]
+        if recipe.model.freeze == "trunk" or recipe.model.trunk.settings.get("weights") is not None:
+            phases += ["frozen", "pca"]
+    context = loss_context(recipe, [0, 1], _stand_ins(recipe.data))
+    for stage in recipe.all_stages():
+        loss, miner = build_loss(stage.loss, context)
+        if learned_metric([*loss.modules(), *(miner.modules() if miner is not None else ())]) is not None:
+            return [*phases, "learned_metric", *(["shortlist"] if table.shortlist else [])]
+    return phases
 
 
 def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:

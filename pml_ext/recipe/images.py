@@ -43,7 +43,7 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
     table = place.suffix.lower() == ".csv"
     name = f"{'table' if table else 'folder'}:{place}"
     chosen = "split" in given or table or all((place / part).is_dir() for part in ("train", "test"))
-    settings: dict[str, Any] = {"data.name": name}
+    settings: dict[str, Any] = {"data.name": name, "data.unreadable": "skip"}
     if not chosen:
         parts = _parts(name, options | {"split": "image"}, root)
         counts = _counts(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import itertools
+import math
 import os
 import re
 import tomllib
@@ -25,6 +26,9 @@ from .schema import Recipe, TuneTable, problem_of
 
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
 _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
+_MOST_VARIANTS = 10_000
+# A key of a hundred parts; a word begins where the one before has ended, so that each is read once.
+_DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
 Tables = dict[str, Any]
 
 
@@ -192,6 +196,8 @@ def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[st
         key, separator, text = (part.strip() for part in override.partition("="))
         if not separator or not key:
             raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
+        if _DEEP_KEY.search(override):
+            raise ConfigError(shortened(f"--set {override[:100]}...: nested too deep; wanted a key of few parts"))
         given.append((key, toml_value(text)))
         if isinstance(tables.get(key), dict) and isinstance(given[-1][1], str):
             raise ConfigError(f"--set {override}: {key} is a table; type --set {key}.name={text}")
@@ -230,6 +236,8 @@ def _combinations(sweep: Any, source: str) -> dict[str, list[tuple[str, Any]]]:
                 f"{source}: {f'[sweep] {key}'.rstrip()}: found {values!r}; wanted a list of values by key, for example "
                 '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]'
             )
+    if (count := math.prod(map(len, entries))) > _MOST_VARIANTS:
+        raise ConfigError(f"{source}: [sweep] has {count:,} variants; wanted at most {_MOST_VARIANTS:,}")
     return {
         ",".join(label for label, _ in chosen): [setting for _, setting in chosen]
         for chosen in itertools.product(*entries)
@@ -248,7 +256,12 @@ def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Table
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
     file, children = _file(name), (*children, name)
     try:
-        tables = tomllib.loads(file.read_text("utf-8"))
+        text = file.read_text("utf-8")
+        if _DEEP_KEY.search(text):  # tomllib's time grows with the square of the parts
+            raise ConfigError(f"{file}: a key is nested too deep; wanted the tables of a recipe")
+        tables = tomllib.loads(text)
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except ValueError as error:  # also of bytes that are not UTF-8, and of integers of thousands of digits

@@ -15,7 +15,8 @@ _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "S
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
 RELATIONS = ("shared-label", "hierarchy", "negatives-only")  # names in pml_ext.pairwise.RELATIONS
-Count = Annotated[int, Field(ge=1)]
+MOST = 10**9  # of any count: products of two fit into 64 bits
+Count = Annotated[int, Field(ge=1, le=MOST)]
 Text = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 _NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are not tables of settings
@@ -87,7 +88,7 @@ class ImagesTable(Table):
 class PseudoTable(Table):
     """``[data.pseudo]``: clusters of the training images, computed before each epoch, as their labels."""
 
-    clusters: int = Field(100, ge=2)  # number of clusters of k-means
+    clusters: int = Field(100, ge=2, le=MOST)  # number of clusters of k-means
     features: Literal["embedder", "trunk"] = "embedder"  # outputs to cluster, normalized
     # range from which each epoch's batch size is drawn, in multiples of the sampler's m; None: the sampler's own size
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
@@ -96,7 +97,7 @@ class PseudoTable(Table):
 class DataTable(NamedTable):
     """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
 
-    workers: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0, le=MOST)
     cache: Literal["none", "memory"] = "none"
     unreadable: Literal["stop", "skip"] = "stop"
     augment: dict[str, Any] = {}
@@ -220,7 +221,7 @@ class SamplerTable(NamedTable):
     """``[sampler]``: composition of batches; an epoch has ``iterations`` of them, or one pass over the sampler."""
 
     name: str = SHUFFLE
-    batch_size: int = Field(128, ge=2)
+    batch_size: int = Field(128, ge=2, le=MOST)
     iterations: Count | None = None
 
 
@@ -272,10 +273,10 @@ class EvaluationTable(Table):
     protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
     baselines: bool = True  # test raw pixels and the untrained network too
     figures: Literal["all", "few"] = "all"  # few: losses, similarities and nearest neighbors, without t-SNE
-    training_images: int = Field(5_000, ge=0)  # tested training images, a sample by class where there are more
+    training_images: int = Field(5_000, ge=0, le=MOST)  # tested training images, a sample by class where there are more
     shortlist: Count | None = None  # number of nearest images that the learned metric re-ranks
     batch_size: Count = 256  # images per forward pass at most; fewer on a CPU where images are large
-    test_every: int = Field(0, ge=0)  # interval in epochs of tests for a curve, not for selection; 0 for none
+    test_every: int = Field(0, ge=0, le=MOST)  # interval in epochs of tests for a curve, not for selection; 0 for none
     validation: float = Field(0.0, ge=0, lt=1)  # share of the training classes held out to choose the epoch by
     held_out: Literal["drawn", "last"] = "drawn"  # by the seed, or in the order of labels
     fold: Count | None = None  # one of 1 / validation disjoint parts of the classes, the same for every seed

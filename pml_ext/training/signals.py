@@ -6,17 +6,22 @@ Where work would be lost, the first one ends the run once a checkpoint is writte
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from ..errors import StoppedError
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _TWICE = 1.0  # seconds in which torchrun may pass on what its processes have had from the terminal themselves
+
+_AGAIN = 0.01  # seconds after which a signal is sent again
 
 
 class _SignalState:
@@ -33,6 +38,8 @@ def listening() -> Iterator[None]:
         yield
         return
     before = {number: signal.getsignal(number) for number in ENDING}
+    hook = sys.unraisablehook
+    sys.unraisablehook = functools.partial(_send_again, hook)
     _SignalState.process, _SignalState.waits, _SignalState.received = os.getpid(), False, None
     try:
         for number in ENDING:
@@ -43,6 +50,7 @@ def listening() -> Iterator[None]:
         for number, handler in before.items():
             if handler is not None:  # None was not set by Python
                 signal.signal(number, handler)
+        sys.unraisablehook = hook
         _SignalState.process = 0
 
 
@@ -62,6 +70,16 @@ def _receive(number: int, _frame: FrameType | None) -> None:
         name = signal.Signals(number).name
         text = f"pml-ext: {name}: the iteration is finished and a checkpoint written; once more ends at once\n"
         os.write(2, text.encode())
+
+
+def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -> None:
+    """Send a signal again whose StoppedError Python has dropped, as in a callback; ``report`` all other errors."""
+    error = dropped.exc_value
+    if not isinstance(error, StoppedError):
+        report(dropped)
+        return
+    _SignalState.received = None
+    threading.Timer(_AGAIN, os.kill, (os.getpid(), error.signal)).start()
 
 
 @contextlib.contextmanager

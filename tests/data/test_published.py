@@ -1,6 +1,7 @@
 """Published data sets in small folders of their own layouts: splits, labels, names, counts and refusals."""
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -212,6 +213,24 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
 def test_tables_that_do_not_serve(tmp_path, row, message):
     with pytest.raises(DataError, match=message):
         table(path=str(table_of(tmp_path, [*TRAIN, row])))
+
+
+def test_a_table_names_columns_that_it_does_not_use(tmp_path):
+    rows = [f"{n // 2},photos/{n}.jpg,{'train' if n < 4 else 'validation'},a,1" for n in range(8)]
+    splits = table(path=str(table_of(tmp_path, rows, "label,path,split,sequence,x1")))
+    assert "mine.csv: not used: sequence, x1; the columns that are used are label, path, split," in splits.note
+    assert "leaves a query's own sequence out of its results, pml-ext does not" in splits.note
+    misspelled = table(path=str(table_of(tmp_path, rows, "label,path,split,colour,x1"))).note
+    assert "not used: colour, x1;" in misspelled
+    assert "sequence" not in misspelled
+    assert table(path=str(table_of(tmp_path, [row[:-4] for row in rows], "label,path,split"))).note == ""
+
+
+def test_a_table_that_is_a_pipe_or_a_device(tmp_path):
+    os.mkfifo(tmp_path / "mine.csv")
+    for file in (Path(os.devnull), tmp_path, tmp_path / "mine.csv"):
+        with pytest.raises(DataError, match=f"{file}: not a regular file; wanted table:FILE.csv"):
+            table(path=str(file))
 
 
 def test_tables_that_are_none(tmp_path):

@@ -70,13 +70,13 @@ def test_five_steps_are_those_of_the_whole_batch(name, micro_batch):
 
 
 def test_peak_memory():
-    """0.23 of the whole batch's, 256 images of 28 x 28 in micro-batches of 32."""
+    """0.14 of the whole batch's, 256 images of 28 x 28 in micro-batches of 32."""
     first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
     kept = nn.ReLU(), nn.Dropout(0.2)
     net = nn.Sequential(first, *kept, nn.MaxPool2d(2), second, *kept, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     images, labels = torch.randn(256, 1, 28, 28, requires_grad=True), torch.arange(256) // 4
     cut, whole = CachedGradients(net, CBMLLoss(), 32), lambda x, y: CBMLLoss()(net(x), y)
-    assert peak_bytes(cut, images, labels) < 0.35 * peak_bytes(whole, images, labels)
+    assert peak_bytes(cut, images, labels) < 0.2 * peak_bytes(whole, images, labels)
 
 
 def test_batch_norm_is_told_and_counts_a_batch_once():

@@ -5,7 +5,17 @@ import tomllib
 import pytest
 
 from pml_ext import registry
-from pml_ext.recipe import Recipe, flat, load_recipes, origin_of, own_optimizer, pipelines, read_tables, variant_tables
+from pml_ext.recipe import (
+    Recipe,
+    flat,
+    load_recipes,
+    origin_of,
+    origins_of,
+    own_optimizer,
+    pipelines,
+    read_tables,
+    variant_tables,
+)
 
 NO_SETTINGS = ("description", "extends", "paper", "origin", "sweep", "tune")
 RECIPES = [name for name in registry.recipes() if read_tables(name).get("paper", {}).get("table")]
@@ -48,9 +58,14 @@ def test_every_setting_of_a_recipe_that_names_a_table_has_an_origin(name):
         resolved = flat(
             Recipe.model_validate(tables).model_dump(exclude={"description", "paper", "track"}, exclude_none=True)
         )
-        origins = {key: origin_of(key, tables.get("origin", {})) for key in resolved}
+        origins = origins_of(resolved, tables.get("origin", {}))
         assert [key for key, origin in origins.items() if not origin] == [], full
         assert [key for key in IN_NO_PAPER if origins[key].startswith("paper")] == [], full
+        if resolved["schedule.name"] == "constant":
+            unused = ("schedule.gamma", "optimizer.scheduled")
+            assert {origins[key].partition(" ")[0] for key in unused} <= {"without", "ours", "ours,", "ours:"}, full
+        if resolved["schedule.name"] == "cosine":
+            assert origins["schedule.gamma"] == "without effect here", full
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -77,3 +92,9 @@ def test_small_versions_have_the_settings_of_paper_or_program(name):
     own = own_optimizer(recipe.optimizer, recipe.loss)
     assert (own.lr, own.settings) == (recipe.optimizer.lr, recipe.optimizer.settings) or name.startswith("cbml")
     assert own.scheduled or not name.startswith("density")
+
+
+def test_sizes_of_small_networks_are_ours():
+    for full, tables in variant_tables("triplets/small-networks").items():
+        for key in ("model.trunk.blocks", "model.trunk.width"):
+            assert origin_of(key, tables["origin"]).startswith("ours"), full

@@ -149,6 +149,18 @@ def test_unreadable_photographs_stop_a_run_or_are_counted(photos, tmp_path):
     assert "that cannot be read; the first:" in (tmp_path / "run" / "report.html").read_text()
 
 
+@pytest.mark.parametrize("recipe", ["pml/photographs", "pml/contrastive/digits"])
+def test_images_of_the_user_skip_unreadable_files(photos, tmp_path, recipe):
+    shutil.copytree(photos, tmp_path / "photos")
+    (tmp_path / "photos" / "0" / "0.jpg").write_bytes(b"no image")
+    given = ["data.split=image", "data.image_size=16"]
+    settings, _ = settings_for(tmp_path / "photos", given)
+    (chosen,) = load_recipes(recipe, [*settings, *given]).values()
+    assert chosen.data.unreadable == "skip"
+    (stopping,) = load_recipes(recipe, [*settings, "data.unreadable=stop"]).values()
+    assert stopping.data.unreadable == "stop"
+
+
 @pytest.mark.parametrize(
     ("classes", "images", "options", "wanted", "told"),
     [

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from pml_ext import registry
 from pml_ext.cli.app import app_for
 from pml_ext.cli.description import describe
-from pml_ext.errors import ConfigError, PluginWarning
+from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
 from pml_ext.recipe import is_full, load_recipes, papers, quoted, tables_of_papers, texts
 from pml_ext.report import paper_tables
 
@@ -231,3 +231,9 @@ def test_a_table_is_shown_as_printed(mine):
     assert "Small, Mine, Figures: R@1 97.50" in told.stdout
     both = describe("cbml/7")
     assert [each["kind"] for each in both] == ["table", "recipe"]
+    for each in both:
+        assert describe("cbml/7", each["kind"]) == [each]
+    with pytest.raises(UnknownNameError, match="no table 'cbml/99'; nearest: cbml/"):
+        describe("cbml/99", "table")
+    with pytest.raises(UnknownNameError, match="no kind 'nosuch'; nearest: loss"):
+        describe("cbml/7", "nosuch")

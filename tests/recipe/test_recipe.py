@@ -161,6 +161,43 @@ def test_origins_are_of_the_nearest_group_and_change_nothing(tmp_path):
     assert "origin" not in one(parent).as_dict()
 
 
+def test_more_than_anybody_means_is_refused_in_a_line(tmp_path):
+    deep = ".".join("a" * 100_000)
+    lists = "\n".join(f'"loss.{key}" = {list(range(100_000))}' for key in ("beta_pos", "beta_neg"))
+    for text, message in (
+        (
+            f'extends = "cbml/digits"\n[sweep]\n{lists}\n',
+            r"\[sweep\] has 10,000,000,000 variants; wanted at most 10,000",
+        ),
+        (f'extends = "cbml/digits"\nloss.{deep} = 1\n', "mine.toml: a key is nested too deep"),
+        (f'extends = "cbml/digits"\n[loss."a".{deep}]\n', "mine.toml: a key is nested too deep"),
+        (f'description = "{"many words. " * 1000}"\nextends = "cbml/digit"\n', "no recipe 'cbml/digit'"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_recipes(write(tmp_path, text), check=False)
+        assert len(str(caught.value)) <= 600
+    for override, message in (
+        (f"{deep}=1", r"^--set a.a.a.*: nested too deep; wanted a key of few parts"),
+        (f"loss={{{deep}=1}}", r"^--set loss={a.a.a.*: nested too deep; wanted a key of few parts"),
+        (f"schedule.epochs={2**62}", rf"epochs: found {2**62}; .* less than or equal to 1000000000$"),
+        (f"sampler.batch_size={2**62}", "less than or equal to 1000000000"),
+        (f"data.workers={2**62}", "less than or equal to 1000000000"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_recipes("cbml/digits", [override], check=False)
+        assert len(str(caught.value)) <= 600
+
+
+def test_another_data_set_keeps_how_images_are_read(tmp_path):
+    data = 'data = { workers = 2, unreadable = "skip", labels = "clusters", pseudo = { clusters = 7 } }'
+    parent = write(tmp_path, f'extends = "cbml/digits"\n{data}\n', "parent.toml")
+    child = write(tmp_path, 'extends = "parent.toml"\n[data]\nname = "digits-unseen"\n', "child.toml")
+    for recipe in (one(child), one(parent, "data.name=digits-unseen")):
+        assert recipe.data.name == "digits-unseen"
+        assert (recipe.data.workers, recipe.data.unreadable) == (2, "skip")
+        assert (recipe.data.labels, recipe.data.pseudo.clusters) == ("clusters", 7)
+
+
 def test_what_a_choice_extends_leaves_the_recipes_own_origins(tmp_path):
     write(tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\noptimizer = "program"\n', "other.toml")
     sweep = '[sweep.data.other]\nextends = "other.toml"\n[sweep.data.own]\n[sweep.rows.a]\nloss = { epsilon = 0.2 }\n'

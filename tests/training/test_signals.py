@@ -3,7 +3,9 @@
 import os
 import pkgutil
 import signal
+import sys
 import threading
+import time
 
 import pytest
 
@@ -43,6 +45,25 @@ def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
         with pytest.raises(StoppedError, match="at once; what the last checkpoint does not have is lost"):
             send(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+class Dropping:
+    """An object in whose deletion a signal arrives: Python drops errors there."""
+
+    def __del__(self):
+        send()
+
+
+def test_a_signal_inside_of_a_callback_is_not_lost(capfd):
+    def work():
+        Dropping()
+        time.sleep(10)  # the signal ends it
+
+    before = sys.unraisablehook
+    with signals.listening(), pytest.raises(StoppedError, match=r"^stopped by SIGTERM$"):
+        work()
+    assert sys.unraisablehook is before
+    assert "Exception ignored" not in capfd.readouterr().err
 
 
 def test_what_nohup_ignores_stays_ignored(monkeypatch):

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from pml_ext.cli.app import app_for
 from pml_ext.errors import ConfigError
+from pml_ext.recipe import load_recipes, reported_phases
 from pml_ext.training.launch import execute
 from pml_ext_compare import running
 from pml_ext_compare.executors import Executor, do
@@ -65,13 +66,16 @@ def test_only_missing_runs_are_done_and_folders_count(recipe, tmp_path, counted)
     same.write_text('extends = "one.toml"\n')
     result = compare(recipe, same, "--out", tmp_path / "third", "--set", "sampler.iterations=1")
     assert counted[3:] == ["seed-0"]  # two recipes of the same settings are one row
-    assert "seed 0 is done: 1 of 1 runs" in result.stderr
+    assert "seed 0 has ended: 1 of 1 runs" in result.stderr
 
 
 @pytest.mark.usefixtures("without_report")
 def test_a_failing_run_stands_in_the_table_and_ends_no_other(recipe, tmp_path):
-    failed = compare(recipe, "pml/multi-similarity/frozen", "--out", tmp_path / "out", "--set", "model.init=x")
+    failed = compare(recipe, "--out", tmp_path / "out", "--seeds", 2, "--set", "model.init=x")
     assert failed.exit_code != 0  # both fail: nothing to compare
+    assert "has no finished run; " in str(failed.exception)
+    assert "seed 0: model.init: x is no finished run" in str(failed.exception)
+    assert "--phase" not in str(failed.exception)
     bad = tmp_path / "bad.toml"
     bad.write_text('extends = "one.toml"\nmodel = { init = "nowhere" }\n')
     result = compare(bad, recipe, "--out", tmp_path / "out", "--json")
@@ -138,3 +142,19 @@ def test_recipes_of_a_table_and_what_is_refused(tmp_path):
         (["cbml/digits", "--out", tmp_path, "--save-recipe"], "--save-recipe goes with --tune TRIALS"),
     ):
         assert text in str(compare(*words).exception)
+
+
+def test_unknown_metrics_and_phases_end_before_training(recipe, tmp_path, counted):
+    small = ["evaluation.recall_at=[1, 3]", "evaluation.baselines=true"]
+    settings = [word for setting in small for word in ("--set", setting)]
+    for words, text in (
+        (["--metric", "nosuch"], "--metric nosuch: the recipes' runs have recall_at_1, recall_at_3, "),
+        (["--phase", "nosuch"], "--phase nosuch: the recipes' runs have after, raw, before"),
+        (["--phase", "learned_metric"], "--phase learned_metric: the recipes' runs have after, raw, before"),
+        (["--phase", "frozen"], "--phase frozen: the recipes' runs have after, raw, before"),
+        (["--baseline", "other"], "--baseline other: no row has the name 'other'; rows: "),
+    ):
+        assert text in str(compare(recipe, "--out", tmp_path / "out", *settings, *words).exception)
+    assert counted == []
+    (learned,) = load_recipes("pddm/digits").values()
+    assert reported_phases(learned) == ["after", "training", "raw", "before", "learned_metric", "shortlist"]

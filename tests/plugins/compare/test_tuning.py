@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pml_ext.cli.app import app_for
-from pml_ext.errors import ConfigError, StoppedError
+from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext.recipe import load_recipes, ranges_of
 from pml_ext.training import evaluation, run
 from pml_ext_compare.executors import Executor, Processes, do
@@ -132,3 +132,42 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
     assert marks == {0: [], 2: [f"trials: 2 (0 in {both['differences_from']})"]}
     with pytest.raises(ConfigError, match=r"cbml/digits has no \[tune\] table"):
         studies_of("cbml/digits", out, 2)
+
+
+def test_a_setting_wrong_for_every_trial_ends_all(recipe, tmp_path):
+    wrong = ["sampler={name='pml/m-per-class', m=2, batch_size=40}"]  # of four classes
+    (study,) = studies_of(recipe, tmp_path, trials=9, overrides=wrong)
+    jobs, said = trial_jobs([study], "cpu", None), []
+    text = "one.toml: sampler: found batch_size = 40; .* sampler.batch_size=8"
+    for _ in range(2):  # the command says it again
+        with pytest.raises(ConfigError, match=text):
+            do(jobs, Executor(), lambda job, text: said.append(text))
+    assert states(study) == ["RUNNING"]
+    assert [text for text in said if isinstance(text, str)] == []
+
+
+def test_values_wrong_for_one_trial_count_as_a_trial(recipe, tmp_path):
+    ranges = '"sampler.m" = { choices = [2, 3] }'  # three do not divide a batch of four
+    text = SMALL.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
+    (tmp_path / "one.toml").write_text(text.replace("low = 0.2, high = 2.0", "low = 0.0, high = 0.2"))
+    (study,) = studies_of(recipe, tmp_path, trials=4)
+    assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+    assert states(study)[0] == "COMPLETE"
+    assert "FAIL" in states(study)
+
+
+def test_a_journal_cut_in_its_last_line_keeps_the_others(recipe, tmp_path):
+    (study,) = studies_of(recipe, tmp_path, trials=2)
+    assert do(trial_jobs([study], "cpu", None)[:1], Executor(), SILENT) == {}
+    assert states(study) == ["COMPLETE"]
+    journal = study.place / "journal.log"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + whole.splitlines()[-1][:-5])
+    with pytest.warns(UserWarning, match=r"journal.log: its last line was incomplete and is dropped"):
+        assert states(study) == ["COMPLETE"]
+    assert journal.read_bytes().startswith(whole + b"{")
+    assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+    assert len(states(study)) == 2
+    journal.write_bytes(b"no journal\n" + whole)
+    with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it, and the trials begin anew"):
+        study.optuna_study()
