@@ -16,6 +16,8 @@ except PackageNotFoundError:  # the sources are on the path but not installed, s
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return _names_without_modules()
     if name.startswith("_"):
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}")
     from .registry.lazy import imported, imports_of_plugins, own_imports
@@ -34,6 +36,15 @@ def __getattr__(name: str) -> Any:
         return registry.find("class", name)[1].cls
     except UnknownNameError as error:
         raise AttributeError(f"module 'pml_ext' has no attribute {name!r}: {error}") from None
+
+
+def _names_without_modules() -> list[str]:
+    """Return the names that ``from pml_ext import *`` imports: classes and functions, and no modules."""
+    from . import registry
+    from .registry.lazy import own_imports
+
+    own = [name for name, origin in own_imports("pml_ext").items() if origin != f"pml_ext.{name}"]
+    return sorted({*own, *registry.class_names()})
 
 
 def __dir__() -> list[str]:

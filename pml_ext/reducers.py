@@ -36,6 +36,14 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
 # PML's reducers that can be computed from row sums of a matrix of elements.
 _OF_SUMS = (reducers.MeanReducer, reducers.SumReducer, reducers.AvgNonZeroReducer, reducers.ThresholdReducer)
 
+# PML's reducers that average, weight or choose single values.
+_OF_SINGLE_VALUES = (
+    reducers.MeanReducer,
+    reducers.ThresholdReducer,  # and its subclass AvgNonZeroReducer
+    reducers.PerAnchorReducer,
+    reducers.ClassWeightedReducer,
+)
+
 
 def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
     """Return the reducer of a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
@@ -49,6 +57,18 @@ def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:
     if type(reducer) is reducers.PerAnchorReducer:
         return pairs and reducer.aggregation_func is per_anchor_mean and takes_row_sums(reducer.reducer, pairs)
     return type(reducer) in (SumOverDivisorReducer, *_OF_SUMS)
+
+
+def require_sums(owner: object, reducer: BaseReducer) -> None:
+    """Raise ValueError if a reducer of PML would take the sums over each pair's triplets for single values."""
+    stated = reducer_of(reducer, "loss")
+    if isinstance(stated, _OF_SINGLE_VALUES) and not isinstance(stated, reducers.SumReducer):  # a MeanReducer in PML
+        name = type(owner).__name__
+        raise ValueError(
+            f"{name} lists no triplets and gives its reducer the sum over each pair's triplets, which a "
+            f"{type(stated).__name__} would take for single values; leave out reducer for {name}'s mean over triplets, "
+            "take a SumReducer, or pass triplets as indices_tuple"
+        )
 
 
 def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,9 @@ import torch
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.losses import TripletMarginLoss
 
-from pml_ext.distances import EuclideanDistance
+from pml_ext import MahalanobisDistance
+from pml_ext.distances import EuclideanDistance, GramCosineSimilarity
+from pml_ext.pairwise import normalize
 
 
 @pytest.mark.parametrize("power", [1, 2, 3.5])
@@ -20,3 +22,19 @@ def test_euclidean_distance_has_pmls_power(power):
     torch.testing.assert_close(*pairs)
     torch.testing.assert_close(x.grad, twin.grad)
     assert ours.power == power
+
+
+@pytest.mark.parametrize("distance", [GramCosineSimilarity(), EuclideanDistance(), MahalanobisDistance(8)])
+def test_a_zero_row_of_float16_gives_no_nan(distance):
+    """The least length that a row is divided by, 1e-12, is 0 in float16."""
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).half()
+    x[1] = 0
+    x[2] = 60000  # whose length is infinite in float16
+    x.requires_grad_()
+    for references in (None, x.detach().clone()):
+        matrix = distance(x, references)
+        wanted = distance(x.float(), None if references is None else references.float())
+        torch.testing.assert_close(matrix.float(), wanted, rtol=0, atol=5e-2)
+        (gradient,) = torch.autograd.grad(matrix.sum(), x)
+        assert gradient.isfinite().all()
+    assert distance.pairwise_distance(normalize(x), normalize(x)).isfinite().all()

@@ -23,3 +23,11 @@ def test_the_stub_lists_every_public_name():
     assert not classes - names, "add these to pml_ext/__init__.pyi"
     assert names | {"__version__"} == set(dir(pml_ext)) - (set(registry.class_names()) - classes)
     assert not [node for node in STUB.body if isinstance(node, ast.FunctionDef) and node.name == "__getattr__"]
+
+
+def test_a_star_imports_classes_and_functions():
+    names = {}
+    exec("from pml_ext import *", names)
+    assert {"CBMLLoss", "Relation", "RetrievalAccuracyCalculator", "load_run", "register"} <= names.keys()
+    assert names["CBMLLoss"] is pml_ext.CBMLLoss
+    assert not {"cli", "data", "testing", "samplers"} & names.keys()

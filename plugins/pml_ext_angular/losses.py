@@ -220,13 +220,16 @@ class AngularTripletLoss(_AngularLoss):
     With an ``indices_tuple`` of triplets, the reducer gets one value per listed triplet (``"triplet"``). Otherwise the
     loss covers all triplets of the batch, or of the tuple's pairs, without listing them. The reducer then gets the sum
     over each pair's negatives (``"pos_pair"``), and the number of triplets as ``divisor``. The default reducer divides
-    by it, which gives the mean with zeros counted; any other reducer reduces the sums. ``collect_stats`` records the
-    average angle at the negative (``average_angle``) and the share of triplets above alpha (``over_alpha``).
+    by it, which gives the mean with zeros counted. PML's reducers of single values, such as ``AvgNonZeroReducer``, are
+    then refused; any other reducer reduces the sums. ``collect_stats`` records the average angle at the negative
+    (``average_angle``) and the share of triplets above alpha (``over_alpha``).
 
     *Cost:* one product of ``B x D x R`` and ``P x R`` for P pairs, in tiles; memory ``B x R``.
 
     Settings, errors and source are those of :class:`AngularLoss`.
     """
+
+    sums_triplets = True
 
     def takes_all_places(self, rows: int, alone: bool) -> bool | None:
         """Return False: the hinge must be summed over the negatives of each pair separately."""

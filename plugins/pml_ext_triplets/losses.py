@@ -44,8 +44,9 @@ class BatchAllTripletLoss(PairLoss):
     The paper calls it batch-hard; elsewhere it is "batch all" averaged over the non-zero terms.
 
     The reducer gets one value per ordered pair (a, p), the sum over the pair's negatives in S. The default reducer
-    divides the total by ``divisor``, the size of S; any other reducer reduces the pair sums. With an ``indices_tuple``
-    of triplets, there is one value per triplet with a valid positive, 0 outside S. Listed pairs restrict the pairs.
+    divides the total by ``divisor``, the size of S. PML's reducers of single values, such as ``MeanReducer``, are
+    refused in a call; any other reducer reduces the pair sums. With an ``indices_tuple`` of triplets, there is one
+    value per triplet with a valid positive, 0 outside S, and any reducer fits. Listed pairs restrict the pairs.
     ``collect_stats`` records ``violating``, the share of triplets in S.
 
     *Cost:* one product of ``B x D x R`` forward and one backward, and a few passes over ``B x R`` for each positive of
@@ -78,6 +79,7 @@ class BatchAllTripletLoss(PairLoss):
     nearer = "smaller"
     recorded = ("violating",)
     tiles = "classes"
+    sums_triplets = True
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, unknown
-from ..pairwise import Hierarchy, Relation
+from ..pairwise import Hierarchy, NegativesOnly, Relation
 from ..pml import EQUALITY, AccuracyCalculator
 from .clustering import kmeans
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of, relevant_counts
@@ -178,7 +178,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
         Args:
             query: embeddings of the queries, ``[N, D]``, tensor or array.
-            query_labels: integers, ``[N]``, or labels in a form that the relation accepts.
+            query_labels: integers, ``[N]`` or ``[N, 1]``, or labels in a form that the relation accepts.
             reference: embeddings of the gallery, ``[R, D]``; None for the queries themselves.
             reference_labels: labels of the gallery, ``[R]``.
             ref_includes_query: whether the gallery's first N rows are the queries; each query then skips its own row.
@@ -188,15 +188,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
-        query, query_labels = self._points(query, query_labels)
+        query, query_labels = self._points("query", query, query_labels)
         if reference is None:
             reference, reference_labels, ref_includes_query = query, query_labels, True
         else:
-            reference, reference_labels = self._points(reference, reference_labels)
+            reference, reference_labels = self._points("reference", reference, reference_labels)
             first, first_labels = reference[: len(query)], reference_labels[: len(query)]
-            if ref_includes_query and not (
-                torch.equal(query_labels, first_labels) and torch.allclose(query, first, equal_nan=True)
-            ):
+            if ref_includes_query and not (torch.equal(query_labels, first_labels) and torch.allclose(query, first)):
                 raise ValueError(
                     f"with ref_includes_query, a gallery must begin with all {len(query)} queries and their labels"
                 )
@@ -224,15 +222,34 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise PluginError(f"the metric {name!r} of a plugin failed: {one_line(error)}") from error
         return Evaluation(accuracies, relevant, *(each[:, :keep] for each in kept))
 
-    def _points(self, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
+    def _points(self, name: str, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
+        """Return embeddings in float32 and their labels; ValueError if they are not finite or do not fit."""
         points = torch.as_tensor(points, device=self.device).detach().float()
+        bad_rows = int((~points.isfinite().all(-1)).sum())
+        if bad_rows:
+            raise ValueError(
+                f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
+            )
         if self.relation is not None:
-            return points, self.relation.tensor(labels, len(points), self.device)
+            if self.relation.places is not None or isinstance(self.relation, NegativesOnly):
+                labels = _without_column(labels)
+            labels = self.relation.tensor(labels, len(points), self.device)
+            self.relation.matrix(labels[:1], labels[:1])  # ValueError for weights of a wrong shape
+            return points, labels
         labels = torch.as_tensor(labels, device=self.device)
         if len(points) != len(labels):
             raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
         if self.label_comparison_fn is not EQUALITY:
-            return points, labels.float()  # PML passes float labels to a label_comparison_fn
+            labels = labels.float()  # PML passes float labels to a label_comparison_fn
+            if self.label_comparison_fn(labels[:1], labels[:1]).ndim > 1:  # a function of single labels
+                labels = _without_column(labels)
+            if labels.ndim > 1 and self.label_comparison_fn(labels[:1], labels[:1]).ndim > 1:
+                raise ValueError(
+                    "label_comparison_fn must return one boolean for each pair; for labels of shape "
+                    f"{list(labels.shape)} it compares each column: type (x == y).all(-1), for example"
+                )
+            return points, labels
+        labels = _without_column(labels)
         if labels.ndim > 1:
             raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
         return points, labels
@@ -291,6 +308,13 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 seen_by = gains if metric.graded else of_level.get(metric.level, right)
                 best = ideal[name][rows] if metric.graded else relevant[rows]
                 values[name][rows] = metric.function(seen_by[:, : columns[name]], best)
+        without = int((kept[1][:, :others] < 0).any(1).sum())
+        if without:
+            names = ", ".join(sorted(current - self._own.keys()))
+            raise ValueError(
+                f"the search found fewer than {others} neighbors of {without} of {len(query)} queries, and {names} "
+                "cannot count the missing ones as wrong; take an exact search, or exclude them"
+            )
         for_others = {
             "per_query": values,
             "label_counts": (classes, counts),
@@ -339,6 +363,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if self.return_per_class:
             return class_means(values, labels, counted)[1].tolist() or [math.nan] * len(label_counts[0])
         return mean_of_class_means(values, labels, counted) if self.avg_of_avgs else mean(values, counted)
+
+
+def _without_column(labels: Any) -> Any:
+    """Return labels ``[N, 1]``, as PML's testers give them, as ``[N]``; other labels unchanged."""
+    return labels[:, 0] if getattr(labels, "ndim", 0) == 2 and labels.shape[1] == 1 else labels
 
 
 _SIDES = ("query", "query_labels", "reference", "reference_labels")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import TrainingWarning
+from ..pairwise.batch import describe
 from ..settings import check_count
 from .calling import WrapperCapabilities, call_loss, check_module
 
@@ -31,6 +32,9 @@ class CachedGradients(nn.Module):
         loss: any loss of PML or of ours, or a wrapper around one.
         micro_batch: how many inputs the network gets at a time, at least 1.
         miner: finds the ``indices_tuple``, or None.
+
+    Raises:
+        TypeError: inputs or outputs of the network that are not one tensor, such as a dictionary.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -73,9 +77,14 @@ class MicroBatched(nn.Module):
         self._warned = False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of the whole batch of inputs ``[B, ...]``."""
+        """Return the outputs of the whole batch of inputs ``[B, ...]``; TypeError unless both are tensors."""
+        if not isinstance(inputs, Tensor) or inputs.ndim == 0:
+            raise TypeError(
+                "micro-batches are split from one tensor of inputs of shape (batch size, ...); got "
+                f"{_kind(inputs)}; join or convert the inputs, for example by torch.as_tensor(...)"
+            )
         if len(inputs) <= self.micro_batch:
-            return self.network(inputs)  # type: ignore[no-any-return]
+            return self._outputs(inputs)
         if not self._warned and any(module.training for module in _batch_norms(self.network)):
             self._warned = True
             warnings.warn(
@@ -87,8 +96,22 @@ class MicroBatched(nn.Module):
             )
         contexts = contextlib.nullcontext(), _StatisticsKept(self.network)  # for the forward pass and its recomputation
         parts = torch.split(inputs, self.micro_batch)
-        outputs = [checkpoint(self.network, x, use_reentrant=False, context_fn=lambda: contexts) for x in parts]
+        outputs = [checkpoint(self._outputs, x, use_reentrant=False, context_fn=lambda: contexts) for x in parts]
         return torch.cat(outputs)
+
+    def _outputs(self, inputs: Tensor) -> Tensor:
+        outputs = self.network(inputs)
+        if not isinstance(outputs, Tensor):
+            raise TypeError(
+                "a network in micro-batches must return one tensor of embeddings; got "
+                f"{_kind(outputs)} from {type(self.network).__name__}; wrap it in a module that returns these"
+            )
+        return outputs
+
+
+def _kind(value: Any) -> str:
+    """Describe a value in one line; the text of a dictionary of tensors has many."""
+    return describe(value) if isinstance(value, (Tensor, list, tuple)) else f"a {type(value).__name__}"
 
 
 def _batch_norms(network: nn.Module) -> list[Any]:

@@ -54,8 +54,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     Attributes:
         active: if False, a call gives the plain loss, mined within the batch, and does not change the queue.
-        embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``; ``[memory_size, C]`` for
-            label sets, where the loss has a relation.
+        embedding_memory, label_memory: the queue, ``[memory_size, D]`` and ``[memory_size]``; in the form and
+            dtype of the labels where the loss has a relation, ``[memory_size, C]`` for label sets.
         queue_idx: the row at which the next batch begins; rows before it are filled, or all if ``has_been_filled``.
         curr_batch_idx: the rows that hold the last batch.
 
@@ -211,12 +211,14 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         embeddings = to_full_precision(embeddings)
         self.embedding_memory = self.embedding_memory.to(embeddings.device, embeddings.dtype)
         self.label_memory = self.label_memory.to(embeddings.device)
-        if labels.ndim > 1 and self.filled == 0:
+        if self.filled == 0 and (labels.ndim > 1 or labels.is_floating_point()):
             shape = self.memory_size, *labels.shape[1:]
             self.label_memory = torch.zeros(shape, dtype=labels.dtype, device=embeddings.device)
         if labels.shape[1:] != self.label_memory.shape[1:]:
             kept, given = (list(each.shape[1:]) for each in (self.label_memory, labels))
             raise ValueError(f"the memory keeps labels of shape {kept}, and those of the batch have {given}")
+        if labels.is_floating_point():
+            self.label_memory = self.label_memory.to(torch.promote_types(self.label_memory.dtype, labels.dtype))
         self.curr_batch_idx = (self._cursor + torch.arange(count, device=embeddings.device)) % self.memory_size
         self.embedding_memory[self.curr_batch_idx] = embeddings
         self.label_memory[self.curr_batch_idx] = labels.to(self.label_memory)

@@ -28,7 +28,7 @@ from ..pairwise import (
     tiles_of_rows,
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
-from ..reducers import has_uniform_weights, reduce_uniformly
+from ..reducers import has_uniform_weights, reduce_uniformly, require_sums
 from ..settings import check_tile_size, number_settings, settings_repr
 from .pairs import AllButItself, Pairs, Terms, reduced
 
@@ -69,6 +69,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         tiles: ``"rows"`` if an anchor's value depends only on its own row; ``"classes"`` if it also depends on the rows
             of its class; None if the equation needs the whole matrix.
         graded: whether the equation uses ``pairs.weights``, the weights of positive pairs in a graded relation.
+        sums_triplets: whether values are sums over each pair's triplets, unless triplets are listed. PML's reducers of
+            single values are then refused.
 
     Args:
         tile_size: number of anchors per tile; None chooses it.
@@ -87,6 +89,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     tiles: ClassVar[str | None] = None
     graded: ClassVar[bool] = False
     takes_all_pairs: ClassVar[bool] = True
+    sums_triplets: ClassVar[bool] = False
 
     def __init__(
         self, tile_size: int | None = None, relation: Relation | None = None, **kwargs: Unpack[LossSettings]
@@ -164,6 +167,8 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
         if own is not None:
             indices_tuple = None
+        if self.sums_triplets and (indices_tuple is None or len(indices_tuple) != 3):
+            require_sums(self, self.reducer)
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
         given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related)
         terms = self._dense(given) if size is None else self._in_tiles(size, given)

@@ -101,7 +101,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
     ) -> Any:
         """Return the weighted sum; arguments are those of the loss."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        if self.relation is not None and labels is not None and labels.ndim > 1:  # PML's base refuses label sets
+        if self.relation is not None and labels is not None:  # PML's base takes only integers [B]
             indices_tuple, labels, ref_labels = _Given(labels, indices_tuple, ref_labels), None, None
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
 
@@ -217,6 +217,13 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
 
     def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Any:
         """Return the loss of images ``[B, D]`` and their views, ``ref_emb``, row by row."""
+        for views in (embeddings, ref_emb):
+            if isinstance(views, (list, tuple)):
+                raise TypeError(
+                    f"SelfSupervisedLoss wants two views, embeddings and ref_emb, as one tensor each; got a "
+                    f"{type(views).__name__} of length {len(views)}; for V views, give the loss inside "
+                    "torch.cat(views) and the labels torch.arange(len(views[0])).repeat(V)"
+                )
         check_batch(embeddings)
         check_batch(ref_emb, names=("ref_emb", ""))
         if embeddings.shape != ref_emb.shape:

@@ -35,8 +35,18 @@ class Relation(nn.Module):
         raise NotImplementedError
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the weights of all pairs, ``[T, R]``, of labels ``[T, ...]`` and ``[R, ...]``."""
-        return self.weights(rows[:, None], columns[None])
+        """Return the weights of all pairs, ``[T, R]``, of labels ``[T, ...]`` and ``[R, ...]``.
+
+        ValueError if :meth:`weights` does not return one weight for each pair.
+        """
+        weights = self.weights(rows[:, None], columns[None])
+        if weights.shape != (len(rows), len(columns)):
+            raise ValueError(
+                f"weights of {type(self).__name__} must return one weight for each pair, of shape "
+                f"{(len(rows), len(columns))}; got {tuple(weights.shape)} for labels of shapes {tuple(rows.shape)} and "
+                f"{tuple(columns.shape)}; reduce the labels' own dimensions, for example by .all(-1)"
+            )
+        return weights
 
     def positive(self, x: Tensor, y: Tensor) -> Tensor:
         """Return whether items with labels x and y are positive: PML's ``label_comparison_fn``."""
@@ -45,8 +55,19 @@ class Relation(nn.Module):
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
         """Return the labels of ``count`` items as a tensor; raise TypeError or ValueError if invalid.
 
+        The base takes a tensor or array of any dtype, ``[count, ...]``; one-dimensional integers become int64.
         ``axis``: 0 for the rows of the matrix, 1 for its columns.
         """
+        labels = _from_array(labels)
+        if not isinstance(labels, Tensor) or labels.ndim == 0:
+            name = type(self).__name__
+            raise TypeError(f"{name} wants a tensor of labels of shape ({count}, ...); got {describe(labels)}")
+        if labels.ndim == 1 and not labels.is_floating_point():
+            labels = labels.long()
+        return _counted(labels.to(device), count)
+
+    def _integers(self, labels: Any, count: int, device: torch.device | None) -> Tensor:
+        """Return integer labels ``[count]`` as int64; raise TypeError or ValueError for others."""
         labels = _from_array(labels)
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
             name = type(self).__name__
@@ -117,7 +138,7 @@ class SharedLabel(Relation):
         """Return multi-hot labels ``[count, C]``, booleans, or class indices ``[count]`` with ``sets``."""
         labels = _from_array(labels)
         if self.table is not None:
-            return super().tensor(labels, count, device, axis)
+            return self._integers(labels, count, device)
         if isinstance(labels, Tensor) and labels.ndim == 2:
             return _counted((labels != 0).to(device), count)
         if not isinstance(labels, (list, tuple)) or any(
@@ -215,7 +236,7 @@ class Hierarchy(Relation):
             if unknown := [each for each in given if each not in known]:
                 raise ValueError(f"Hierarchy has no class {'/'.join(unknown[0])!r}; its paths name all classes")
             labels = torch.tensor([known[each] for each in given])
-        return super().tensor(labels, count, device, axis)
+        return self._integers(labels, count, device)
 
     def classes(self, labels: Tensor) -> Tensor | None:
         """Return the ancestors at the level; None where graded."""
@@ -266,7 +287,7 @@ class FromMatrix(Relation):
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
         """Return the rows or columns of the items, ``[count]``."""
         if self.by_label:
-            return super().tensor(labels, count, device, axis)
+            return self._integers(labels, count, device)
         if count != self.values.shape[axis]:
             raise ValueError(
                 f"matrix of FromMatrix has {self.values.shape[axis]} {('rows', 'columns')[axis]}, and the batch or its "
@@ -291,6 +312,10 @@ class NegativesOnly(Relation):
     def __init__(self, unknown: int = -1) -> None:
         super().__init__()
         self.unknown = unknown
+
+    def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return integers ``[count]``."""
+        return self._integers(labels, count, device)
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 for equal known labels, NaN for two unknown ones."""

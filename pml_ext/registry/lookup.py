@@ -229,7 +229,28 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
         if isinstance(value, Mapping) and "name" in value and of in KINDS:
             more = {name: setting for name, setting in value.items() if name != "name"}
             settings[key] = build(value["name"], of, inner, **more)
+    if component.name == "pml/class-weighted" and "weights" in settings:
+        settings["weights"] = _weights_by_label(settings["weights"], context.get("class_labels"))
     return component.cls(**fill_settings(component.cls, context, settings)[0], **settings)
+
+
+def _weights_by_label(weights: Any, class_labels: list[int] | None) -> Any:
+    """Return a list of weights, one for each of the sorted class labels, as a tensor with the labels as indices.
+
+    A list of another length has labels as indices already.
+    """
+    if not isinstance(weights, (list, tuple)):
+        return weights
+    import torch
+
+    if not all(isinstance(weight, (int, float)) for weight in weights):
+        raise ConfigError(f"weights of pml/class-weighted must be numbers, one for each class; got {weights!r}")
+    values = torch.tensor(weights, dtype=torch.float64)
+    if class_labels is None or len(weights) != len(class_labels):
+        return values
+    by_label = torch.zeros(max(class_labels) + 1, dtype=torch.float64)
+    by_label[class_labels] = values
+    return by_label
 
 
 def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) -> None:

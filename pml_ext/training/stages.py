@@ -16,6 +16,7 @@ from ..data import LabeledImages
 from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, num_processes
 from ..errors import ConfigError, PmlExtError, shortened
 from ..evaluation import kmeans
+from ..pml import reducers
 from ..recipe import Recipe, build_loss, loss_context, own_optimizer
 from ..recipe.build import build_optimizer
 from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable
@@ -73,6 +74,8 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
     for table in recipe.all_stages():
         assert table.sampler is not None
         loss, miner = build_loss(table.loss, context)
+        if recipe.data.pseudo is None:
+            _check_class_weights(loss, images.labels)
         loss, miner = loss.to(device), miner.to(device) if miner is not None else None
         if recipe.data.pseudo is None:
             sampler, iterations = build_sampler(table.sampler, images, seed, context.get("relation"))
@@ -92,6 +95,16 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
         stages.append(Stage(table, first, last, loss, miner, *drawn, optimizer, scheduler, trained, mining))
         first = last + 1
     return stages
+
+
+def _check_class_weights(loss: nn.Module, labels: Labels) -> None:
+    """Raise ConfigError unless a reducer with weights of classes has one for each training class."""
+    for module in loss.modules():
+        if isinstance(module, reducers.ClassWeightedReducer) and len(module.weights) != labels.max() + 1:
+            raise ConfigError(
+                f"loss.reducer: weights of pml/class-weighted must be {len(np.unique(labels))} numbers, one for each "
+                f"training class in the order of their labels; got {len(module.weights)}"
+            )
 
 
 def build_optimizers(
@@ -135,6 +148,11 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
             text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
             raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
         return torch.utils.data.RandomSampler(range(len(images))), iterations
+    if table.name == "pml/hierarchical":
+        raise ConfigError(
+            "sampler: pml/hierarchical wants labels of two levels, and a run's images have one class each; type "
+            '--set sampler.name=tree, with [data] relation = "hierarchy"'
+        )
     classes, m = len(np.unique(images.labels)), table.settings.get("m")
     if table.name == "pml/m-per-class" and isinstance(m, int) and m > 0:
         most = max(m, min(table.batch_size, classes * m) // m * m)

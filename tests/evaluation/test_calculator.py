@@ -10,7 +10,7 @@ from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
 from typer.testing import CliRunner
 
-from pml_ext import RetrievalAccuracyCalculator
+from pml_ext import NegativesOnly, RetrievalAccuracyCalculator
 from pml_ext.cli.app import app_for
 from pml_ext.errors import PluginError, PluginWarning
 from pml_ext.evaluation import (
@@ -397,3 +397,65 @@ def test_a_plugins_metric_stands_in_a_run_and_chooses_its_epoch(install_plugin, 
 def test_wrong_settings(settings, message):
     with pytest.raises(ValueError, match=message):
         RetrievalAccuracyCalculator(**settings)
+
+
+class OfASubclass(RetrievalAccuracyCalculator):
+    def requires_knn(self):
+        return [*super().requires_knn(), "nearest_is_right"]
+
+    def calculate_nearest_is_right(self, knn_labels, query_labels, **_):
+        return float((knn_labels[:, 0] == query_labels).float().mean())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("include", [("recall_at_1",), ("NMI",), ("nearest_is_right",)])
+def test_embeddings_that_are_not_finite_are_refused(include, bad):
+    points, labels = data()
+    wrong = points.clone()
+    wrong[3, 1] = wrong[5, 0] = bad
+    calculator = OfASubclass(include=include)
+    with pytest.raises(ValueError, match="2 of 60 rows of query have NaN or infinite values"):
+        calculator.get_accuracy(wrong, labels)
+    with pytest.raises(ValueError, match="2 of 60 rows of reference have NaN"):
+        calculator.get_accuracy(points, labels, wrong, labels)
+
+
+def test_a_subclass_cannot_count_missing_neighbors():
+    """The metric got the label of the gallery's last image."""
+    points, labels = data()
+
+    def search(query, k, reference):
+        distances, indices = default_neighbors().search(query, k, reference)
+        return distances, indices.masked_fill(torch.arange(len(query))[:, None] < 3, -1)
+
+    calculator = OfASubclass(include=("nearest_is_right",), knn_func=NearestNeighbors(search))
+    with pytest.raises(ValueError, match=r"fewer than 60 neighbors of 3 of 60 queries, and nearest_is_right"):
+        calculator.get_accuracy(points, labels, points, labels)
+
+
+@pytest.mark.parametrize("as_given", [torch.as_tensor, np.asarray], ids=["tensor", "array"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"relation": NegativesOnly()}, {"near": True}], ids=["equal", "relation", "fn"]
+)
+def test_labels_of_one_column(settings, as_given):
+    """PML's testers give labels of shape [N, 1]."""
+    points, labels = data()
+    reference, reference_labels = data(40, seed=1)
+    if "near" in settings:
+        settings = {"label_comparison_fn": lambda x, y: (x - y).abs() < 1.5, "exclude": ("NMI", "AMI")}
+    calculator = RetrievalAccuracyCalculator(**settings)
+    columns = as_given(labels[:, None]), as_given(reference_labels[:, None])
+    assert calculator.get_accuracy(points, columns[0]) == calculator.get_accuracy(points, labels)
+    found = calculator.get_accuracy(points, columns[0], reference, columns[1])
+    assert found == calculator.get_accuracy(points, labels, reference, reference_labels)
+    assert found == calculator.get_accuracy(points, labels, reference, columns[1])
+
+
+def test_a_comparison_of_several_columns_says_so():
+    points, labels = data()
+    two = torch.stack([labels, labels], 1)
+    settings = {"exclude": ("NMI", "AMI"), "include": ("recall_at_1",)}
+    first = RetrievalAccuracyCalculator(label_comparison_fn=lambda x, y: x[..., 0] == y[..., 0], **settings)
+    assert first.get_accuracy(points, labels[:, None]) == first.get_accuracy(points, two)
+    with pytest.raises(ValueError, match=r"one boolean for each pair; for labels of shape \[60, 2\]"):
+        RetrievalAccuracyCalculator(label_comparison_fn=lambda x, y: x == y, **settings).get_accuracy(points, two)

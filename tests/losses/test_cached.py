@@ -1,5 +1,6 @@
 """Gradient caching: micro-batches train as the whole batch does."""
 
+import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning.losses import ContrastiveLoss
@@ -95,3 +96,39 @@ def test_inputs_are_no_embeddings():
     with pytest.raises(TypeError, match=r"loss of CachedGradients must be an object .* got 'cbml'"):
         CachedGradients(network(), "cbml", 8)
     assert registry.capabilities(CachedGradients(network(), CBMLLoss(), 8)) == frozenset()
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 64])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"pixels": torch.ones(4, 3), "mask": torch.ones(4, 3)},
+        (torch.ones(4, 3), torch.ones(4, 3)),
+        [torch.ones(3)] * 4,
+        np.ones((4, 3)),
+        torch.tensor(1.0),
+    ],
+    ids=["dict", "tuple", "list", "array", "number"],
+)
+def test_inputs_that_cannot_be_split(inputs, micro_batch):
+    """The length of a dictionary is its number of keys, so that the whole batch went through at once."""
+    step = CachedGradients(nn.Linear(3, 2), ContrastiveLoss(), micro_batch)
+    with pytest.raises(TypeError, match=r"one tensor of inputs of shape \(batch size, ...\); got"):
+        step(inputs, torch.arange(4) // 2)
+
+
+class Returns(nn.Module):
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = outputs
+
+    def forward(self, x):
+        return self.outputs(x)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 64])
+@pytest.mark.parametrize("outputs", [lambda x: {"embeddings": x}, lambda x: (x, x)], ids=["dict", "tuple"])
+def test_outputs_that_are_no_tensor(outputs, micro_batch):
+    step = CachedGradients(Returns(outputs), ContrastiveLoss(), micro_batch)
+    with pytest.raises(TypeError, match="must return one tensor of embeddings; got .* from Returns"):
+        step(torch.ones(4, 3, requires_grad=True), torch.arange(4) // 2)

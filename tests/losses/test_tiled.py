@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners, reducers
+from pytorch_metric_learning.distances import LpDistance
 
 from pml_ext import (
     AngularLoss,
@@ -87,12 +88,22 @@ def agree(one, other, tolerance=1e-11):
         torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)
 
 
+class Above(reducers.BaseReducer):
+    """The mean of the values above 0.1; PML's ThresholdReducer is refused where values are sums."""
+
+    def pos_pair_reduction(self, losses, *_):
+        return losses[losses > 0.1].mean()
+
+    triplet_reduction = pos_pair_reduction
+
+
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_tiles_give_what_the_whole_matrix_gives(name, call):
     """Tiles that do not divide the batch, and larger ones than it; means, and weights that differ."""
     kind, settings = LOSSES[name]
-    for reducer, sizes in ((None, (4, 40)), (reducers.ThresholdReducer(low=0.1), (6,))):
+    above = Above() if kind.sums_triplets else reducers.ThresholdReducer(low=0.1)
+    for reducer, sizes in ((None, (4, 40)), (above, (6,))):
         dense = outcome(kind(reducer=reducer, collect_stats=True, **settings), CALLS[call])
         assert dense[1].abs().max() > 0
         for size in sizes:
@@ -252,3 +263,36 @@ def test_a_large_memory_lists_no_pair():
     memory.add_to_memory(torch.randn(3900, 8), torch.arange(3900) // 4)
     x, labels = torch.randn(64, 8, requires_grad=True), torch.arange(64) // 4
     assert peak_bytes(memory, x, labels) < 64 * 4000 * 8  # of one list of indices
+
+
+OF_SINGLE_VALUES = [
+    reducers.MeanReducer(),
+    reducers.AvgNonZeroReducer(),
+    reducers.ThresholdReducer(low=0.1),
+    reducers.PerAnchorReducer(),
+    reducers.ClassWeightedReducer(torch.ones(100)),
+    reducers.MultipleReducers({"loss": reducers.AvgNonZeroReducer()}),
+]
+
+
+@pytest.mark.parametrize("reducer", OF_SINGLE_VALUES, ids=lambda reducer: type(reducer).__name__)
+@pytest.mark.parametrize("kind", [BatchAllTripletLoss, AngularTripletLoss])
+def test_sums_of_triplets_are_no_single_values(kind, reducer):
+    """BatchAllTripletLoss gave 3.2 with AvgNonZeroReducer where PML's triplet loss gives 0.4."""
+    for call in ("labels", "pairs", "references"):
+        for tile_size in (None, 4):
+            with pytest.raises(ValueError, match=f"{kind.__name__} lists no triplets .*Reducer would take"):
+                kind(reducer=reducer, tile_size=tile_size)(X, LABELS, **CALLS[call])
+
+
+def test_reducers_of_triplets_have_the_meaning_of_pml():
+    ours, theirs = (
+        functools.partial(kind, margin=0.3, distance=LpDistance())
+        for kind in (BatchAllTripletLoss, losses.TripletMarginLoss)
+    )
+    pairs = [ours(), theirs()], [ours(reducer=reducers.SumReducer()), theirs(reducer=reducers.SumReducer())]
+    for ours_loss, theirs_loss in pairs:
+        torch.testing.assert_close(ours_loss(X, LABELS), theirs_loss(X, LABELS))
+    for reducer in (reducers.MeanReducer(), reducers.AvgNonZeroReducer()):
+        call = CALLS["triplets"]
+        torch.testing.assert_close(ours(reducer=reducer)(X, LABELS, **call), theirs(reducer=reducer)(X, LABELS, **call))

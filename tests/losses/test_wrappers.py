@@ -186,6 +186,9 @@ def test_views_that_do_not_fit():
     x, y = views()
     with pytest.raises(ValueError, match=r"one view per image, in its row; got \(10, 4\) embeddings and \(9, 4\)"):
         SelfSupervisedLoss(CBMLLoss())(x, y[:9])
+    for given in ((x, [y, y]), ([x, y, y], x), ((x, y), None)):
+        with pytest.raises(TypeError, match=r"two views, .* as one tensor each; got .* V views.*repeat\(V\)"):
+            SelfSupervisedLoss(CBMLLoss())(*given)
 
 
 @pytest.mark.parametrize("name", ["cbml", "tiled-multi-similarity"])

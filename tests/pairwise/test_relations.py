@@ -123,6 +123,14 @@ X, OF_SETS = points(), CBMLLoss(relation=SharedLabel())
         (lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel(graded=True)), ValueError, "has no weights"),
         (lambda: WithRelation(losses.ArcFaceLoss(3, 4), SharedLabel()), TypeError, "compares no pairs"),
         (lambda: CBMLLoss()(points(), torch.arange(B), relation=FromMatrix(torch.eye(3))), ValueError, "3 rows"),
+        (lambda: Hierarchy(["a/b"]).tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
+        (lambda: NegativesOnly().tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
+        (lambda: Near().tensor([0.5, 1.0], 2), TypeError, r"a tensor of labels of shape \(2, ...\); got a list"),
+        (
+            lambda: CBMLLoss(relation=Near())(X, torch.rand(B, 2)),
+            ValueError,
+            r"one weight for each pair.*\(24, 24, 2\)",
+        ),
     ],
 )
 def test_refusals(make, error, text):
@@ -140,6 +148,20 @@ class Near(Relation):
         return ((x - y).abs() <= 1).float()
 
 
+class NearPlaces(Relation):
+    """Positions in the plane, at most 1 apart."""
+
+    def weights(self, x, y):
+        return ((x - y).norm(dim=-1) <= 1).float()
+
+
+class Times(Near):
+    """Times as floating point numbers, with a check of its own."""
+
+    def tensor(self, labels, count, device=None, axis=0):
+        return torch.as_tensor(labels, device=device).double()
+
+
 TABLE = torch.tensor([[1, 0, math.nan], [0, 1, 1], [math.nan, 1, 0]])
 INTEGERS = torch.arange(B) % 3, torch.arange(18) % 3
 RELATIONS = {  # with labels of a batch and of references
@@ -147,6 +169,8 @@ RELATIONS = {  # with labels of a batch and of references
     "classes": (FromMatrix(TABLE, by_label=True), INTEGERS),
     "unknown": (NegativesOnly(0), INTEGERS),
     "of somebody else": (Near(), INTEGERS),
+    "floats": (Near(), tuple(2.3 * each / 2 for each in INTEGERS)),
+    "positions": (NearPlaces(), tuple(torch.stack([0.7 * each, each % 2], 1) for each in INTEGERS)),
 }
 
 
@@ -358,3 +382,34 @@ def test_on_a_second_device(relation, labels):
         found = loss(x.to(second.device), None if labels is None else labels.to(second.device))
         assert found.device == second.device
         torch.testing.assert_close(found.cpu(), wanted)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["plain", "regularized"])
+@pytest.mark.parametrize(
+    ("relation", "labels"),
+    [
+        (Near(), torch.arange(B) * 0.3),
+        (Times(), torch.arange(B) * 0.3),
+        (NearPlaces(), torch.stack([torch.arange(B) * 0.3, torch.arange(B) % 2], 1)),
+    ],
+    ids=["floats", "tensor of its own", "positions"],
+)
+def test_labels_of_any_form_in_a_memory(relation, labels, wrapped):
+    """A queue of integers cut the fractions off, so that the loss was another one, or 0."""
+    x = points()
+    wanted = value_and_gradient(CBMLLoss(relation=relation), x, labels)
+    loss = CBMLLoss(relation=relation)
+    if wrapped:
+        loss = RegularizedLoss(loss, regularizers.LpRegularizer(), weight=0)
+    memory = CrossBatchMemory(loss, 8, B)
+    assert wanted[0] > 0
+    for _ in range(2):
+        torch.testing.assert_close(value_and_gradient(memory, x, labels), wanted, rtol=1e-9, atol=1e-12)
+    assert torch.equal(memory.label_memory.double(), labels.double())
+
+
+def test_a_memory_of_integers_takes_floats():
+    memory = CrossBatchMemory(CBMLLoss(relation=Near()), 8, 2 * B)
+    memory.add_to_memory(points(), torch.arange(B))
+    memory.add_to_memory(points(1), torch.arange(B) + 0.25)
+    assert torch.equal(memory.label_memory, torch.cat([torch.arange(B), torch.arange(B) + 0.25]))

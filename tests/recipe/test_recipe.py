@@ -4,15 +4,19 @@ from collections.abc import Sequence  # in an annotation that is a text
 from enum import StrEnum
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tomli_w
 import torch
+from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.reducers import ClassWeightedReducer
 
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
-from pml_ext.data import DataSplits
+from pml_ext.data import DataSplits, LabeledImages
 from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.recipe import build_dataset, build_loss, load_recipes, loss_context, origin_of, read_tables, variant_tables
 from pml_ext.recipe.build import merged
+from pml_ext.training.stages import build_stages
 
 
 def one(name: str, *overrides: str):
@@ -90,6 +94,24 @@ def test_a_loss_of_pml_with_classes_takes_the_labels_that_held_out_classes_leave
     plain.load_state_dict(loss.state_dict())
     expected = plain(embeddings, torch.tensor([0, 1, 2, 2, 1, 0]))
     assert loss(embeddings, labels) == loss(embeddings, labels=labels) == expected
+
+
+def test_weights_of_classes_are_a_list_in_a_recipe():
+    """One weight for each training class; labels need not be 0, 1, 2, ..."""
+    table = "loss={name='pml/triplet-margin', reducer={name='pml/class-weighted', weights=[1, 0.5, 3]}}"
+    recipe = one("cbml/digits", table)
+    embeddings = torch.randn(6, recipe.model.embedding_size, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([1, 4, 9, 9, 4, 1])
+    loss, _ = build_loss(recipe.loss, loss_context(recipe, [1, 4, 9]))
+    weights = torch.zeros(10)
+    weights[[1, 4, 9]] = torch.tensor([1, 0.5, 3])
+    theirs = TripletMarginLoss(reducer=ClassWeightedReducer(weights))
+    torch.testing.assert_close(loss(embeddings, labels), theirs(embeddings, labels))
+    images = LabeledImages(torch.zeros(64, 1, 8, 8, dtype=torch.uint8), np.arange(64) % 4, list("abcd"))
+    with pytest.raises(ConfigError, match="must be 4 numbers, one for each training class .* got 3"):
+        build_stages(recipe, images, torch.device("cpu"), 0)
+    with pytest.raises(ConfigError, match="weights of pml/class-weighted must be numbers"):
+        one("cbml/digits", table.replace("0.5", "'0.5'"))
 
 
 def test_a_sweep_over_tables_by_name(tmp_path):

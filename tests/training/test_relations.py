@@ -140,6 +140,9 @@ def test_a_sampler_gets_the_relation():
     recipe = recipe_of("data.relation=hierarchy", "sampler={name='tree', batch_size=8, m=4}")
     with pytest.raises(ConfigError, match="tree"):
         build_sampler(recipe.sampler, some, 0, Hierarchy(names))
+    of_pml = recipe_of("sampler={name='pml/hierarchical', samples_per_class=2, batch_size=8}")
+    with pytest.raises(ConfigError, match="labels of two levels.* --set sampler.name=tree"):
+        build_sampler(of_pml.sampler, some, 0, Hierarchy(names))
 
 
 def test_the_page_runs():
