@@ -40,15 +40,22 @@ def __getattr__(name: str) -> Any:
 
 def _names_without_modules() -> list[str]:
     """Return the names that ``from pml_ext import *`` imports: classes and functions, and no modules."""
-    from . import registry
-    from .registry.lazy import own_imports
+    own = [name for name, origin in _names_of_stub().items() if origin != f"pml_ext.{name}"]
+    return sorted({*own, *_registered()})
 
-    own = [name for name, origin in own_imports("pml_ext").items() if origin != f"pml_ext.{name}"]
-    return sorted({*own, *registry.class_names()})
+
+def _names_of_stub() -> dict[str, str]:
+    """Return the names that ``__init__.pyi`` lists, and where each is from."""
+    from .registry.lazy import imports_of_plugins, own_imports
+
+    return own_imports("pml_ext") | imports_of_plugins("pml_ext")
+
+
+def _registered() -> list[str]:
+    from . import registry
+
+    return [*registry.class_names()]
 
 
 def __dir__() -> list[str]:
-    from . import registry
-    from .registry.lazy import own_imports
-
-    return sorted({"__version__", *own_imports("pml_ext"), *registry.class_names()})
+    return sorted({"__version__", *_names_of_stub(), *_registered()})

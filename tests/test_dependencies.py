@@ -91,12 +91,12 @@ def _requires(name):
 def test_losses_and_wrappers_need_no_extra(bare):
     classes = {"CBMLLoss", "PDDMLoss", "BatchAllTripletLoss", "DensityRegularizer", "HardNegativePoolSampler"}
     wrappers = {"CrossBatchMemory", "DistributedLoss", "RegularizedLoss"}
-    needed = classes | wrappers | {"registry", "plugin", "testing", "benchmark"}
+    needed = classes | wrappers | {"registry", "plugin", "testing", "pml_ext.testing.benchmark"}
     assert {name: bare[name] for name in needed} == dict.fromkeys(needed, "")
 
 
 def test_a_missing_extra_is_named(bare):
-    for name in ("load_run", "experiment", "retrieval", "pml_ext.evaluation.figures"):
+    for name in ("load_run", "training", "pml_ext.evaluation.figures"):
         text = r"MissingExtraError: .* needs the package '[\w.]+', which is not installed\. Type: pip install "
         assert re.fullmatch(text + r'"pml-ext\[train\]"', bare[name]), f"{name}: {bare[name]}"
     assert {name: text for name, text in bare.items() if text and not text.startswith("MissingExtraError: ")} == {}

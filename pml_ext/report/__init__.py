@@ -12,16 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
-import jinja2
 import numpy as np
-import tomli_w
 import torch
-from markupsafe import Markup
-from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
-from ..errors import ConfigError, UnknownNameError, one_line
+from ..errors import ConfigError, UnknownNameError, needs_extra, one_line
 from ..evaluation import Evaluation, figures
 from ..evaluation.fonts import short_name
 from ..evaluation.metrics import metrics_of
@@ -33,6 +28,13 @@ from ..training.evaluation import confusions, counts, nearest, recall_by_class
 from ..training.records import CURVE, VALIDATION, Series, loss_series, metric_series
 from ..training.stages import Stages
 from ..training.view import View
+
+with needs_extra("train", "a report"):
+    import jinja2
+    import tomli_w
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+    from PIL import Image
 
 PHASES = {
     "raw": "raw pixels",

@@ -56,21 +56,21 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
 @pytest.mark.parametrize(("kind", "count"), [("cuda", 2), ("mps", 1), ("xpu", 2)])
 def test_a_checkpoint_has_the_random_numbers_of_every_accelerator(monkeypatch, kind, count):
     """torch.mps has one generator and no list of them; torch.cuda and torch.xpu have one for each device."""
-    generators = [torch.Generator().manual_seed(number) for number in range(count)]
-    first, module = generators[0], SimpleNamespace(device_count=lambda: len(generators))
+    fakes = [torch.Generator().manual_seed(number) for number in range(count)]
+    first, module = fakes[0], SimpleNamespace(device_count=lambda: len(fakes))
     if kind == "mps":
         module.get_rng_state, module.set_rng_state = first.get_state, first.set_state
     else:
-        module.get_rng_state_all = lambda: [each.get_state() for each in generators]
-        module.set_rng_state_all = lambda states: [g.set_state(s) for g, s in zip(generators, states, strict=True)]
+        module.get_rng_state_all = lambda: [each.get_state() for each in fakes]
+        module.set_rng_state_all = lambda states: [g.set_state(s) for g, s in zip(fakes, states, strict=True)]
     monkeypatch.setattr(generators, "accelerator", lambda: kind)
     monkeypatch.setattr(torch, kind, module)
     state = checkpoint.random_state()
-    drawn = [torch.rand(3, generator=each) for each in generators]
+    drawn = [torch.rand(3, generator=each) for each in fakes]
     for left in (count, 1):  # resumed there, and on a machine with one accelerator
-        del generators[left:]
+        del fakes[left:]
         checkpoint.set_random_state(state)
-        assert all(torch.equal(torch.rand(3, generator=g), d) for g, d in zip(generators, drawn, strict=False))
+        assert all(torch.equal(torch.rand(3, generator=g), d) for g, d in zip(fakes, drawn, strict=False))
 
 
 def test_a_checkpoint_of_an_accelerator_goes_on_without_one(monkeypatch):

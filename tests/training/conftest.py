@@ -2,6 +2,8 @@
 
 import pytest
 
+from ..plugins.search.conftest import folder  # noqa: F401 (a fixture)
+
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):

@@ -111,7 +111,7 @@ def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
     assert (tmp_path / "model.onnx").read_text() == "somebody's own"
 
 
-def test_the_command_says_how_far_a_graph_is_from_the_network(command, runs, tmp_path, monkeypatch):
+def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, runs, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
 
     def write(path, network, images):
@@ -120,14 +120,14 @@ def test_the_command_says_how_far_a_graph_is_from_the_network(command, runs, tmp
         return 2e-7
 
     monkeypatch.setattr(export, "write_onnx", write)
-    done = command("export", runs[0], "-o", tmp_path / "out", "--onnx")
+    done = pml_ext_command("export", runs[0], "-o", tmp_path / "out", "--onnx")
     assert (done.returncode, done.stderr) == (0, "")
     assert "model.onnx: embeddings differ from the network's by 2.0e-07 at most" in done.stdout
-    done = command("export", runs[0], "-o", tmp_path / "out", "--json")
+    done = pml_ext_command("export", runs[0], "-o", tmp_path / "out", "--json")
     assert [file["file"] for file in json.loads(done.stdout)["files"]] == ["model.safetensors"]
     assert not (tmp_path / "out" / "model.onnx").exists()  # of the earlier export
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    done = command("export", runs[0], "-o", tmp_path / "other", "--onnx")
+    done = pml_ext_command("export", runs[0], "-o", tmp_path / "other", "--onnx")
     assert done.returncode == 2
     assert 'pip install "pml-ext[onnx]"' in done.stderr
     assert not (tmp_path / "other").exists()
