@@ -1,9 +1,5 @@
 """Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training."""
 
-from ..registry.lazy import require_packages
-
-require_packages(("pydantic",), "train", "recipes")
-
 from .build import build_dataset as build_dataset
 from .build import build_loss as build_loss
 from .build import build_network as build_network

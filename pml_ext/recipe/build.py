@@ -11,10 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
 from .. import registry
-from ..errors import ConfigError, DataError, PmlExtError, shortened, unknown
+from ..errors import ConfigError, DataError, PmlExtError, needs_extra, shortened, unknown
 from ..registry import BuildContext
 from ..registry.components import KINDS
 from .schema import (
@@ -29,6 +27,9 @@ from .schema import (
     problem_of,
     unknown_key,
 )
+
+with needs_extra("train", "a recipe"):
+    from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does not import torch
     import torch

@@ -15,14 +15,15 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from .. import registry
-from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, shortened, unknown
+from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, needs_extra, shortened, unknown
 from ..files import toml_value
 from .build import check_names, merged, nested
 from .papers import PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
+
+with needs_extra("train", "a recipe"):
+    from pydantic import ValidationError
 
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
 _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table

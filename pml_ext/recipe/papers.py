@@ -11,12 +11,13 @@ from fnmatch import fnmatchcase
 from importlib.resources.abc import Traversable
 from typing import Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationError, model_validator
-
 from .. import registry
-from ..errors import ConfigError, PluginWarning, UnknownNameError, shortened, unknown
+from ..errors import ConfigError, PluginWarning, UnknownNameError, needs_extra, shortened, unknown
 from .build import located
 from .schema import PaperTable, Table, problem_of
+
+with needs_extra("train", "a recipe"):
+    from pydantic import Field, ValidationError, model_validator
 
 _METRICS = {"NMI": "nmi", "F1": "f1", "MAP@R": "map_at_r"}
 Cell = str | int | float

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
 from .. import registry
-from ..errors import unknown
+from ..errors import needs_extra, unknown
+
+with needs_extra("train", "a recipe"):
+    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
