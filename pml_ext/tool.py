@@ -84,11 +84,13 @@ if TYPE_CHECKING:
     from .files import locked_folder as locked_folder
     from .files import read_json as read_json
     from .files import read_toml as read_toml
+    from .files import reading as reading
     from .files import write_atomically as write_atomically
     from .files import write_json as write_json
     from .files import write_text as write_text
     from .files import writing as writing
     from .files.checksums import check_unchanged as check_unchanged
+    from .files.checksums import how_to_redo as how_to_redo
     from .files.checksums import sha256_of as sha256_of
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
@@ -129,6 +131,7 @@ if TYPE_CHECKING:
     from .training.launch import QUICK as QUICK
     from .training.launch import Plan as Plan
     from .training.launch import execute as execute
+    from .training.launch import is_finished as is_finished
     from .training.launch import locked as locked
     from .training.launch import read_metrics as read_metrics
     from .training.launch import spread as spread

@@ -280,7 +280,7 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
                 attempts[job] += result.died
                 if result.stopped and not stopped:
                     raise signals.stopped(result.stopped, "with a checkpoint; go on with the same command")
-                if result.stopped:
+                if result.stopped or (result.died and stopped):  # by the signal, perhaps before it could handle it
                     continue
                 if result.useless:
                     raise ConfigError(result.error)

@@ -188,6 +188,7 @@ def _queries(
             recipe = load_recipe(str(folder / "recipe.toml"))
             view = View(recipe, folder, seed, device, data)
             state = checkpoint.load(view.checkpoint("model"), view.device, view.identity)
+            view.check_listing(state.get("listing"))
             view.trunk.load_state_dict(state["trunk"])
             view.embedder.load_state_dict(state["embedder"])
             searched = nearest(view, view.queries)

@@ -19,6 +19,7 @@ from pml_ext.tool import (
     Silence,
     __version__,
     execute,
+    is_finished,
     load_recipes,
     locked_folder,
     plugins_in,
@@ -172,7 +173,7 @@ def rows_of(
             own.runs.setdefault(plan.seed, {})[fold] = run
         elif (key := (id(own), plan.seed, fold)) not in planned:
             planned[key] = plan.folder
-            if not (plan.folder / METRICS).exists():
+            if not is_finished(plan.folder):
                 jobs[RunJob(plan, device, data)] = own
     begin(len(jobs))
     for job, error in do(jobs, executor, on_progress).items():

@@ -27,11 +27,13 @@ from pml_ext.tool import (
     check_unchanged,
     checkpoint,
     choose_device,
+    how_to_redo,
     load_recipe,
     loss_context,
     one_line,
     read_json,
     read_toml,
+    reading,
     registry,
     sha256_of,
     shortened,
@@ -95,15 +97,18 @@ class TrainedRun:
         self.folder, self.device = folder, torch.device(device)
         for name in ("recipe.toml", "network.json", _WEIGHTS):
             if not (folder / name).is_file():
-                drawn = name == "network.json" and (folder / "metrics.json").is_file()
-                again = "report" if drawn else "train RECIPE --out"
-                raise DataError(f"{folder}: no finished run (no {name} in it); type: pml-ext {again} {folder}")
+                if (folder / "metrics.json").is_file():
+                    raise DataError(f"{folder / name} is gone; {how_to_redo(folder, name)}")
+                raise DataError(
+                    f"{folder}: no finished run (no {name} in it); type: pml-ext train RECIPE --out {folder}"
+                )
         self.recipe = self._read_recipe()
         try:
             self._facts = NetworkFacts.model_validate(read_json(folder / "network.json"))
         except (DamagedError, ValidationError) as error:
             raise self._damaged("network.json", error) from None
-        digest = sha256_of(folder / _WEIGHTS)
+        with reading(folder / _WEIGHTS):
+            digest = sha256_of(folder / _WEIGHTS)
         state = checkpoint.load(folder / _WEIGHTS, self.device, digest=digest)
         for name in ("recipe.toml", "network.json"):
             check_unchanged(folder, name)
@@ -143,12 +148,8 @@ class TrainedRun:
         return load_recipe(str(self.folder / "recipe.toml"))
 
     def _damaged(self, name: str, error: Exception) -> DataError:
-        recipe = "RECIPE" if name == "recipe.toml" else shlex.quote(str(self.folder / "recipe.toml"))
-        return DataError(
-            f"{self.folder / name}: empty, cut or of another run ({shortened(one_line(error), 200)}); delete "
-            f"{self.folder / 'metrics.json'} and type: pml-ext train {recipe} --out {shlex.quote(str(self.folder))} "
-            "--resume"
-        )
+        reason = f"empty, cut or of another run ({shortened(one_line(error), 200)})"
+        return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
 
     @property
     def transform(self) -> Steps:

@@ -5,15 +5,25 @@ Results go to stdout, progress and warnings to stderr. Exit code 0: done; 1: a f
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
 
 from ..errors import ConfigError, MissingExtraError, PmlExtError, StoppedError, needs_extra, printable, shortened
+from .output import Messages
 
 
 def main() -> None:
     """Run the command line: the entry point of ``pml-ext`` and ``python -m pml_ext``."""
+    if sys.stderr is None:  # closed by who started the command
+        _main()
+        return
+    with contextlib.redirect_stderr(Messages(sys.stderr)):
+        _main()
+
+
+def _main() -> None:
     arguments = sys.argv[1:]
     debug = "--debug" in arguments
     if debug:  # accepted before and after the command's name

@@ -19,6 +19,39 @@ WIDE = 1000  # width in columns if stdout is a file or a pipe, so that nothing i
 SECONDS = 10.0  # between two lines of progress without a bar
 
 
+class Messages:
+    """The stream of progress and messages: a full disk, or a reader that is gone, never ends a command.
+
+    After the first failure, messages go nowhere.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        try:
+            self._stream.write(text)
+        except OSError:
+            self._discard()
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._discard()
+
+    def _discard(self) -> None:
+        """Connect the stream with the null device, so that its buffer can be written when the process ends."""
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), self._stream.fileno())
+
+
 def process_number() -> int:
     """Return the rank of this process under ``torchrun``; 0 without torchrun."""
     return int(os.environ.get("RANK", "0"))

@@ -5,6 +5,7 @@ from .writing import final_path as final_path
 from .writing import locked_folder as locked_folder
 from .writing import read_json as read_json
 from .writing import read_toml as read_toml
+from .writing import reading as reading
 from .writing import toml_value as toml_value
 from .writing import write_atomically as write_atomically
 from .writing import write_json as write_json

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from . import final_path, write_atomically, write_text
+from . import final_path, reading, write_atomically, write_text
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
@@ -25,7 +27,8 @@ def sha256_of(path: Path) -> str:
 def read_sums(folder: Path) -> dict[str, str]:
     """Return a folder's checksums by path; none if ``SHA256SUMS`` is missing or damaged."""
     try:
-        text = (folder / SUMS).read_text("utf-8")
+        with reading(folder / SUMS):
+            text = (folder / SUMS).read_text("utf-8")
     except (FileNotFoundError, UnicodeDecodeError):
         return {}
     matches = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
@@ -52,12 +55,16 @@ def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
     write_atomically(folder / name, write, lambda new: _write(folder, {**read_sums(folder), name: sha256_of(new)}))
 
 
-def recover(folder: Path, subfolders: Iterable[str] = ()) -> None:
-    """Finish or undo the file replacements of killed processes in a folder that no other process uses."""
+def recover(folder: Path, written: Iterable[str]) -> None:
+    """Finish or undo the file replacements of killed processes in a folder that no other process uses.
+
+    ``written`` are the files that such processes write, as patterns of paths: ``"records/*.csv"``. Others stay.
+    """
     sums = read_sums(folder)
-    for place in (folder, *(folder / name for name in subfolders)):
-        for temporary in place.glob(".*.tmp"):
-            if (path := final_path(temporary)) is None:
+    for pattern in map(Path, (SUMS, *written)):
+        for temporary in (folder / pattern.parent).glob(f".{pattern.name}.*.tmp"):
+            path = final_path(temporary)
+            if path is None or not fnmatch.fnmatchcase(path.name, pattern.name):
                 continue
             if sums.get(path.relative_to(folder).as_posix()) == sha256_of(temporary):
                 os.replace(temporary, path)
@@ -69,7 +76,13 @@ def changed_files(folder: Path) -> list[str]:
     """Return the files of a folder that differ from their checksums, by path, and ``SHA256SUMS`` if it is damaged."""
     if not (sums := read_sums(folder)):
         return [SUMS] if (folder / SUMS).exists() else []
-    return [name for name in sums if (folder / name).is_file() and sha256_of(folder / name) != sums[name]]
+    changed = []
+    for name, digest in sums.items():
+        path = folder / name
+        with reading(path):
+            if path.is_file() and sha256_of(path) != digest:
+                changed.append(name)
+    return changed
 
 
 def missing_files(folder: Path) -> list[str]:
@@ -86,10 +99,20 @@ def check_unchanged(folder: Path, name: str) -> None:
     """Raise DataError if a run's file differs from its checksum, if it has one."""
     sums = read_sums(folder)
     if not sums and (folder / SUMS).exists():
-        raise DataError(f"{folder / SUMS}: damaged; train with --resume: it is written again")
+        raise DataError(f"{folder / SUMS}: damaged; {how_to_redo(folder, SUMS)}")
     wanted = sums.get(name)
-    if wanted is not None and sha256_of(folder / name) != wanted:
-        raise DataError(
-            f"{folder / name}: not the file that the run wrote, by {folder / SUMS}; put it back, or delete "
-            f"{folder / 'metrics.json'} and train with --resume: it is written again"
-        )
+    with reading(folder / name):
+        differs = wanted is not None and sha256_of(folder / name) != wanted
+    if differs:
+        text = f"{folder / name}: not the file that the run wrote, by {folder / SUMS}"
+        raise DataError(f"{text}; put it back, or {how_to_redo(folder, name)}")
+
+
+def how_to_redo(folder: Path, name: str) -> str:
+    """Return what to do so that a file of a run, missing or damaged, is written again."""
+    again = f"repeat the command that trained it, with --out {shlex.quote(str(folder))} --resume"
+    if name == "metrics.json":
+        return f"delete it and {again}: the run is tested again"
+    if name in ("recipe.toml", "checkpoints/model.pt") or not (folder / "metrics.json").exists():
+        return f"{again}: it is written again"
+    return f"type: pml-ext report {shlex.quote(str(folder))}"

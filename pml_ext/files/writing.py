@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import threading
 import tomllib
 import warnings
@@ -15,7 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..errors import ConfigError, UnwritableError
+from ..errors import ConfigError, DataError, UnwritableError
 
 _TEMPORARY = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
 
@@ -73,6 +74,18 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Convert an OSError into a DataError with the file's path; FileNotFoundError stays as it is."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        remedy = f"type: chmod u+r {shlex.quote(str(path))}" if isinstance(error, PermissionError) else "put it back"
+        raise DataError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from error
+
+
+@contextlib.contextmanager
 def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None]:
     """Create a folder and hold its exclusive lock inside the block.
 
@@ -109,7 +122,8 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; raise :class:`DamagedError` for anything else."""
     try:
-        value = json.loads(path.read_bytes())
+        with reading(path):
+            value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"no JSON: {error}") from None
     if not isinstance(value, dict):
@@ -120,7 +134,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_toml(path: Path, table: str) -> dict[str, Any]:
     """Read tables from TOML; raise :class:`DamagedError` for anything else, or if there is no ``table``."""
     try:
-        value = tomllib.loads(path.read_text("utf-8"))
+        with reading(path):
+            value = tomllib.loads(path.read_text("utf-8"))
     except (ValueError, RecursionError) as error:  # invalid UTF-8 is a ValueError too
         raise DamagedError(f"no TOML: {error}") from None
     if not isinstance(value.get(table), dict):

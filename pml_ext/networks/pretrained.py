@@ -82,7 +82,10 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         places = f"{path}, nor in {torch.hub.get_dir()}/checkpoints"
         raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
     except Exception as error:  # pickle, zip and safetensors raise many types
-        raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({one_line(error)})") from None
+        advises_to_run_code = "weights_only" in str(error)
+        reason = type(error).__name__ if advises_to_run_code else one_line(error)
+        wanted = "wanted tensors alone, as torch.save(model.state_dict(), FILE) or safetensors writes them"
+        raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({reason}); {wanted}") from None
     for name in ("state_dict", "model", "trunk"):  # keys that may contain the weights
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]

@@ -24,6 +24,7 @@ import torch
 
 from .. import __version__
 from ..errors import DataError, PluginWarning, shortened
+from ..files import reading
 from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
 from ..pairwise.generators import generator_states, set_generator_states
 
@@ -66,13 +67,18 @@ def load(
     if not path.is_file():
         raise _refused(path, "no such checkpoint")
     wanted = read_sums(path.parent.parent).get(f"{path.parent.name}/{path.name}")
-    if wanted is not None and (digest or sha256_of(path)) != wanted:
+    with reading(path):
+        differs = wanted is not None and (digest or sha256_of(path)) != wanted
+    if differs:
         raise _refused(path, f"the file is damaged (its checksum is not that in {SUMS})")
     try:
         with torch.serialization.safe_globals(_SAFE):
             state = torch.load(path, map_location=device, weights_only=True)
     except torch.cuda.OutOfMemoryError:
         raise
+    except PermissionError:
+        with reading(path):
+            raise
     except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
     if not isinstance(state, dict) or (of is not None and state.get("of") != of):

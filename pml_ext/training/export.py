@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import html
 import io
+import json
+import shutil
+import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, needs_extra, one_line, shortened
-from ..files import DamagedError, read_json, write_atomically, write_json, write_text
-from ..files.checksums import is_unchanged, sha256_of, write_sums
+from ..files import DamagedError, read_json, write_atomically
+from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
 from ..networks.network import Network
-from ..networks.pretrained import merged_lora
+from ..networks.pretrained import is_file, merged_lora
 from ..recipe import Recipe
 from ..registry.lazy import require_packages
 
@@ -42,13 +47,15 @@ class Normalized(nn.Module):
 def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False) -> None:
     """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and their checksums.
 
-    Without ``onnx``, the graph of an earlier export is removed. A model card that a user has edited is kept.
+    Without ``onnx``, the graph of an earlier export is removed. A model card that a user has edited is kept. Raise
+    ConfigError if the folder has files of these names that no export wrote.
     """
     with needs_extra("train", "export"):
         from safetensors.torch import save_file
     if onnx:
         require_packages(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
     folder.mkdir(parents=True, exist_ok=True)
+    _check_folder(folder, (WEIGHTS, ABOUT, *([ONNX] if onnx else [])))
     seen, model = network.preprocessing, recipe.model
     about: dict[str, Any] = {
         "trunk": {"name": model.trunk.name, **model.trunk.settings},
@@ -62,7 +69,7 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
     }
     whole = Normalized(merged_lora(network.trunk), network.embedder)
     tensors = {name: tensor.cpu().contiguous() for name, tensor in whole.state_dict().items()}
-    write_atomically(folder / WEIGHTS, lambda path: save_file(tensors, path))
+    replace_file(folder, WEIGHTS, lambda path: save_file(tensors, path))
     about["weights"] = {"file": WEIGHTS, "sha256": sha256_of(folder / WEIGHTS)}
     written = [WEIGHTS]
     if onnx:
@@ -70,19 +77,37 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         shape = (COMPARED, seen.channels, seen.image_size, seen.image_size)
         noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
         _, transform = seen.transforms()
-        difference = write_onnx(folder / ONNX, whole, torch.stack([transform(image) for image in noise]))
+        with tempfile.TemporaryDirectory() as place:
+            graph = Path(place) / ONNX
+            difference = write_onnx(graph, whole, torch.stack([transform(image) for image in noise]))
+            replace_file(folder, ONNX, functools.partial(shutil.copyfile, graph))
         about["onnx"] = {"file": ONNX, "sha256": sha256_of(folder / ONNX), "largest_difference": difference}
         written.append(ONNX)
     elif is_unchanged(folder, ONNX):
         (folder / ONNX).unlink()
-    write_json(folder / ABOUT, about)
+    replace_file(folder, ABOUT, lambda path: path.write_text(json.dumps(about, indent=2) + "\n", "utf-8"))
     if (folder / CARD).exists() and not is_unchanged(folder, CARD):
         text = f"{folder / CARD} is none that an export wrote, or was changed since; it is left as it is"
         warnings.warn(text, UserWarning, stacklevel=3)
     else:
-        write_text(folder / CARD, card(run, recipe, about))
+        text = card(run, recipe, about)
+        replace_file(folder, CARD, lambda path: path.write_text(text, "utf-8"))
         written.append(CARD)
     write_sums(folder, sorted([ABOUT, *written]))
+
+
+def _check_folder(folder: Path, names: Iterable[str]) -> None:
+    """Raise ConfigError if a folder has checksums, or files to replace, that are not of an export."""
+    own = (WEIGHTS, ONNX, ABOUT, CARD)
+    listed = read_sums(folder)
+    written_by_export = WEIGHTS in listed and listed.keys() <= {*own}
+    foreign = [SUMS] if (folder / SUMS).exists() and not written_by_export else []
+    if not foreign:
+        recover(folder, own)
+        foreign = [name for name in names if (folder / name).exists() and not is_unchanged(folder, name)]
+    if foreign:
+        files = " and ".join(str(folder / name) for name in foreign)
+        raise ConfigError(f"-o {folder}: no export wrote {files}, or it was changed since; choose another folder")
 
 
 @torch.no_grad()
@@ -130,7 +155,15 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
     template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
     values = {key: measured.get(key) or {} for key in ("after", "before")}
-    values["title"] = measured.get("recipe") or recipe.loss.name
+    values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
+    values["description"] = html.escape(recipe.description, quote=False)
     values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private
-    values["weights"] = recipe.model.trunk.settings.get("weights")
+    weights = recipe.model.trunk.settings.get("weights")
+    values["weights"] = Path(str(weights)).name if is_file(weights) else weights
     return str(template.render(values, about={"onnx": None, **about}, recipe=recipe))
+
+
+def _title(recipe: str) -> str:
+    """Return a recipe's name; for a file, its name without the folder, which is private."""
+    file, dot_toml, variant = recipe.partition(".toml")
+    return Path(file).name + variant if dot_toml else recipe

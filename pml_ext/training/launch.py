@@ -17,12 +17,12 @@ import tomli_w
 
 from ..distributed import from_rank_0, num_processes, process_group, rank
 from ..distributed.devices import choose_device
-from ..errors import ConfigError, DataError, PmlExtError, StoppedError, one_line, printable, shortened
+from ..errors import ConfigError, DataError, PmlExtError, StoppedError, first_of, one_line, printable, shortened
 from ..files import DamagedError, checksums, final_path, locked_folder, read_json, read_toml, write_json
 from ..files.checksums import SUMS
 from ..recipe import Recipe, flat, load_recipe, load_recipes, plugins_in
 from . import signals
-from .run import FILES, METRICS, RECIPE, REPORT, Listener, OnNonfinite, Run
+from .run import FILES, METRICS, RECIPE, REPORT, WRITTEN, Listener, OnNonfinite, Run
 from .trackers import phases_of
 
 Metrics = dict[str, Any]
@@ -83,11 +83,14 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
     if not folder.exists():
         return None
     try:
-        checksums.check_unchanged(folder, RECIPE)
+        _check_unchanged(folder, RECIPE)
         tables = read_toml(folder / RECIPE, "run")
     except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
+        if (folder / LAST).exists() or (folder / METRICS).exists():
+            return None
         own = {*FILES, LOCK, SUMS}
-        if any(path.name not in own and final_path(path) is None for path in folder.iterdir()):
+        names = {getattr(final_path(path), "name", path.name) for path in folder.iterdir()}
+        if names - own:
             raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out") from None
         return None
     if (before := tables.pop("run").get("seed")) != seed:
@@ -108,7 +111,7 @@ def locked(folder: Path) -> Iterator[None]:
     """Create and lock a run's folder, and finish or remove files of a killed process; ConfigError if it is locked."""
     text = f"{folder} is being written by another run; wait for it or stop it, or choose another --out"
     with locked_folder(folder, ConfigError(text)):
-        checksums.recover(folder, ("checkpoints", "figures", "records"))
+        checksums.recover(folder, WRITTEN)
         yield
 
 
@@ -152,9 +155,20 @@ def execute(
         return metrics if again else run.train(resume)  # type: ignore[no-any-return]
 
 
+def _check_unchanged(folder: Path, name: str) -> None:
+    """Raise DataError if a file differs from its checksum; damaged checksums are written again with the report."""
+    if checksums.read_sums(folder):
+        checksums.check_unchanged(folder, name)
+
+
+def is_finished(folder: Path) -> bool:
+    """Return whether a folder has a finished run with all of its files; the checksum of the report is written last."""
+    return (folder / METRICS).exists() and REPORT in checksums.read_sums(folder)
+
+
 def _finished(folder: Path) -> tuple[Metrics, list[str]]:
     """Return the metrics of a finished run, and the names of its missing and damaged files."""
-    checksums.check_unchanged(folder, METRICS)
+    _check_unchanged(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
     damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
     damaged |= {name for name in (SUMS, MODEL) if not (folder / name).exists()}
@@ -173,9 +187,14 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
         if not (folder / name).is_file():
             text = f"{folder}: no finished run (no {name} in it)"
             raise DataError(f"{text}; type: pml-ext train RECIPE --out {folder} --resume")
+    _check_unchanged(folder, RECIPE)
+    try:
+        read_toml(folder / RECIPE, "run")
+    except DamagedError as error:
+        text = f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)})"
+        raise DataError(f"{text}; {checksums.how_to_redo(folder, RECIPE)}") from None
     recipe = load_recipe(str(folder / RECIPE))
     metrics, damaged = _finished(folder)
-    checksums.check_unchanged(folder, RECIPE)
     with locked(folder):
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], device, data, listener)
         run.finish_again(metrics, damaged)
@@ -185,10 +204,13 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
 def read_metrics(path: Path) -> Metrics:
     """Read a ``metrics.json``; raise DataError for a damaged one."""
     try:
-        return read_json(path)
+        metrics = read_json(path)
+        if missing := [name for name in ("recipe", "seed", "after") if name not in metrics]:
+            raise DamagedError(f"no {first_of(missing, 3)} in it")
+        return metrics
     except DamagedError as error:
         text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; delete it and train with --resume: they are measured again") from None
+        raise DataError(f"{text}; {checksums.how_to_redo(path.parent, METRICS)}") from None
 
 
 def train(
@@ -250,7 +272,7 @@ def train(
                         if listener is not None:
                             listener.warn(_FAILURE.format(**failures[-1]))
                 if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
-                    checksums.recover(place)
+                    checksums.recover(place, ["summary.json"])
                     summary: Metrics = {**summarize(results), "failures": failures}
                     write_json(place / "summary.json", {key: value for key, value in summary.items() if value})
         except StoppedError as error:

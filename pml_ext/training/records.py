@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError, MissingExtraError, one_line
+from ..errors import ConfigError, DataError, MissingExtraError, one_line
 from ..files import write_text
 from .engine import Step
 from .trackers import Tracker, of_epochs
@@ -30,6 +30,7 @@ ITERATION = "~iteration~"  # record-keeper's name for the column that counts
 VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
 TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
 _SAVE_SECONDS = 30.0  # interval of writes inside an epoch, to monitor the run
+_LOCK_SECONDS = 60.0  # for which a resumed run waits for another program that reads the database
 
 
 class Records:
@@ -37,7 +38,8 @@ class Records:
 
     Values are kept in memory and written together, at the end of an epoch or after 30 seconds. Rows of an earlier
     process after ``iteration`` and ``epoch``, those of the checkpoint that the run resumes from, are deleted. A tracker
-    that fails is left out from then on, with a warning; it never ends a training.
+    that fails is left out from then on, with a warning; it never ends a training. DataError if the rows of an earlier
+    process cannot be deleted.
 
     ``trackers`` are names and factories, which are called without arguments; ``warn`` is called with a text.
     """
@@ -51,10 +53,12 @@ class Records:
         trackers: Iterable[tuple[str, Callable[[], Tracker]]] = (),
     ) -> None:
         self._folder, self._warn = folder / "records", warn
+        if (self._folder / "logs.db").exists():
+            _delete_rows_after(self._folder / "logs.db", iteration, epoch, warn)
         self._rows: list[tuple[int, Rows]] = []
         self._saved = time.monotonic()
         self._trackers: list[tuple[str, Tracker]] = []
-        own: Callable[[], Tracker] = functools.partial(RecordKeeper, self._folder, iteration, epoch, warn)
+        own: Callable[[], Tracker] = functools.partial(RecordKeeper, self._folder)
         for name, factory in [("records", own), *trackers]:
             with self._errors_as_warnings(name):
                 self._trackers.append((name, factory()))
@@ -104,12 +108,9 @@ class Records:
 class RecordKeeper:
     """Tracker that writes record-keeper's tables, in SQLite."""
 
-    def __init__(self, folder: Path, iteration: int, epoch: int, warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path) -> None:
         from record_keeper import RecordWriter
 
-        self._folder, self._warn, self._database = folder, warn, folder / "logs.db"
-        if self._database.exists():
-            self._delete_rows_after(iteration, epoch)
         self._writer = RecordWriter(str(folder))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -127,24 +128,30 @@ class RecordKeeper:
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
         """Do nothing: all values are written already."""
 
-    def _delete_rows_after(self, iteration: int, epoch: int) -> None:
-        """Delete the rows after a checkpoint; move a damaged database aside."""
-        try:
-            with closing(sqlite3.connect(self._database)) as connection, connection:
-                if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
-                    raise sqlite3.DatabaseError(problem)
-                for table in _tables(connection):
-                    last = 0 if table == TEST else epoch if of_epochs(table) else iteration
-                    connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
-                    connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
-                    if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
-                        connection.execute(f'DROP TABLE "{table}"')
-                    (self._folder / f"{table}.csv").unlink(missing_ok=True)
-        except sqlite3.DatabaseError as error:
-            aside = self._database.with_name("damaged.db")
-            os.replace(self._database, aside)
-            begin = f"it is now {aside.name}, and the records begin with iteration {iteration + 1}"
-            self._warn(f"{self._database} is damaged ({one_line(error)}); {begin}")
+
+def _delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callable[[str], None]) -> None:
+    """Delete the rows after a checkpoint; move a damaged database aside. DataError if the database is in use."""
+    try:
+        with closing(sqlite3.connect(database, timeout=_LOCK_SECONDS)) as connection, connection:
+            if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+                raise sqlite3.DatabaseError(problem)
+            for table in _tables(connection):
+                last = 0 if table == TEST else epoch if of_epochs(table) else iteration
+                connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
+                connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+                if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
+                    connection.execute(f'DROP TABLE "{table}"')
+                (database.parent / f"{table}.csv").unlink(missing_ok=True)
+    except sqlite3.OperationalError as error:  # locked, unreadable or on a full disk, but not damaged
+        raise DataError(
+            f"{database}: the rows after the checkpoint cannot be deleted ({error}); another program, such as a "
+            f"monitor of the run, may hold the file (type: fuser {database}); end it, then repeat the command"
+        ) from None
+    except sqlite3.DatabaseError as error:
+        aside = database.with_name("damaged.db")
+        os.replace(database, aside)
+        begin = f"it is now {aside.name}, and the records begin with iteration {iteration + 1}"
+        warn(f"{database} is damaged ({one_line(error)}); {begin}")
 
 
 def write_csv_files(folder: Path) -> None:

@@ -40,6 +40,8 @@ from .view import View
 METRICS, RECIPE, REPORT = "metrics.json", "recipe.toml", "report.html"
 _NETWORK = "network.json"
 FILES = ("checkpoints", "figures", METRICS, _NETWORK, RECIPE, "records", REPORT, "tensorboard")
+# What processes write under temporary names first.
+WRITTEN = (METRICS, _NETWORK, RECIPE, REPORT, "checkpoints/*.pt", "figures/*.png", "records/*.csv")
 _DERIVED = ("figures/", _NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
 OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, embedding or gradient
 
@@ -194,6 +196,7 @@ class Run(View):
         last, within = self.checkpoint("last"), self.checkpoint("within")
         state, warning = checkpoint.load_to_resume(last, self.device, self.identity) if resume else (None, "")
         if state is not None:
+            self.check_listing(state.get("listing"))
             self._restore(last, state)
             self._warn(warning)
         else:
@@ -216,6 +219,8 @@ class Run(View):
                 self._within = state if state["epoch"] == self.epoch + 1 else None
             except DataError as error:
                 self._warn(str(error))
+        if self._within is not None:
+            self.check_listing(self._within.get("listing"))
         from_rank_0(None)  # all have read the checkpoints
         if self.rank == 0:
             if self._within is None:
@@ -439,12 +444,13 @@ class Run(View):
         *earlier, last = (stage.loss.state_dict() for stage in self.stages)
         networks = {"trunk": self.trunk.state_dict()} if trunk else {}
         networks |= {"embedder": self.embedder.state_dict()}
-        return {**networks, "loss": last, "earlier_losses": earlier, "epoch": self.epoch, "of": self.identity}
+        return {**networks, "loss": last, "earlier_losses": earlier, "epoch": self.epoch, **self._origin()}
 
     def load_model(self, name: str) -> dict[str, Any]:
         """Load the weights of a checkpoint written from :meth:`model_state`, and return the checkpoint."""
         path = self.checkpoint(name)
         state = checkpoint.load(path, self.device, self.identity)
+        self.check_listing(state.get("listing"))
         with checkpoint.errors_with_path(path, state):
             if "trunk" in state:
                 self.trunk.load_state_dict(state["trunk"])
@@ -464,11 +470,15 @@ class Run(View):
                 parts[f"stage {number} {name}"] = getattr(stage, name)
         return {name: part for name, part in parts.items() if part is not None}
 
+    def _origin(self) -> dict[str, Any]:
+        """Return what a checkpoint of this run must have in common with the run that reads it."""
+        return {"of": self.identity, "listing": self.listing}
+
     def _state(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             "processes": self.processes,
-            "of": self.identity,
+            **self._origin(),
             **vars(self._history),
             "parts": {name: part.state_dict() for name, part in self._parts().items()},
             "samplers": [checkpoint.sampler_state(stage.sampler) for stage in self.stages],

@@ -69,7 +69,8 @@ def _receive(number: int, _frame: FrameType | None) -> None:
     if os.environ.get("RANK", "0") == "0":
         name = signal.Signals(number).name
         text = f"pml-ext: {name}: the iteration is finished and a checkpoint written; once more ends at once\n"
-        os.write(2, text.encode())
+        with contextlib.suppress(OSError):  # a full disk, or a reader that is gone
+            os.write(2, text.encode())
 
 
 def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -> None:

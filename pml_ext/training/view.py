@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError, counted
 from ..evaluation import some_of_each_class
 from ..recipe import Recipe, build_dataset, build_network, build_relation, preprocessing_of
 from ..registry.hooks import RunView
@@ -86,6 +87,7 @@ class View:
             kept, skipped = prepare(images, steps, table.cache, skips, table.workers, tell)
             self.splits[name] = kept.with_transform(plain)
             self.unreadable |= {name: skipped} if skipped else {}
+        self.listing = {name: listing_of(images) for name, images in self.splits.items()}  # in all checkpoints
         train = self.splits.pop("train")
         if self.rank == 0:
             from_rank_0(None)
@@ -110,6 +112,26 @@ class View:
         classes, names = np.unique(self.training_images.labels).tolist(), self.training_images.class_names
         named = {"classes": classes, "class_names": [names[label] for label in classes]}
         return self._preprocessing.model_dump() | {"features": self.network.features} | named
+
+    def check_listing(self, before: Mapping[str, Mapping[str, Any]] | None) -> None:
+        """Raise DataError if the images differ from those of a checkpoint's run, by its ``listing``.
+
+        Checkpoints of earlier versions have none, and are taken.
+        """
+        if before is None or before == self.listing:
+            return
+        changes = []
+        for name in {**before, **self.listing}:
+            old, new = before.get(name), self.listing.get(name)
+            if old == new:
+                continue
+            texts = [_counted_listing(each) for each in (old, new)]
+            same = texts[0] == texts[1]
+            changes.append(f"{name} has other files or labels" if same else f"{name} had {texts[0]}, now {texts[1]}")
+        raise DataError(
+            f"{self.folder}: the images are not those of this run: {'; '.join(changes)}; put them back, name their "
+            "folder with --data, or type another --out to begin a new run"
+        )
 
     def gallery_of(self, split: str) -> str:
         """Return the split that a split's images search: ``"gallery"`` for queries, else the split itself."""
@@ -210,3 +232,27 @@ class View:
         view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
         return function(view, *more) if callable(function) else None
+
+
+def listing_of(images: LabeledImages) -> dict[str, Any]:
+    """Return the number of images and of classes, and a digest of relative paths, labels, class names and boxes.
+
+    The files are not read. Paths are relative to the deepest folder that has all of them, so that data may move.
+    """
+    digest = hashlib.sha256(json.dumps(images.class_names, default=str).encode())
+    digest.update(images.labels.tobytes())
+    if images.boxes is not None:
+        digest.update(images.boxes.tobytes())
+    paths = [os.fspath(path) for path in images.paths or ()]
+    start = os.path.commonprefix(paths).rfind(os.sep) + 1  # noqa: RUF071 - cut at a folder here
+    for path in paths:
+        digest.update(os.fsencode(path[start:]) + b"\0")
+    classes = len(np.unique(images.labels))
+    return {"images": len(images), "classes": classes, "digest": digest.hexdigest()[:16]}
+
+
+def _counted_listing(listing: Mapping[str, Any] | None) -> str:
+    if listing is None:
+        return "no images"
+    classes = listing["classes"]
+    return f"{counted(listing['images'], 'image')} of {classes} {'class' if classes == 1 else 'classes'}"

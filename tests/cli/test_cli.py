@@ -90,6 +90,23 @@ def test_train_writes_a_table_or_json_on_stdout_alone(pml_ext_command, tmp_path)
     assert len(value["runs"]) == 2
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full")
+@pytest.mark.parametrize("stream", ["full disk", "no reader"])
+def test_messages_that_cannot_be_written_end_no_run(tmp_path, stream):
+    if stream == "full disk":
+        writer = os.open("/dev/full", os.O_WRONLY)
+    else:
+        reader, writer = os.pipe()
+        os.close(reader)
+    line = [sys.executable, "-m", "pml_ext", "train", "cbml/digits", "--quick", "--device", "cpu", "--json", *QUICK]
+    done = subprocess.run([*line, "--out", str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=writer)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["after"]
+    done = subprocess.run([*line, "--out", str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=writer)
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (2, b"")  # the folder exists
+
+
 def test_a_terminal_has_a_bar():
     for terminal in (True, False):
         written = io.StringIO()

@@ -4,12 +4,15 @@ import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from pml_ext.errors import DataError, UnwritableError
 from pml_ext.files import checksums
 from pml_ext.files.checksums import SUMS, changed_files, check_unchanged, read_sums
+from pml_ext.training import checkpoint
+from pml_ext.training.launch import read_metrics
 
 
 def put(folder, name, text="old"):
@@ -38,8 +41,31 @@ def test_damaged_checksums_are_none(tmp_path, content):
     (tmp_path / SUMS).write_bytes(content)
     assert read_sums(tmp_path) == {}
     assert changed_files(tmp_path) == [SUMS]
-    with pytest.raises(DataError, match=r"SHA256SUMS: damaged; train with --resume"):
+    with pytest.raises(DataError, match=r"SHA256SUMS: damaged; repeat the command that trained it, with --out"):
         check_unchanged(tmp_path, "one")
+
+
+def test_an_unreadable_file_is_named_with_what_to_type(tmp_path, monkeypatch):
+    """Whoever runs the tests may read everything."""
+    put(tmp_path, "metrics.json", "{}")
+    put(tmp_path, "checkpoints/model.pt")
+    opened = Path.open
+
+    def refused(path, *arguments, **settings):
+        if path.suffix in (".json", ".pt"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **settings)
+
+    monkeypatch.setattr(Path, "open", refused)
+    metrics, model = tmp_path / "metrics.json", tmp_path / "checkpoints" / "model.pt"
+    for path, read in (
+        (metrics, lambda: check_unchanged(tmp_path, "metrics.json")),
+        (metrics, lambda: read_metrics(metrics)),
+        (model, lambda: checkpoint.load(model)),
+    ):
+        with pytest.raises(DataError) as caught:
+            read()
+        assert str(caught.value) == f"{path}: cannot be read (Permission denied); type: chmod u+r {path}"
 
 
 def test_checksums_are_computed_anew_or_kept(tmp_path):
@@ -73,17 +99,21 @@ def test_a_kill_leaves_the_old_file_or_the_new_one_with_its_checksum(tmp_path, m
     with pytest.raises(Killed):
         put(tmp_path, "below/one", "new")
     monkeypatch.undo()
-    checksums.recover(tmp_path, ["below"])
+    checksums.recover(tmp_path, ["below/*"])
     assert (tmp_path / "below" / "one").read_text() == ("new" if number == 2 else "old")
     assert changed_files(tmp_path) == []
     assert sorted(path.name for path in tmp_path.rglob("*")) == [SUMS, "below", "one"]
 
 
 def test_half_written_files_are_removed_and_others_stay(tmp_path):
-    (tmp_path / ".two.4194305.tmp").write_text("half")
-    (tmp_path / ".mine.tmp").write_text("mine")
-    checksums.recover(tmp_path, ["gone"])
-    assert [path.name for path in tmp_path.iterdir()] == [".mine.tmp"]
+    """A user's file may look like a temporary one."""
+    theirs = [".mine.tmp", ".notes.5.tmp", ".one.csv.notes.tmp"]
+    (tmp_path / "below").mkdir()
+    for name in (".two.4194305.tmp", "below/.one.csv.5-7.tmp", "below/.one.txt.5.tmp", *theirs):
+        (tmp_path / name).write_text("half")
+    checksums.recover(tmp_path, ["two", "one.csv", "below/*.csv", "gone/*"])
+    assert sorted(path.name for path in tmp_path.glob(".*")) == theirs
+    assert [path.name for path in (tmp_path / "below").iterdir()] == [".one.txt.5.tmp"]
 
 
 def test_disk_errors_have_the_path_and_leave_the_old_file(tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from pml_ext import registry
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, PmlExtError, TrainingError
 from pml_ext.files import read_json
-from pml_ext.files.checksums import changed_files, missing_files
+from pml_ext.files.checksums import changed_files, missing_files, read_sums
 from pml_ext.recipe import load_recipes
 from pml_ext.training import checkpoint
 from pml_ext.training.evaluation import evaluate_split
@@ -434,6 +434,57 @@ def test_damaged_metrics_are_one_line(finished, tmp_path):
             quick(out, resume=True)
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("content", [b"", b"no sums\n", b"\xff\n"])
+@pytest.mark.parametrize("again", ["report", "resume"])
+def test_damaged_checksums_are_written_again(finished, tmp_path, pml_ext_command, content, again):
+    """Also beside files that are not of the run."""
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    whole = read_sums(out)
+    (out / "collection").mkdir()
+    (out / "notes.txt").write_text("mine")
+    (out / ".notes.5.tmp").write_text("mine")
+    (out / "SHA256SUMS").write_bytes(content)
+    refused = pml_ext_command("export", str(out), "--out", str(tmp_path / "x"))
+    assert refused.returncode == 2
+    assert refused.stderr == f"pml-ext: {out}/SHA256SUMS: damaged; type: pml-ext report {out}\n"
+    if again == "report":
+        assert draw_report(out, "cpu") == out / "report.html"
+    else:
+        assert same(quick(out, resume=True), finished[1])
+    assert read_sums(out).keys() == whole.keys()
+    assert changed_files(out) == missing_files(out) == []
+    assert (out / ".notes.5.tmp").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("name", ["report.html", "network.json", "recipe.toml", "metrics.json", "SHA256SUMS"])
+@pytest.mark.parametrize("damage", ["garbage", "empty"])
+def test_a_damaged_file_is_named_with_what_to_type(finished, tmp_path, pml_ext_command, name, damage):
+    """The text of every command has what to do; that is done here, and the file is as it was."""
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    whole = (out / name).read_bytes()
+    (out / name).write_bytes({"garbage": b"\x80garbage\xff" * 50, "empty": b""}[damage])
+    said = []
+    for line in (["report", out], ["export", out, "--out", tmp_path / "x"], ["compare", out]):
+        done = pml_ext_command(*line)
+        if done.returncode != 0:
+            text = done.stderr.splitlines()[-1]
+            assert str(out / name) in text
+            assert "--debug" not in text  # an error that nobody foresaw
+            assert re.search("pml-ext report|--resume", text)
+            said.append(text)
+    if any("delete it and repeat" in text for text in said):
+        (out / name).unlink()
+    if any("--resume" in text for text in said):
+        quick(out, resume=True)
+    elif said:
+        draw_report(out, "cpu")
+    if name in ("network.json", "recipe.toml"):
+        assert (out / name).read_bytes() == whole
+    assert name == "report.html" or changed_files(out) == []
+    assert pml_ext_command("export", out, "--out", tmp_path / "y").returncode == 0
 
 
 def test_resuming_what_is_not_there(tmp_path, monkeypatch):

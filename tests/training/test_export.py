@@ -1,7 +1,9 @@
 """An exported network without this package."""
 
+import contextlib
 import hashlib
 import json
+import os
 import re
 import sys
 
@@ -11,6 +13,7 @@ import torch
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
+from pml_ext.files.checksums import changed_files
 from pml_ext.training import export
 from pml_ext.training.export import Normalized, write_onnx
 
@@ -112,6 +115,48 @@ def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
 
 
 def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, runs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["model.safetensors", "preprocess.json", "SHA256SUMS"])
+def test_files_that_no_export_wrote_are_refused(runs, tmp_path, name):
+    run = load_run(runs[0], "cpu")
+    (tmp_path / name).write_text("somebody's own")
+    with pytest.raises(ConfigError, match=rf"-o {tmp_path}: no export wrote {tmp_path / name}, .* another folder"):
+        run.export(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "somebody's own"
+    with pytest.raises(ConfigError, match="SHA256SUMS"):
+        run.export(runs[0])  # the run's own folder
+    run.export(tmp_path / "new")
+    (tmp_path / "new" / name).write_text("somebody's own")
+    with pytest.raises(ConfigError, match=rf"no export wrote .*{name}"):
+        run.export(tmp_path / "new")
+
+
+def test_an_export_that_was_killed_is_written_again(runs, tmp_path, monkeypatch):
+    run = load_run(runs[0], "cpu")
+    replace = os.replace
+
+    class Killed(BaseException):
+        """Ends a process at a place."""
+
+    for number in range(1, 8):
+        left = [number]
+
+        def killed(*paths, left=left):
+            left[0] -= 1
+            if left[0] == 0:
+                raise Killed
+            replace(*paths)
+
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            patch.setattr(os, "replace", killed)
+            run.export(tmp_path / str(number))
+        assert left == [0]  # so it was killed
+        run.export(tmp_path / str(number))
+        assert changed_files(tmp_path / str(number)) == []
+        assert len(list((tmp_path / str(number)).iterdir())) == 4
+
+
+def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, runs, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
 
     def write(path, network, images):
@@ -154,6 +199,21 @@ def test_the_card_names_data_and_weights_and_no_place_of_the_disk(runs, tmp_path
     assert license in words.splitlines()
     assert text in words
     assert "Trained on `folder` with" in words
+    assert "somebody" not in words
+
+
+def test_a_card_has_no_path_and_no_html_of_a_recipe(runs, tmp_path):
+    trained = load_run(runs[0], "cpu")
+    trunk = trained.recipe.model.trunk.model_copy(update={"weights": "/home/somebody/weights.pth"})
+    model = trained.recipe.model.model_copy(update={"trunk": trunk})
+    recipe = trained.recipe.model_copy(update={"model": model, "description": "<script>alert(1)</script> & more"})
+    (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "/home/somebody/<b>mine.toml@36"}))
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+    words = export.card(tmp_path, recipe, about)
+    assert "# &lt;b&gt;mine@36" in words.splitlines()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt; &amp; more" in words
+    assert "the weights `weights.pth`" in words
+    assert "<" not in words
     assert "somebody" not in words
 
 

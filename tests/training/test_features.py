@@ -215,10 +215,12 @@ def test_weights_come_from_a_file(tmp_path):
     again, _ = finished(tmp_path / "second", "model.freeze=trunk", f"model.trunk.weights={file}", seed=3)
     assert all(torch.equal(again["trunk"][name], value) for name, value in state["trunk"].items())
     (tmp_path / "bad.pth").write_bytes(b"no weights")
+    torch.save(torch.nn.Linear(1, 1), tmp_path / "code.pth")
     torch.save({name: value for name, value in state["trunk"].items() if name != "0.bias"} | {"x": torch.ones(1)}, file)
     for name, wanted in {
         "trunk.pth": r"does not fit the trunk: 1 missing \(0\.bias\); 1 unknown \(x\)",
-        "bad.pth": r"bad\.pth cannot be read as weights",
+        "bad.pth": r"bad\.pth cannot be read as weights \(UnpicklingError\); wanted tensors alone",
+        "code.pth": r"code\.pth cannot be read as weights \(UnpicklingError\); wanted tensors alone",
         "none.pth": r"no file .*none\.pth, nor in .*checkpoints",
     }.items():
         with pytest.raises(ConfigError, match=wanted):

@@ -1,14 +1,19 @@
-"""The lock of a run's folder."""
+"""The lock of a run's folder, and what a run that is resumed must find again."""
 
+import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from pml_ext.errors import ConfigError
+from pml_ext.data import LabeledImages
+from pml_ext.errors import ConfigError, DataError
 from pml_ext.training.checkpoint import load
-from pml_ext.training.launch import locked, train
+from pml_ext.training.launch import draw_report, locked, train
+from pml_ext.training.view import listing_of
 
 HOLDS = """
 import os, pathlib, sys
@@ -73,3 +78,76 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
         settings = [*SMALL, "schedule.epochs=1", f"model.trunk.width={width}", f"model.init={place}"]
         with pytest.raises(ConfigError, match=message):
             train("cbml/digits", tmp_path / f"c{width}", device="cpu", overrides=settings)
+
+
+def write_class(place, name, number=6):
+    (place / name).mkdir(parents=True)
+    for image in range(number):
+        pixels = np.full((8, 8, 3), 20 * image, dtype=np.uint8)
+        Image.fromarray(pixels).save(place / name / f"{image}.png")
+
+
+def add_class(photos):
+    write_class(photos, "c25", 7)
+
+
+def remove_class(photos):
+    shutil.rmtree(photos / "c0")
+
+
+def move_image(photos):
+    shutil.move(photos / "c0" / "0.png", photos / "c0" / "nought.png")
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (add_class, r"test had 18 images of 3 classes, now 25 images of 4 classes"),
+        (remove_class, r"had 18 images of 3 classes, now \d+ images of \d class"),
+        (move_image, r"\w+ has other files or labels"),
+    ],
+)
+def test_images_that_changed_are_refused(tmp_path, change, text):
+    """By a run that goes on, within an epoch too, and by the report of a finished one."""
+    photos, out = tmp_path / "photos", tmp_path / "out"
+    for number in range(6):
+        write_class(photos, f"c{number}")
+
+    def go_on(data, resume=True):
+        settings = [*SMALL, f"data.name=folder:{data}", "data.split=class", "data.image_size=8", "data.channels=3"]
+        settings += ["sampler={name='shuffle', batch_size=4, iterations=2}", "schedule.epochs=1"]
+        settings += ["engine.checkpoint_minutes=1e-9"]
+        return train("pml/contrastive/digits", out, device="cpu", overrides=settings, resume=resume)[0]
+
+    first = go_on(photos, resume=False)
+    (out / "report.html").write_text("")
+    change(photos)
+    remedy = rf"{out}: the images are not those of this run: .*{text}.*put them back.*--data.*--out"
+    with pytest.raises(DataError, match=remedy):
+        draw_report(out, "cpu")
+    (out / "metrics.json").unlink()
+    with pytest.raises(DataError, match=remedy):
+        go_on(photos)
+    shutil.rmtree(photos)
+    for number in range(6):
+        write_class(photos, f"c{number}")
+    assert go_on(photos)["after"] == first["after"]
+
+
+def test_a_listing_depends_on_labels_and_relative_paths(tmp_path):
+    def listing(place, names, labels=(0, 0, 1), boxes=None):
+        return listing_of(LabeledImages([place / name for name in names], labels, ["a", "b"], boxes=boxes))
+
+    names = ["a/1.png", "a/2.png", "b/1.png"]
+    one = listing(tmp_path, names)
+    assert one == listing(tmp_path / "moved", names)
+    others = [
+        listing(tmp_path, ["a/1.png", "a/3.png", "b/1.png"]),
+        listing(tmp_path, names, (0, 1, 1)),
+        listing(tmp_path, names, boxes=np.ones((3, 4))),
+    ]
+    assert [(each["images"], each["classes"]) for each in (one, *others)] == [(3, 2)] * 4
+    assert len({each["digest"] for each in (one, *others)}) == 4
+    arrays = [listing_of(LabeledImages(torch.zeros(len(labels), 1, 2, 2), labels, ["a"])) for labels in ([0], [0, 0])]
+    assert arrays[0]["digest"] != arrays[1]["digest"]

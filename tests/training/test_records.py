@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.summary.writer import event_file_writer
 
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
+from pml_ext.errors import DataError
 from pml_ext.training.engine import Step
 from pml_ext.training.records import RecordedValues, Records, loss_series
 from pml_ext.training.trackers import TensorBoard
@@ -189,6 +190,27 @@ def test_a_damaged_database_is_put_aside(tmp_path, content):
     assert (folder / "damaged.db").read_bytes() == content
     assert [row[0] for row in csv_rows(folder / "loss_histories.csv")] == ["~iteration~", "7", "8"]
     assert (folder / "of-a-component.csv").exists()
+
+
+def test_a_database_that_is_read_is_not_damaged(tmp_path, monkeypatch):
+    record(tmp_path / "run", 1, 6)
+    folder, words = tmp_path / "run" / "records", []
+    before = tables(tmp_path / "run")
+    monkeypatch.setattr("pml_ext.training.records._LOCK_SECONDS", 0.1, raising=False)
+    with closing(sqlite3.connect(folder / "logs.db")) as monitor:
+        rows = monitor.execute('SELECT "~iteration~" FROM loss_histories')
+        assert rows.fetchone() == (1,)  # the others are left, which keeps the file locked
+        with pytest.raises(
+            DataError, match=r"logs.db: .* \(database is locked\); another program.* repeat the command"
+        ):
+            record(tmp_path / "run", 5, 8, words.append)
+        rows.close()
+    assert words == []
+    assert not (folder / "damaged.db").exists()
+    assert tables(tmp_path / "run") == before
+    record(tmp_path / "run", 5, 8, words.append)
+    record(tmp_path / "whole", 1, 8)
+    assert everything(tmp_path / "run") == everything(tmp_path / "whole")
 
 
 def test_records_are_never_in_the_way(tmp_path):

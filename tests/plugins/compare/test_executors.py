@@ -10,7 +10,8 @@ import torch
 
 from pml_ext.errors import StoppedError
 from pml_ext.files import read_json
-from pml_ext_compare.executors import Executor, OnRay, OnSlurm, Processes, do
+from pml_ext.training import signals
+from pml_ext_compare.executors import Executor, JobResult, OnRay, OnSlurm, Processes, do
 from pml_ext_compare.running import RunJob, plans_of
 
 SMALL = """
@@ -57,6 +58,24 @@ def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
         do(mine, Executor(), lambda job, said: os.kill(os.getpid(), signal.SIGTERM))
     assert not (mine[0].plan.folder / "metrics.json").exists()
     assert metrics(mine, Executor()) == here[:1]
+
+
+class DyingWorkers(Executor):
+    """Workers that a signal ends before they can handle it, while they start."""
+
+    def ended(self, on_progress):
+        if signals.received() is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        for job in [*self.running]:
+            yield self.running.pop(job), JobResult(died=True)
+
+
+def test_workers_that_a_signal_ends_are_not_replaced(tmp_path):
+    said = []
+    with pytest.raises(StoppedError, match="go on with the same command"):
+        do(jobs(tmp_path), DyingWorkers(), lambda job, text: said.append(text))
+    assert said == []
 
 
 class Killed(RunJob):

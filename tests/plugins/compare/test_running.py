@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from pml_ext.cli.app import app_for
 from pml_ext.errors import ConfigError
+from pml_ext.files.checksums import read_sums
 from pml_ext.recipe import load_recipes, reported_phases
 from pml_ext.training.launch import execute
 from pml_ext_compare import running
@@ -67,6 +68,27 @@ def test_only_missing_runs_are_done_and_folders_count(recipe, tmp_path, counted)
     result = compare(recipe, same, "--out", tmp_path / "third", "--set", "sampler.iterations=1")
     assert counted[3:] == ["seed-0"]  # two recipes of the same settings are one row
     assert "seed 0 has ended: 1 of 1 runs" in result.stderr
+
+
+def test_a_run_without_its_report_is_not_done(recipe, tmp_path, monkeypatch):
+    """As a process leaves it that is killed after it has written the metrics."""
+    out = tmp_path / "out"
+
+    def killed(*_):
+        raise OSError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pml_ext.training.run.write_run_report", killed)
+        compare(recipe, "--out", out)
+    (metrics,) = out.rglob("metrics.json")
+    assert not (metrics.parent / "report.html").exists()
+    before = metrics.read_bytes()
+    assert compare(recipe, "--out", out).exit_code == 0
+    assert metrics.read_bytes() == before
+    assert {"report.html", "metrics.json"} <= read_sums(metrics.parent).keys()
+    time = (metrics.parent / "report.html").stat().st_mtime_ns
+    assert compare(recipe, "--out", out).exit_code == 0
+    assert (metrics.parent / "report.html").stat().st_mtime_ns == time
 
 
 @pytest.mark.usefixtures("without_report")
