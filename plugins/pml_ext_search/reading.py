@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from pml_ext.tool import ConfigError, DataError, Steps, WorkerDataset, data_load
 
 from .collection import FileStat
 
-MOST_WORKERS, FEW = 8, 256
+MOST_WORKERS, FEW = 8, 1_000
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these
 Listed = str | Path | Sequence[str | Path]  # a folder, an address, a table, shards, or paths of images
 Item = tuple[Tensor | None, int, str]
@@ -86,11 +86,18 @@ class FileImages(Dataset[Item]):
 
 
 def default_workers(images: int) -> int:
-    """Return the default number of worker processes: 0 for few images, or where processes cannot be forked."""
-    if images < FEW or multiprocessing.get_all_start_methods()[0] == "spawn":
+    """Return the default number of worker processes: 0 for few images, in a script, or without a fork server."""
+    if images < FEW or sys.platform != "linux" or _is_script():
         return 0
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), MOST_WORKERS)
+
+
+def _is_script() -> bool:
+    """Return whether the program is a Python script, which each worker would execute again."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)  # none in a notebook
+    return file is not None and main.__spec__ is None and Path(file).stem != "pml-ext"
 
 
 def read_batches(

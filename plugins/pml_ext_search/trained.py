@@ -79,7 +79,8 @@ def load_run(
         path: the run's folder.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         workers: number of processes that read a folder's images; 0 to read in the calling process. By default 0 for
-            fewer than 256 images to read, else one per processor, up to 8; on Windows and macOS 0.
+            fewer than 1,000 images to read and in a script, else one per processor, up to 8; on Windows and macOS 0.
+            Each worker imports a script again: with workers, its work stands below ``if __name__ == "__main__":``.
         store: the folder of the collection, with embeddings and index; by default ``collection`` in the run's folder.
         listener: called with a :class:`Progress` after each batch of a folder's images.
 

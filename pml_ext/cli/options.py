@@ -20,7 +20,7 @@ Overrides = Annotated[
 ]
 Workers = Annotated[
     int | None,
-    Option(help="Processes that read images (default: none below 256 images, else one per processor, up to 8)."),
+    Option(help="Processes that read images (default: none below 1,000 images, else one per processor, up to 8)."),
 ]
 StoreFolder = Annotated[
     Path | None, Option("--store", metavar="FOLDER", help="The collection of embeddings (default RUN/collection).")

@@ -21,10 +21,39 @@ from .transforms import Steps
 Transform = Callable[[Tensor], Tensor]
 
 
+class PackedImages(NamedTuple):
+    """Images of different sizes in one tensor, which worker processes share by one file descriptor."""
+
+    pixels: Tensor  # uint8, all images one after the other, channels last
+    starts: Any  # of each image in ``pixels``, [N]
+    shapes: Any  # height, width and channels of each image, [N, 3]
+
+    @classmethod
+    def of(cls, images: list[Tensor]) -> PackedImages:
+        """Pack images ``[C, H, W]``, and empty the list to spare memory."""
+        shapes = np.array([image.permute(1, 2, 0).shape for image in images], dtype=np.int64).reshape(-1, 3)
+        ends = shapes.prod(axis=1).cumsum()
+        packed = cls(torch.empty(int(ends[-1]), dtype=torch.uint8), ends - shapes.prod(axis=1), shapes)
+        while images:
+            last = images.pop()
+            packed.image(len(images)).copy_(last)
+        return packed
+
+    def image(self, index: int) -> Tensor:
+        """Return an image, ``[C, H, W]``, a view."""
+        shape = self.shapes[index]
+        start = self.starts[index]
+        return self.pixels[start : start + shape.prod()].view(*shape.tolist()).permute(2, 0, 1)
+
+    def subset(self, indices: Any) -> PackedImages:
+        """Return some of the images, which share their pixels with these."""
+        return self._replace(starts=self.starts[indices], shapes=self.shapes[indices])
+
+
 class ResizedCache(NamedTuple):
     """Cached results of a transform's first step, with the step's name."""
 
-    images: Sequence[Tensor]
+    images: PackedImages
     first: str
 
 
@@ -57,7 +86,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         if self.cache is not None and self.cache.first == getattr(self.transform, "first_name", None):
-            image = self.cache.images[index]
+            image = self.cache.images.image(index)
         else:
             image = self.image(index, getattr(self.transform, "smallest", None))
         return (image if self.transform is None else self.transform(image)), int(self.labels[index])
@@ -90,7 +119,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
             return values[chosen] if isinstance(values, (Tensor, np.ndarray)) else [values[index] for index in chosen]
 
         boxes = None if self.boxes is None else of(self.boxes)
-        cache = None if self.cache is None else self.cache._replace(images=of(self.cache.images))
+        cache = None if self.cache is None else self.cache._replace(images=self.cache.images.subset(chosen))
         return self.replace(images=of(self.images), labels=of(self.labels), boxes=boxes, cache=cache)
 
 
@@ -195,8 +224,7 @@ def prepare(
             if not skip_unreadable:
                 raise
             return str(error)
-        # channels last in memory
-        return first(image).permute(1, 2, 0).contiguous().permute(2, 0, 1) if first and keep else torch.empty(0)
+        return first(image) if first and keep else torch.empty(0)
 
     tell(f"reading {len(images):,} images{', into memory' if keep else ''}")
     with ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8)) as pool:
@@ -207,5 +235,6 @@ def prepare(
     readable = images.subset(np.setdiff1d(np.arange(len(images)), list(unreadable)))
     if keep:
         kept = [result for result in results if isinstance(result, Tensor)]
-        readable = readable.replace(cache=ResizedCache(kept, steps.first_name))
+        del results
+        readable = readable.replace(cache=ResizedCache(PackedImages.of(kept), steps.first_name))
     return readable, {str(images.images[index]): reason for index, reason in unreadable.items()}

@@ -7,12 +7,16 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import pickle
 import re
 import signal
+import threading
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import numpy as np
@@ -23,8 +27,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
 from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
-from ..errors import DataError, shortened
+from ..errors import DataError, one_line, shortened
 from .signals import ENDING
+from .workers import worker_context
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 Batches = list[list[Item]]
@@ -104,7 +109,38 @@ class BatchReader:
 def data_loader(images: WorkerDataset, workers: int, device: torch.device, **settings: Any) -> DataLoader[Any]:
     """Return a loader whose workers leave signals to their run, and which draws nothing from torch's generator."""
     settings |= {"worker_init_fn": init_worker, "generator": torch.Generator()}
-    return DataLoader(images, num_workers=workers, pin_memory=device.type in ("cuda", "xpu"), **settings)
+    if workers > 0:
+        settings["multiprocessing_context"] = worker_context()
+    return _Loader(images, num_workers=workers, pin_memory=device.type in ("cuda", "xpu"), **settings)
+
+
+class _Loader(DataLoader[Any]):
+    """A data loader that says what to do about images which cannot be passed to workers."""
+
+    def __iter__(self) -> Any:
+        if self.num_workers == 0:
+            return super().__iter__()
+        others = multiprocessing.active_children()
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Got pickle error")
+                return super().__iter__()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            images = type(self.dataset._images).__name__  # type: ignore[attr-defined]
+            raise DataError(
+                f"{images}: these images or their transform cannot be passed to data-loader workers, since they are "
+                f"not picklable ({one_line(error)}). Define functions and classes at the top of a module and open "
+                "files on first use, or read without workers: data.workers = 0"
+            ) from error
+        except RuntimeError as error:
+            if "shared memory" not in str(error):
+                raise
+            remedy = (
+                "make it larger, by docker run --shm-size in a container, or read without workers: data.workers = 0"
+            )
+            raise DataError(f"images in memory do not fit into /dev/shm ({one_line(error)}); {remedy}") from error
+        finally:
+            _workers.update(child for child in multiprocessing.active_children() if child not in others)
 
 
 @torch.no_grad()
@@ -144,7 +180,7 @@ def preserved_modes(*networks: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-_read: weakref.WeakSet[WorkerDataset] = weakref.WeakSet()  # images that workers of this process may read
+_workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # workers that this process has started
 
 
 class WorkerDataset(Dataset[tuple[Tensor, int]]):
@@ -155,14 +191,12 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(self, images: Dataset[tuple[Tensor, int]], workers: int) -> None:
-        self.finish: Callable[[Tensor], Tensor] = lambda batch: batch
+        self.finish: Callable[[Tensor], Tensor] = nn.Identity()
         if workers > 0 and isinstance(images, LabeledImages):
             images, self.finish = images.for_workers()
         self._images = images
         # per worker: its process id, and the index of the image that it reads
         self.reading = torch.full((max(workers, 1), 2), -1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        if workers > 0:
-            _read.add(self)
 
     def __len__(self) -> int:
         return len(self._images)  # type: ignore[arg-type]
@@ -189,31 +223,52 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
     def naming_images(self) -> Iterator[None]:
         """Turn torch's error about a worker that died into a DataError with the image that it read."""
         try:
-            try:
-                yield
-            except (EOFError, ConnectionError):  # a batch of a worker that is ending: torch's handler says which one
-                time.sleep(5)
+            yield
+        except (EOFError, ConnectionError) as error:  # a batch of a worker that is ending
+            dead = self._ended_workers()
+            if not dead:
                 raise
+            raise self._worker_died(dead, error) from error
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
-            dead = set(map(int, re.findall(r"\d+", str(error))))
-            paths = getattr(self._images, "paths", None)
-            images = [
-                f"image {image}" if paths is None else str(paths[image])
-                for process, image in self.reading.tolist()
-                if process in dead and image >= 0
-            ]
-            text = f"a data-loader worker died while it read {', '.join(images) or 'no image yet'}"
+            raise self._worker_died(set(map(int, re.findall(r"\d+", str(error)))), error) from error
+
+    def _ended_workers(self) -> set[int]:
+        """Return the process ids of the workers that have ended, or end within five seconds."""
+        started = {process for process, _ in self.reading.tolist() if process >= 0}
+        ended = set[int]()
+        for _ in range(50):
+            ended = started - {child.pid for child in multiprocessing.active_children()}
+            if ended:
+                break
+            time.sleep(0.1)
+        return ended
+
+    def _worker_died(self, dead: set[int], error: Exception) -> DataError:
+        """Return the error that names the images of dead workers."""
+        paths = getattr(self._images, "paths", None)
+        images = [
+            f"image {image}" if paths is None else str(paths[image])
+            for process, image in self.reading.tolist()
+            if process in dead and image >= 0
+        ]
+        if images:
+            text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; else mend or remove the file"
-            raise DataError(f"{text} ({shortened(error, 200)}). {remedy}") from error
+        else:
+            text = "before it read an image"
+            remedy = (
+                "Each worker imports the program's script again: let its work stand below "
+                "'if __name__ == \"__main__\":', or read without workers: data.workers = 0"
+            )
+        return DataError(f"a data-loader worker died {text} ({shortened(error, 200)}). {remedy}")
 
 
 @atexit.register
 def _end_workers() -> None:
     """Kill workers before multiprocessing sends them a single SIGTERM, which they ignore, and waits forever."""
-    own = {process for images in list(_read) for process, _ in images.reading.tolist()}
-    left = [child for child in multiprocessing.active_children() if child.pid in own]
+    left = [child for child in multiprocessing.active_children() if child in _workers]
     if left and hasattr(signal, "SIGCHLD"):
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises errors about workers that end
     for child in left:
@@ -223,7 +278,16 @@ def _end_workers() -> None:
 def init_worker(worker: int) -> None:
     """Start a worker that ignores a scheduler's signals, since its run ends it; a second SIGTERM ends it too."""
     get_worker_info().dataset.reading[worker, 0] = os.getpid()  # type: ignore[union-attr]
+    threading.Thread(target=_end_with_the_run, daemon=True).start()
     gc.freeze()  # garbage of the run is not collected here: loaders in it would end the run's workers
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, _: signal.signal(number, signal.SIG_DFL))
+
+
+def _end_with_the_run() -> None:
+    """End this worker when its run is killed; torch looks at the parent alone, which may be a fork server."""
+    run = multiprocessing.parent_process()
+    if run is not None:
+        run.join()
+        os._exit(1)

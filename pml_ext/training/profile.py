@@ -23,6 +23,7 @@ from .engine import Engine, Objective, Step
 from .features import FeatureReader
 from .records import Records
 from .run import Run
+from .workers import worker_context
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def profile_recipe(
             plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in drawn)
         else:
             images = run.training_images if labels is None else run.training_images.replace(labels=labels)
-            plain = DataLoader(images, batch_sampler=drawn, num_workers=recipe.data.workers)
+            workers = recipe.data.workers
+            context = worker_context() if workers > 0 else None
+            plain = DataLoader(images, batch_sampler=drawn, num_workers=workers, multiprocessing_context=context)
         records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
 
         def record(step: Step) -> None:

@@ -1,33 +1,31 @@
 """An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
-from pml_ext.data import LabeledImages, Pipeline, build_transforms
+from pml_ext.data import LabeledImages, Pipeline, build_transforms, prepare
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
-from pml_ext.training.batches import BatchReader, WorkerDataset, draw, embed_batches, epoch_batches
+from pml_ext.training.batches import BatchReader, WorkerDataset, data_loader, draw, embed_batches, epoch_batches
 from pml_ext.training.stages import build_stages
+from pml_ext.training.workers import worker_context
+
+from .worker_images import Deadly, Noisy, Open
 
 CPU = torch.device("cpu")
-
-
-class Noisy(torch.utils.data.Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return index + torch.rand(3), index
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3, 7])
@@ -68,7 +66,7 @@ def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
     assert len(images) == 20
     alone = [torch.stack([images[item][0] for item in batch]) for batch in batches]
     assert torch.equal(torch.get_rng_state(), before)
-    loaded = [x for x, _ in DataLoader(images, batch_sampler=batches, num_workers=workers)]
+    loaded = [x for x, _ in data_loader(images, workers, CPU, batch_sampler=batches)]
     assert all(torch.equal(one, other) for one, other in zip(alone, loaded, strict=True))
     assert not torch.equal(alone[0][0], alone[0][1])  # the same image twice, augmented twice
 
@@ -150,20 +148,6 @@ def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sample
         build_stages(recipe, images, CPU, 0)
 
 
-class Deadly(torch.utils.data.Dataset):
-    """Ends the worker that reads image 13."""
-
-    paths = tuple(f"photographs/{number}.jpg" for number in range(20))
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        if index == 13:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return torch.zeros(1, 4, 4), index
-
-
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
     wanted = r"worker died while it read photographs/13.jpg \(DataLoader worker .*\)\. If memory ran out"
     reader = BatchReader(Deadly(), 2, CPU)
@@ -195,8 +179,75 @@ def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
     reader.close()
 
 
-LEFT = """
-import gc
+def test_workers_come_from_a_fork_server_of_one_thread():
+    """Or by spawn where there is none; a fork of this process would copy the locks of its threads."""
+    reader = BatchReader(Noisy(), 2, CPU)
+    next(reader.read(epoch_batches([[0], [1], [2]], 0, 1)))
+    assert worker_context().get_start_method() == ("forkserver" if sys.platform == "linux" else "spawn")
+    workers = reader.images.reading[:, 0].tolist()
+    if sys.platform == "linux":
+        (server,) = {Path(f"/proc/{worker}/stat").read_text().split()[3] for worker in workers}
+        assert int(server) != os.getpid()
+        assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a scheduler sends them to every process
+            os.kill(int(server), number)
+    assert len(list(reader.read(epoch_batches([[0], [1], [2]], 0, 2)))) == 3
+    reader.close()
+
+
+def test_a_fork_of_the_process_spawns_its_workers():
+    worker_context()
+
+    def in_fork():
+        os._exit(0 if worker_context().get_start_method() == "spawn" else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=in_fork)
+    process.start()
+    process.join(100)
+    assert process.exitcode == 0
+
+
+def test_images_that_cannot_be_pickled_are_refused():
+    wanted = r"Open: these images .* not picklable \(TypeError: cannot pickle .*\)\. .* data.workers = 0"
+    reader = BatchReader(Open(), 1, CPU)
+    with pytest.raises(DataError, match=wanted):
+        next(reader.read(epoch_batches([[1, 2]], 0, 1)))
+    with pytest.raises(DataError, match=wanted):
+        next(embed_batches(nn.Flatten(), nn.Identity(), Open(), CPU, workers=1))
+
+
+def test_a_transform_that_cannot_be_pickled_is_refused():
+    pixels = torch.zeros(4, 1, 6, 6, dtype=torch.uint8)
+    images = LabeledImages(pixels, [0, 1] * 2, ["a", "b"], lambda image: image.float(), channels=1)
+    with pytest.raises(DataError, match="LabeledImages: these images or their transform .* not picklable"):
+        list(embed_batches(nn.Flatten(), nn.Identity(), images, CPU, workers=1))
+
+
+def test_images_that_do_not_fit_shared_memory_are_refused(monkeypatch):
+    def full(*_):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    reader = BatchReader(Noisy(), 1, CPU)
+    monkeypatch.setattr(DataLoader, "__iter__", full)
+    with pytest.raises(DataError, match="images in memory do not fit into /dev/shm .* docker run --shm-size"):
+        next(reader.read(epoch_batches([[1, 2]], 0, 1)))
+
+
+def test_many_images_in_memory_are_passed_to_workers(tmp_path):
+    """Each tensor that is passed on takes a file descriptor."""
+    rows = torch.arange(600).remainder(256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5).contiguous()
+    for number, pixels in enumerate(rows):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
+    steps, _ = build_transforms(4, 3, True)
+    files = LabeledImages([tmp_path / f"{number}.png" for number in range(600)], [0] * 600, ["a"])
+    kept, _ = prepare(files, steps, "memory")
+    flat = nn.Flatten(), nn.Identity()
+    batches = [batch for batch, *_ in embed_batches(*flat, kept.with_transform(steps), CPU, 100, workers=2)]
+    assert torch.equal((torch.cat(batches)[:, 0, 0, 0] * 255).round().long(), torch.arange(600).remainder(256))
+
+
+SCRIPT = """
+import gc, os, signal, sys
 from torch import device, zeros
 from torch.utils.data import Dataset
 from pml_ext.training.batches import BatchReader, epoch_batches
@@ -207,15 +258,44 @@ class Images(Dataset):
     def __getitem__(self, index):
         return zeros(1), index
 
-gc.disable()
-batches = BatchReader(Images(), 2, device("cpu")).read(epoch_batches([[0], [1], [2], [3]], 0, 1))
-left = [batches, next(batches)]
-left.append(left)
-del batches, left
-print("read")
+def work():
+    reader = BatchReader(Images(), 2, device("cpu"))
+    batches = reader.read(epoch_batches([[0], [1], [2], [3]], 0, 1))
+    with reader.naming_images():
+        left = [batches, next(batches)]
+    left.append(left)
+    return reader
+"""
+LEFT = """
+if __name__ == "__main__":
+    gc.disable()
+    work()
+    print("read")
+"""
+KILLED = """
+if __name__ == "__main__":
+    reader = work()
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_process_ends_though_nobody_ended_its_workers():
-    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=100)
+def run_script(path, text):
+    path.write_text(SCRIPT + text)
+    return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=250)
+
+
+def test_a_process_ends_though_nobody_ended_its_workers(tmp_path):
+    done = run_script(tmp_path / "left.py", LEFT)
     assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
+
+
+def test_workers_end_when_their_run_is_killed(tmp_path):
+    done = run_script(tmp_path / "killed.py", KILLED)  # returns when workers and server have closed its pipes, too
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_a_script_without_a_main_block_is_told_so(tmp_path):
+    done = run_script(tmp_path / "unguarded.py", "work()\n")
+    assert done.returncode == 1
+    assert "a data-loader worker died before it read an image" in done.stderr
+    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]

@@ -114,7 +114,6 @@ def test_a_changed_card_and_what_is_not_of_an_export_stay(runs, tmp_path):
     assert (tmp_path / "model.onnx").read_text() == "somebody's own"
 
 
-def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, runs, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["model.safetensors", "preprocess.json", "SHA256SUMS"])
 def test_files_that_no_export_wrote_are_refused(runs, tmp_path, name):
     run = load_run(runs[0], "cpu")

@@ -33,9 +33,9 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-def jobs(tmp_path, seeds=1):
+def jobs(tmp_path, seeds=1, more=""):
     file = tmp_path / "one.toml"
-    file.write_text(SMALL)
+    file.write_text(SMALL + more)
     return [RunJob(plan, "cpu", None) for plan in plans_of(str(file), tmp_path, seeds)]
 
 
@@ -98,6 +98,10 @@ def test_a_process_that_is_killed_is_replaced_and_its_run_resumed(tmp_path, here
     assert metrics([Killed(**vars(job))], Processes(1), lambda job, text: said.append(text)) == here[:1]
     assert (job.plan.folder.parent / "killed").exists()
     assert any("its worker died; another one resumes it" in str(each) for each in said)
+
+
+def test_a_job_in_a_process_has_data_loader_workers(tmp_path, here):
+    assert metrics(jobs(tmp_path, more="data = { workers = 1 }"), Processes(1)) == here[:1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")

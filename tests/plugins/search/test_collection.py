@@ -1,5 +1,6 @@
 """The collection: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
 
+import math
 import multiprocessing
 import os
 import random
@@ -202,6 +203,7 @@ def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
     """Killed with its workers at work; benchmarks/embedding_kills.py kills the command three times."""
     write_some(images, range(100))
     monkeypatch.setattr(embedding, "WRITTEN", 20)
+    monkeypatch.setattr(embedding, "SECONDS", math.inf)
     killed(lambda: make(workers=2).embed_folder(images, batch_size=10), 3)
     kept, vectors = rows(images), images.parent / "store" / "vectors.f32"
     assert kept % 20 == 0

@@ -1,6 +1,8 @@
 """Embeddings of single images and of folders, and the kinds of images that are accepted and refused."""
 
 import json
+import sys
+import types
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.reading import default_workers
 
 BROKEN = {"2/broken.png", "notes.txt"}
 
@@ -106,3 +109,26 @@ def test_the_command_writes_embeddings_paths_and_classes(command, runs, folder, 
         assert np.allclose(np.linalg.norm(saved["embeddings"], axis=1), 1, atol=1e-5)
         assert saved["paths"][0].startswith("0/")
         assert saved["classes"][0] == "0"
+
+
+def test_workers_that_the_index_starts_read_the_same(command, make, folder):
+    made = make()
+    done = command("index", made.folder, folder, "--workers", 2, "--store", folder.parent / "by workers")
+    assert done.returncode == 0, done.stderr
+    with pytest.warns(SkippedImage):
+        one, other = (make(store, workers=0).embed_folder(folder) for store in ("store", folder.parent / "by workers"))
+    assert (one.new, other.new) == (200, 0)
+    torch.testing.assert_close(one.embeddings, other.embeddings, rtol=0, atol=1e-5)
+
+
+def test_scripts_have_no_workers_by_default(monkeypatch, tmp_path):
+    """Each worker would execute the script again."""
+    counts = []
+    for file in ("bin/pml-ext", "script.py", None):
+        main = types.ModuleType("__main__")
+        if file is not None:
+            main.__file__ = str(tmp_path / file)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        counts.append(default_workers(5_000) > 0)
+    assert counts == ([True, False, True] if sys.platform == "linux" else [False] * 3)
+    assert default_workers(100) == 0

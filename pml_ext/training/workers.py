@@ -1,0 +1,47 @@
+"""Start of data-loader workers: by a fork server on Linux, else by spawn.
+
+A fork of the run itself would copy its threads' locks. The fork server has one thread, imports torch once and forks
+each worker in milliseconds. What a worker reads must be picklable.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import multiprocessing.util
+import signal
+import sys
+from multiprocessing.context import BaseContext
+
+from .signals import ENDING
+
+# This module is the first, since importing it protects the server from signals.
+_PRELOADED = [__name__, "pml_ext.training.batches", "torchvision.transforms.v2"]
+
+
+def worker_context() -> BaseContext:
+    """Return the context that starts data-loader workers, and start its fork server."""
+    if sys.platform == "linux":
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(_PRELOADED)
+        try:
+            multiprocessing.forkserver.ensure_running()
+            return context
+        except ChildProcessError:  # this process was forked, and the server is that of its parent
+            pass
+    return multiprocessing.get_context("spawn")
+
+
+def _ignore_signals() -> None:
+    """Ignore the signals that a scheduler sends to every process of a job: the run ends its workers and the server."""
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+
+    def restore(_: object) -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    multiprocessing.util.register_after_fork(worker_context, restore)  # in a worker, before its own work
+
+
+if getattr(sys.modules["__main__"], "main", None) is multiprocessing.forkserver.main:
+    _ignore_signals()
