@@ -30,16 +30,16 @@ CLASSES = 1000
 
 def made_up_run(place: Path, size: int) -> Path:
     """A run of a small network, trained for seconds."""
-    from pml_ext.training import run
+    from pml_ext.training import results
     from pml_ext.training.launch import train
 
-    real, run.write_run_report = run.write_run_report, lambda *_: None
+    real, results.write_run_report = results.write_run_report, lambda *_: None
     try:
         train(
             "triplets/digits", out=place / "run", overrides=(*OVERRIDES, f"model.embedding_size={size}"), device="cpu"
         )
     finally:
-        run.write_run_report = real
+        results.write_run_report = real
     return place / "run"
 
 

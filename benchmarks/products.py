@@ -81,8 +81,7 @@ def run(place, images, classes, workers, training_images):
 
     from pml_ext.data import photographs
     from pml_ext.data.published import Count
-    from pml_ext.training import evaluation
-    from pml_ext.training import run as runs
+    from pml_ext.training import evaluation, loop, results
     from pml_ext.training.launch import train
 
     torch.set_num_threads(1)
@@ -114,9 +113,9 @@ def run(place, images, classes, workers, training_images):
         return clock(name, measure)(view, split, clustering)
 
     measure, evaluation.evaluate_split = evaluation.evaluate_split, of_split
-    runs.metrics_before = with_loop(runs.metrics_before)
-    runs.metrics_after = clock("tests", runs.metrics_after)
-    runs.write_run_report = clock("report", runs.write_run_report)
+    loop.metrics_before = with_loop(loop.metrics_before)
+    results.metrics_after = clock("tests", results.metrics_after)
+    results.write_run_report = clock("report", results.write_run_report)
     with tempfile.TemporaryDirectory() as folder:
         overrides = [
             "data={name='sop', image_size=224}",

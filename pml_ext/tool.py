@@ -128,6 +128,7 @@ if TYPE_CHECKING:
     from .training.evaluation import nearest as nearest
     from .training.export import write_export as write_export
     from .training.features import FeatureCache as FeatureCache
+    from .training.folder import METRICS as METRICS
     from .training.launch import QUICK as QUICK
     from .training.launch import Plan as Plan
     from .training.launch import execute as execute
@@ -136,16 +137,16 @@ if TYPE_CHECKING:
     from .training.launch import read_metrics as read_metrics
     from .training.launch import spread as spread
     from .training.launch import train as train
+    from .training.listener import Listener as Listener
+    from .training.listener import Silence as Silence
+    from .training.loop import train_run as train_run
     from .training.records import CURVE as CURVE
     from .training.records import VALIDATION as VALIDATION
     from .training.records import Records as Records
     from .training.records import Series as Series
     from .training.records import metric_series as metric_series
     from .training.records import write_csv as write_csv
-    from .training.run import METRICS as METRICS
-    from .training.run import Listener as Listener
     from .training.run import Run as Run
-    from .training.run import Silence as Silence
     from .training.trackers import phases_of as phases_of
     from .training.view import View as View
 

@@ -95,7 +95,7 @@ def pml_ext_command(
 def without_report() -> Iterator[None]:
     """Runs draw no report, which takes most of the time of a short one."""
     with pytest.MonkeyPatch.context() as patch:  # of its own, which a test's undo() leaves alone
-        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         yield
 
 
@@ -107,7 +107,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     place = tmp_path_factory.mktemp("runs")
     quick = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         for name, seed in (("one", 0), ("other", 1)):
             train("triplets/digits", out=place / name, seed=seed, overrides=quick, device="cpu")
     return place / "one", place / "other"

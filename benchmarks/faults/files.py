@@ -65,17 +65,17 @@ def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = Fa
         last: the iteration after which the run is interrupted.
         resume: whether it goes on.
     """
-    from pml_ext.training import run
+    from pml_ext.training import results
     from pml_ext.training.launch import train
 
-    ear, real = Ear(last), run.write_run_report
-    run.write_run_report = _small_report
+    ear, real = Ear(last), results.write_run_report
+    results.write_run_report = _small_report
     try:
         train(RECIPE, out, seed=seed, device="cpu", overrides=OVERRIDES, listener=ear, resume=resume)
     except KeyboardInterrupt:
         pass
     finally:
-        run.write_run_report = real
+        results.write_run_report = real
     return ear.told
 
 

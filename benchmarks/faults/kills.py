@@ -129,7 +129,7 @@ class Counter:
         from record_keeper.db_utils import DBManager
         from torch.utils.tensorboard import SummaryWriter
 
-        from pml_ext.training import evaluation, records, run
+        from pml_ext.training import evaluation, records, results
         from pml_ext.training.run import Run
 
         for name in ("replace", "link", "unlink"):
@@ -140,7 +140,7 @@ class Counter:
         self.around(SummaryWriter, "flush", lambda *_: "events")
         self.around(records.Records, "add", lambda _, number, __: f"iteration or epoch {number}")
         self.around(evaluation, "_searched", lambda *_, **__: "an evaluation")
-        self.around(run, "write_run_report", lambda *_, **__: "the report")
+        self.around(results, "write_run_report", lambda *_, **__: "the report")
         self.around(Run, "call_parts", lambda _, method: method)
 
 
@@ -201,7 +201,7 @@ def execute(
 def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool) -> None:
     """In a forked process: the runs, and its end."""
     from pml_ext.errors import PmlExtError, StoppedError
-    from pml_ext.training import run
+    from pml_ext.training import results
     from pml_ext.training.launch import train
 
     status = 1
@@ -209,7 +209,7 @@ def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None
         torch.set_num_threads(1)
         os.environ.setdefault("RANK", "0")
         if not report:
-            run.write_run_report = lambda view, *_: (view.folder / "report.html").write_text("none")
+            results.write_run_report = lambda view, *_: (view.folder / "report.html").write_text("none")
         Counter(at, log, how).everywhere()
         train(scenario.recipe, out, seeds=scenario.seeds, device="cpu", overrides=scenario.overrides, resume=resume)
         status = 0

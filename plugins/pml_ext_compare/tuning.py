@@ -32,6 +32,7 @@ from pml_ext.tool import (
     nested,
     one_line,
     ranges_of,
+    train_run,
     write_text,
 )
 
@@ -44,18 +45,9 @@ _SEED = 0  # seed of all trials' runs
 _TESTS = 5  # validations of a trial over its epochs
 
 
-class TrialRun(Run):
-    """A run that is tested on its validation classes alone, returns the best value, and writes no report."""
-
-    report: Callable[[int, float], None]  # takes an epoch and the best value until then; set before the run trains
-
-    def _end_epoch(self, records: Records) -> None:
-        super()._end_epoch(records)
-        if self._history.best["epoch"] is not None:
-            self.report(self.epoch, self._history.best["value"])
-
-    def _finish(self, records: Records) -> dict[str, Any]:
-        return {"value": self._history.best["value"]}
+def best_value(run: Run, _: Records) -> dict[str, Any]:
+    """Return the best value on the validation classes: all that a trial's run tests; it writes no report."""
+    return {"value": run.history.best["value"]}
 
 
 @dataclass(frozen=True)
@@ -261,10 +253,10 @@ class TrialJob:
                 settings = [*self.study.settings, *tuned, *([f"evaluation.fold={fold}"] if fold else [])]
                 recipe, folder = load_recipes(name, settings)[name], self._folder(left.number) / f"fold-{fold}"
                 listener = ProgressShares(on_progress, recipe.schedule.epochs, self.name)
-                run = TrialRun(recipe, name, folder, _SEED, self.device, self.data, listener)
-                run.report = report
+                run = Run(recipe, name, folder, _SEED, self.device, self.data, listener)
                 with locked(folder):
-                    values.append(run.train(resume=True)["value"])
+                    metrics = train_run(run, resume=True, after_validation=report, finish=best_value)
+                    values.append(metrics["value"])
             study.tell(left.number, sum(values) / len(values))
         except optuna.TrialPruned:
             study.tell(left.number, state=optuna.trial.TrialState.PRUNED)

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from .launch import draw_report as draw_report
     from .launch import summarize as summarize
     from .launch import train as train
-    from .run import Listener as Listener
+    from .listener import Listener as Listener
+    from .loop import train_run as train_run
     from .run import Run as Run
 
 __getattr__ = lazily(__name__, "train", "training", ("matplotlib", "pydantic", "sklearn", "torchvision"))

@@ -22,7 +22,11 @@ from ..files import DamagedError, checksums, final_path, locked_folder, read_jso
 from ..files.checksums import SUMS
 from ..recipe import Recipe, flat, load_recipe, load_recipes, plugins_in
 from . import signals
-from .run import FILES, METRICS, RECIPE, REPORT, WRITTEN, Listener, OnNonfinite, Run
+from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN
+from .listener import Listener
+from .loop import train_run
+from .results import write_again
+from .run import OnNonfinite, Run
 from .trackers import phases_of
 
 Metrics = dict[str, Any]
@@ -150,9 +154,9 @@ def execute(
                 recipe = tomli_w.dumps(tables)
                 checksums.replace_file(folder, RECIPE, lambda path: path.write_text(recipe, "utf-8"))
             if again:
-                run.finish_again(metrics, damaged)
+                write_again(run, metrics, damaged)
         from_rank_0(None)  # the other ranks read the folder's files now
-        return metrics if again else run.train(resume)  # type: ignore[no-any-return]
+        return metrics if again else train_run(run, resume)  # type: ignore[no-any-return]
 
 
 def _check_unchanged(folder: Path, name: str) -> None:
@@ -197,7 +201,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     metrics, damaged = _finished(folder)
     with locked(folder):
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], device, data, listener)
-        run.finish_again(metrics, damaged)
+        write_again(run, metrics, damaged)
     return folder / REPORT
 
 

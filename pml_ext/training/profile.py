@@ -21,6 +21,7 @@ from ..recipe import load_recipe
 from .batches import draw, epoch_batches
 from .engine import Engine, Objective, Step
 from .features import FeatureReader
+from .pseudo_labels import relabel
 from .records import Records
 from .run import Run
 from .workers import worker_context
@@ -96,7 +97,7 @@ def profile_recipe(
         run.call_parts("prepare")
         run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
         stage = run.stages.of(run.epoch)
-        run.relabel(stage)
+        relabel(run, stage)
         run.call_parts("start_epoch")
         drawn: list[list[int]] = []
         while len(drawn) < steps:

@@ -13,16 +13,14 @@ from torch import nn
 
 from .. import registry
 from ..data import LabeledImages
-from ..distributed import DistributedLoss, DistributedMiner, from_rank_0, num_processes
+from ..distributed import DistributedLoss, DistributedMiner, num_processes
 from ..errors import ConfigError, PmlExtError, shortened
-from ..evaluation import kmeans
 from ..pml import reducers
 from ..recipe import Recipe, build_loss, loss_context, own_optimizer
 from ..recipe.build import build_optimizer
 from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable
 from ..registry import BuildContext
 from .engine import data_parallel
-from .view import View
 
 Labels = NDArray[np.int64]
 
@@ -182,15 +180,6 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     return sampler, table.iterations or passes
 
 
-def clusters_of(view: View, table: PseudoTable) -> Labels:
-    """Return the cluster of every training image, ``[N]``, the same in every process (Kan et al., 2022, Sec. 4.6)."""
-    labels = None
-    if view.rank == 0:
-        points = nn.functional.normalize(view.embeddings("train", table.features))
-        labels = kmeans(points, table.clusters).cpu().numpy().astype(np.int64)
-    return from_rank_0(labels)  # type: ignore[no-any-return]
-
-
 def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:
     """Return images with clusters as labels."""
     return images.replace(labels=labels, class_names=[f"cluster {number}" for number in range(table.clusters)])
@@ -205,27 +194,11 @@ def sampler_before_clusters(
     alike, tables = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters), [table]
     if pseudo.batch_size is not None:
         iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
-        tables = [_sized(table, size, iterations) for size in pseudo.batch_size]
+        tables = [sized(table, size, iterations) for size in pseudo.batch_size]
     return [build_sampler(each, alike, seed) for each in tables][-1]
 
 
-def set_sampler(stage: Stage, pseudo: PseudoTable, images: LabeledImages, seed: int, epoch: int) -> None:
-    """Give a stage the sampler of an epoch for images with clusters as labels, and a randomly drawn batch size."""
-    generator, table = np.random.default_rng((seed, epoch)), stage.table.sampler
-    assert table is not None
-    if pseudo.batch_size is not None:
-        low, high = pseudo.batch_size
-        table = _sized(table, int(generator.integers(low, high + 1)), stage.iterations)
-    try:
-        stage.sampler, _ = build_sampler(table, images, int(generator.integers(1 << 31)))
-    except ConfigError as error:
-        there = f"k-means found {len(np.unique(images.labels))} of {pseudo.clusters} clusters"
-        remedy = "take fewer, or smaller batches, unless the network has collapsed"
-        raise ConfigError(f"data.pseudo: before epoch {epoch} {there}; {remedy} ({error})") from None
-    stage.batch_size = table.batch_size
-
-
-def _sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
+def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
     """Return ``[sampler]`` with another batch size, a multiple of the images per class where that is a setting."""
     per_class = table.settings.get("m", 1)
     whole = max(1, size // per_class) * per_class if isinstance(per_class, int) and per_class > 0 else size

@@ -128,6 +128,7 @@ def test_hierarchies_that_are_none():
 def trained(tmp_path_factory):
     """A short run, and its metrics."""
     from pml_ext.recipe import load_recipes
+    from pml_ext.training.loop import train_run
     from pml_ext.training.run import Run
 
     folder = tmp_path_factory.mktemp("alphabets")
@@ -149,12 +150,12 @@ def trained(tmp_path_factory):
     ).values()
     counts = {"train": Count(48, 12), "test": Count(44, 11)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         patch.setattr(omniglot, "SMALL", dataclasses.replace(omniglot.SMALL, counts=counts))
         out = tmp_path_factory.mktemp("run")
         (out / "checkpoints").mkdir()
         run = Run(recipe, "cbml/omniglot-small", out, root=folder)
-        return run, run.train()
+        return run, train_run(run)
 
 
 def test_every_fifth_character_is_tested(trained):

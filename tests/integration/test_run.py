@@ -315,14 +315,14 @@ def test_metrics_are_there_before_the_report_which_a_resumed_run_draws(tmp_path,
     def fails(*_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("pml_ext.training.run.write_run_report", fails)
+    monkeypatch.setattr("pml_ext.training.results.write_run_report", fails)
     with pytest.raises(OSError, match="no space left"):
         quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]")
     written = read_metrics(tmp_path / "out" / "metrics.json")
     left = [tmp_path / "out" / name for name in (".SHA256SUMS.1-1.tmp", "records/.loss_histories.csv.1-1.tmp")]
     for path in left:  # as a process leaves them that is killed while it writes the report
         path.write_text("half of it")
-    monkeypatch.setattr("pml_ext.training.run.write_run_report", lambda *given: drawn.append(given[2]))
+    monkeypatch.setattr("pml_ext.training.results.write_run_report", lambda *given: drawn.append(given[2]))
     resumed = quick(tmp_path / "out", "schedule.epochs=1", "schedule.milestones=[1]", resume=True)
     assert drawn == [written]
     assert {key: value for key, value in resumed.items() if key != "folder"} == written

@@ -142,7 +142,7 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     read, item = [], LabeledImages.__getitem__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LabeledImages, "__getitem__", lambda images, index: read.append(1) or item(images, index))
-        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         bare = quick(tmp_path / "bare", *BARE)
     assert {"raw", "before", "training"} & set(bare) == set()
     assert len(read) == 3 * 4 * 80 + bare["images"]["test"]["images"]

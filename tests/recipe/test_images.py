@@ -64,7 +64,7 @@ def recipe_file(place, photos, text=RECIPE):
 def trained(tmp_path_factory, photos):
     place = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         train(recipe_file(place, photos), out=place / "run", device="cpu")
     return place / "run"
 

@@ -59,7 +59,7 @@ def looked(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch, registry.isolated():
         pml_ext.register(Looking, name="looking")
-        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         train("cbml/digits", out=folder / "true", overrides=(*QUICK, "loss.name=looking"), device="cpu")
         epochs = list(Looking.epochs)
         patch.setattr(view, "build_dataset", garbled)

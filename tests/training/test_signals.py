@@ -114,7 +114,7 @@ def test_a_signal_ends_a_run_in_every_phase_by_its_own_exit_code(tmp_path, monke
     out = tmp_path / "out"
     line = ["train", "cbml/digits", "--out", str(out), "--device", "cpu", *(f"--set={each}" for each in TINY)]
     if phase == "reading last.pt":
-        monkeypatch.setattr("pml_ext.training.run.metrics_after", interrupting(lambda *_: {}))
+        monkeypatch.setattr("pml_ext.training.results.metrics_after", interrupting(lambda *_: {}))
         assert pml_ext_command(*line).returncode == 128 + signal.SIGTERM
         line.append("--resume")
     monkeypatch.setattr(PHASES[phase], interrupting(pkgutil.resolve_name(PHASES[phase])))

@@ -11,8 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pml_ext.errors import MissingExtraError, StoppedError
 from pml_ext.training.launch import train
+from pml_ext.training.listener import Silence
 from pml_ext.training.records import Records
-from pml_ext.training.run import Silence
 from pml_ext.training.trackers import of_epochs
 
 SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]

@@ -48,7 +48,7 @@ def metrics(mine, executor, on_progress=lambda job, said: None):
 @pytest.fixture(scope="module")
 def here(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pml_ext.training.run.write_run_report", lambda *_: None)
+        patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         return metrics(jobs(tmp_path_factory.mktemp("here"), seeds=2), Executor())
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pml_ext.errors import ConfigError
-from pml_ext.training.run import Run
+from pml_ext.training.loop import train_run
 from pml_ext_compare.probing import probe
 
 QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
@@ -14,8 +14,14 @@ QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "
 
 @pytest.mark.usefixtures("without_report")
 def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
-    trained, train, out = [], Run.train, tmp_path / "out"
-    monkeypatch.setattr(Run, "train", lambda run, resume=False: trained.append(run.folder) or train(run, resume))
+    trained = []
+    out = tmp_path / "out"
+
+    def counted(run, resume=False):
+        trained.append(run.folder)
+        return train_run(run, resume)
+
+    monkeypatch.setattr("pml_ext.training.launch.train_run", counted)
     for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
         found = probe("digits", ["convnet", "mlp"], out, "cbml/frozen", seeds, "cpu", overrides=QUICK)

@@ -1,0 +1,235 @@
+"""The story of a run: prepare, test, train epoch after epoch, test again, report."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from torch import nn
+
+from ..distributed import from_rank_0
+from ..errors import StoppedError
+from ..networks.trunks import fit_whitened_pca
+from ..recipe import build_tracker, flat
+from . import outcome, signals
+from .batches import BatchReader, draw_for_all, indices_of
+from .checkpointing import Checkpointer
+from .engine import NotFiniteError, Step
+from .evaluation import evaluate_split, metrics_before
+from .features import FeatureReader
+from .folder import NETWORK, REPORT, write_json
+from .listener import forward_warnings
+from .pseudo_labels import relabel
+from .records import CURVE, VALIDATION, RecordedValues, Records
+from .results import finish
+from .run import Run
+from .trackers import import_tracker
+
+Metrics = dict[str, Any]
+Reader = BatchReader | FeatureReader
+
+
+def train_run(
+    run: Run,
+    resume: bool = False,
+    after_validation: Callable[[int, float], None] | None = None,
+    finish: Callable[[Run, Records], Metrics] = finish,
+) -> Metrics:
+    """Train, test and write everything; return the contents of ``metrics.json``.
+
+    ``after_validation`` gets each validated epoch and the best value so far. ``finish`` tests the trained network and
+    writes the results.
+
+    Raise TrainingError if the loss, an embedding, a gradient or a weight becomes NaN or infinite, DataError for a
+    checkpoint that is damaged or does not match the run, MissingExtraError for a tracker that is not installed, and
+    StoppedError if a signal ends the run.
+    """
+    for table in run.recipe.track:
+        import_tracker(table.name)
+    compute_frozen_features(run)
+    checkpointer = prepare(run, resume)
+    records = open_records(run, checkpointer)
+    reader = run.reader()
+    status = "failed"
+    metrics: Metrics = {}
+    try:
+        while run.epoch < run.epochs:
+            run.epoch += 1
+            with signals.waiting():
+                epoch(run, reader, records, checkpointer, after_validation)
+            signals.check(f"after epoch {run.epoch}, whose checkpoint is written")
+        metrics = from_rank_0(finish(run, records) if records is not None else None)
+        status = "finished"
+        return metrics
+    except StoppedError:
+        status = "stopped"
+        raise
+    finally:
+        reader.close()
+        if records is not None:
+            records.finish(status, metrics, run.folder / REPORT)
+
+
+# Before the first epoch
+
+
+def compute_frozen_features(run: Run) -> None:
+    """Compute the features of a frozen trunk; each process computes a part."""
+    if run.frozen:
+        for split in run.splits:
+            run.features(split)
+
+
+def prepare(run: Run, resume: bool) -> Checkpointer:
+    """Restore the state of a resumed run, or test the untrained network and prepare the components."""
+    _ = run.engine  # raises its errors before the tests
+    checkpointer = Checkpointer(run)
+    if not (resume and checkpointer.resume()):
+        initialize_weights(run)
+        test_before(run, checkpointer)
+        relabel(run, run.stages[0])
+        run.call_parts("prepare")
+    if resume:
+        checkpointer.find_unfinished_epoch()
+    from_rank_0(None)  # all have read the checkpoints
+    if run.rank == 0:
+        checkpointer.forget_epoch()
+        write_json(run.folder, NETWORK, run.network_json())
+    return checkpointer
+
+
+def initialize_weights(run: Run) -> None:
+    """Load the weights of another run, or fit the embedder to principal components, where the recipe says so."""
+    model = run.recipe.model
+    if model.init is not None:
+        run.start_from(Path(model.init))
+    if model.embedder == "pca":
+        fit_whitened_pca(run.embeddings("train", "trunk"), cast(nn.Linear, run.embedder))
+
+
+def test_before(run: Run, checkpointer: Checkpointer) -> None:
+    """Test raw pixels and the untrained network, on rank 0."""
+    if run.rank > 0 or not run.recipe.evaluation.baselines:
+        return
+    run.listener.step("testing raw pixels and the untrained network")
+    started = time.perf_counter()
+    run.history.metrics = metrics_before(run)
+    checkpointer.save_untrained()
+    run.history.baseline_seconds += time.perf_counter() - started
+
+
+def open_records(run: Run, checkpointer: Checkpointer) -> Records | None:
+    """Return the records of a run and its trackers, which go on after the last checkpoint; None but on rank 0."""
+    if run.rank > 0:
+        return None
+    iteration = run.stages.iterations_until(run.epoch) + len(checkpointer.finished_losses())
+    settings = flat(run.recipe.as_dict())
+    trackers = []
+    for table in run.recipe.track:
+        factory = functools.partial(build_tracker, table, run.folder, settings, iteration, run.epoch)
+        trackers.append((table.name, factory))
+    return Records(run.folder, iteration, run.epoch, run.warn, trackers)
+
+
+# An epoch
+
+
+def epoch(
+    run: Run,
+    reader: Reader,
+    records: Records | None,
+    checkpointer: Checkpointer,
+    after_validation: Callable[[int, float], None] | None,
+) -> None:
+    """Train an epoch; rank 0 then validates, writes the checkpoint, and reports loss and speed."""
+    resumed_after = len(checkpointer.finished_losses())
+    started = time.perf_counter()
+    losses = train_epoch(run, reader, records, checkpointer)
+    seconds = time.perf_counter() - started
+    run.history.train_seconds += seconds
+    if records is None:
+        return
+    validate(run, records, checkpointer)
+    if after_validation is not None and run.history.best["epoch"] is not None:
+        after_validation(run.epoch, run.history.best["value"])
+    iterations = len(losses) - resumed_after
+    tell_speed(run, losses, iterations, seconds, time.perf_counter() - started)
+
+
+def train_epoch(run: Run, reader: Reader, records: Records | None, checkpointer: Checkpointer) -> list[float]:
+    """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
+    stage = run.stages.of(run.epoch)
+    run.enter_stage(stage)
+    with signals.waiting(False):  # nothing of the epoch is lost yet
+        unfinished = checkpointer.unfinished
+        relabel(run, stage, None if unfinished is None else unfinished["pseudo_labels"])
+        run.call_parts("start_epoch")
+        run.changed()
+        objective, recorded = run.objective(stage, recorded=records is not None)
+        batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch)
+    losses = checkpointer.finished_losses()
+    reading = reader.read(batches[len(losses) :], run.pseudo_labels)
+    checkpointer.enter_epoch()
+    try:
+        with forward_warnings(run.warn), reader.naming_images():
+            for step in run.engine.epoch(reading, objective):
+                run.call_after_step(stage, indices_of(batches[len(losses)]), step)
+                losses.append(step.loss)
+                record(run, records, recorded, losses, step)
+                run.listener.iteration(run.epoch, len(losses), len(batches), step.loss)
+                if len(losses) < len(batches):
+                    checkpointer.between_iterations(records, losses)
+    except NotFiniteError as error:
+        iteration = run.stages.iterations_until(run.epoch - 1) + len(losses) + 1
+        raise outcome.stopped(run, error, f"in iteration {iteration} (epoch {run.epoch})") from error
+    outcome.check_weights(run, stage)
+    outcome.warn_of_collapse(run, step.embeddings, indices_of(batches[-1]))
+    return losses
+
+
+def record(run: Run, records: Records | None, recorded: RecordedValues, losses: list[float], step: Step) -> None:
+    """Record the values of the last iteration."""
+    run.history.skipped += step.skipped
+    if records is not None:
+        iteration = run.stages.iterations_until(run.epoch - 1) + len(losses)
+        records.add(iteration, recorded.rows(step))
+
+
+def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
+    """Run the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
+    started = time.perf_counter()
+    table = run.recipe.evaluation
+    is_last = run.epoch == run.recipe.schedule.epochs
+    measured: dict[str, dict[str, float]] = {}
+    if table.test_every and (is_last or run.epoch % table.test_every == 0):
+        run.listener.step(f"testing epoch {run.epoch}")
+        measured[run.queries] = evaluate_split(run, run.queries, clustering=False)
+    if table.select is not None and (is_last or run.epoch % table.every == 0):
+        run.listener.step(f"validating epoch {run.epoch}")
+        deciding = run.queries if table.select_on == "test" else "validation"
+        measured[deciding] = evaluate_split(run, deciding)
+        value = measured[deciding][table.select]
+        if value > run.history.best["value"]:
+            run.history.best = {"epoch": run.epoch, "value": value}
+            checkpointer.save_best()
+    for split, metrics in measured.items():
+        records.add(run.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
+    records.save()
+    run.history.test_seconds += time.perf_counter() - started
+    checkpointer.save_epoch()
+
+
+def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:
+    """Report the mean loss of an epoch, images per second, and the time that is left."""
+    left = run.stages.iterations_until(run.epochs) - run.stages.iterations_until(run.epoch)
+    time_left = timedelta(seconds=round(left / iterations * seconds_with_tests))
+    rate = iterations * run.stages.of(run.epoch).batch_size / seconds
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    mean = np.mean(finite or [math.nan])
+    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} images/s, {time_left} left")

@@ -1,0 +1,91 @@
+"""The results of a run: tests of the trained network, ``metrics.json``, the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ..distributed.devices import device_name
+from ..errors import first_of
+from ..files.checksums import SUMS
+from ..recipe import plugins_in
+from ..report import write_run_report
+from . import checkpoint
+from .checkpointing import Checkpointer
+from .evaluation import collapse, counts, metrics_after, recall_by_class
+from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_json
+from .records import TEST, Records, write_csv_files
+from .run import Run
+
+
+def finish(run: Run, records: Records) -> dict[str, Any]:
+    """Test the trained network, on rank 0; write ``metrics.json`` and the report, and return the metrics."""
+    run.pseudo_labels = None
+    run.listener.step("testing the trained network")
+    started = time.perf_counter()
+    best = run.epoch
+    if run.history.best["epoch"] is not None:
+        best = run.load_model("best")["epoch"]
+    Checkpointer(run).save_model()
+    metrics = run.history.metrics | metrics_after(run, run.stages)
+    records.add(run.epoch, {TEST: metrics["after"]})
+    records.close()
+    _warn_of_the_end(run)
+    run.history.test_seconds += time.perf_counter() - started
+    result = _about(run, best) | metrics
+    write_json(run.folder, METRICS, result)
+    write_report(run, result)
+    return result
+
+
+def _warn_of_the_end(run: Run) -> None:
+    similarity = collapse(run.embeddings(run.queries), run.true_labels(run.queries))
+    if similarity:
+        run.warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
+    if run.history.skipped:
+        skipped = f"{run.history.skipped} of {run.stages.iterations_until(run.epoch)} iterations were left out"
+        run.warn(f"{skipped}, since a loss, an embedding or a gradient was not finite")
+
+
+def _about(run: Run, best: int) -> dict[str, Any]:
+    """Return the content of ``metrics.json`` beside the metrics."""
+    history = run.history
+    seconds = {"baselines": history.baseline_seconds, "train": history.train_seconds, "test": history.test_seconds}
+    return {
+        "recipe": run.name,
+        "seed": run.seed,
+        "device": device_name(run.device),
+        "processes": run.processes,
+        "versions": checkpoint.versions(),
+        "plugins": plugins_in(run.recipe.as_dict()),
+        "images": counts(run),
+        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "best_epoch": best,
+        "skipped_iterations": history.skipped,
+        "warnings": history.warnings,
+        "recall_at_1_by_class": recall_by_class(run),
+    }
+
+
+def write_report(run: Run, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:
+    """Write the report and the checksums of the run's files; those of ``lost`` files stay."""
+    run.listener.step("writing the report")
+    write_run_report(run, run.stages, metrics, run.listener.warn)
+    write_checksums(run.folder, lost)
+
+
+def write_again(run: Run, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
+    """Regenerate the derived files of a finished run, and warn about the ``damaged`` (missing or changed) files."""
+    run.load_model("model")
+    run.epoch = run.epochs
+    has_records = "records/logs.db" not in damaged
+    derived = (*DERIVED, "records/") if has_records else DERIVED
+    lost = [name for name in damaged if not name.startswith(derived)]
+    named = [name for name in damaged if name != REPORT or (run.folder / REPORT).exists()]
+    if named:
+        run.listener.warn(f"{run.folder}: not what {SUMS} says: {first_of(named, 4)}; what can be is made again")
+    if has_records:
+        write_csv_files(run.folder / "records")
+    write_json(run.folder, NETWORK, run.network_json())
+    write_report(run, metrics, lost)
