@@ -28,9 +28,9 @@ from ..recipe import Recipe, build_tracker, flat, plugins_in
 from ..recipe.schema import frozen_patterns
 from ..report import write_run_report
 from . import checkpoint, signals
-from .batches import BatchReader, draw_for_all, indices_of
+from .batches import Batches, BatchReader, draw_for_all, indices_of
 from .engine import Engine, NotFiniteError, Objective, first_nonfinite_weight
-from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before, recall_by_class
+from .evaluation import collapse, counts, evaluate_split, metrics_after, metrics_before, missing_pairs, recall_by_class
 from .features import FeatureReader
 from .records import CURVE, TEST, VALIDATION, RecordedValues, Records, write_csv_files
 from .stages import Stage, build_optimizers, build_stages, clusters_of, extend_schedule, set_sampler, with_clusters
@@ -43,6 +43,7 @@ FILES = ("checkpoints", "figures", METRICS, _NETWORK, RECIPE, "records", REPORT,
 # What processes write under temporary names first.
 WRITTEN = (METRICS, _NETWORK, RECIPE, REPORT, "checkpoints/*.pt", "figures/*.png", "records/*.csv")
 _DERIVED = ("figures/", _NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
+FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
 OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, embedding or gradient
 
 
@@ -281,6 +282,8 @@ class Run(View):
                             self.call(part, "after_step", said["indices"], said["embeddings"])
                     losses.append(step.loss)
                     self._history.skipped += step.skipped
+                    if self.epoch == stage.first and len(losses) == min(FIRST_LOSSES, count):
+                        self._warn_of_zero_loss(stage, losses, batches[: len(losses)])
                     if records is not None:
                         records.add(before + len(losses), recorded.rows(step))
                     self.listener.iteration(self.epoch, len(losses), count, step.loss)
@@ -299,6 +302,28 @@ class Run(View):
             )
         self._history.collapsed = similarity is not None
         return losses
+
+    def _warn_of_zero_loss(self, stage: Stage, losses: list[float], batches: Batches) -> None:
+        """Warn if the loss was 0 in all of a stage's first iterations, and say which pairs their batches lack."""
+        if max_over_ranks(int(any(losses))):
+            return
+        drawn = [indices_of(batch) for batch in batches]
+        if self.processes > 1:
+            drawn = [join({"indices": indices})["indices"] for indices in drawn]
+        if stage.table.loss.memory is not None:  # whose pairs are of several batches
+            drawn = [torch.cat(drawn)]
+        labels = self.labels("train").cpu()
+        relation = self.relation if stage.table.loss.relation == "data" else None
+        reason = missing_pairs([labels[indices].to(self.device) for indices in drawn], relation)
+        if not reason:
+            unused = "none adds to the loss, as when all satisfy its margin"
+            if stage.table.loss.miner is not None:
+                unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
+            reason = f"the batches have positive and negative pairs, but {unused}"
+        iterations = f"the first {len(losses)} iterations"
+        if len(self.stages) > 1:
+            iterations += f" of stage {self.stages.index(stage) + 1}"
+        self._warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
 
     def _between_iterations(self, records: Records | None, losses: list[float]) -> None:
         """Write a checkpoint when one is due; stop the run if one of its processes received a signal."""
