@@ -24,7 +24,8 @@ from pml_ext.training.profile import profile_recipe
 
 IMAGES, CLASSES = 20_000, 400
 BATCH = ["sampler.batch_size=64", "sampler.iterations=400"]
-HEAD = ["model.freeze=trunk", 'model.trunk={name="mlp", hidden_sizes=[384]}', "model.embedding_size=128"]
+TRUNK = 'model.trunk={name="mlp", hidden_sizes=[384], weights="random"}'
+HEAD = ["model.freeze=trunk", TRUNK, "model.embedding_size=128"]
 SMALL = ["data.image_size=8", "data.images={}", "data.images.resize=8", "data.images.crop=8", "data.split=image"]
 
 

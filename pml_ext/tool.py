@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from .evaluation.fonts import drawable as drawable
     from .evaluation.fonts import font_file as font_file
     from .evaluation.fonts import short_name as short_name
+    from .evaluation.metrics import title_of as title_of
     from .evaluation.neighbors import nearest_of as nearest_of
     from .evaluation.neighbors import without as without
     from .evaluation.projection import COLORS as COLORS

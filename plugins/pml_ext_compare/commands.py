@@ -153,11 +153,14 @@ class AllRuns(Progress):
 
 
 def _print(result: dict[str, Any], page: Path | None) -> None:
+    from pml_ext.tool import title_of
+
     from .page import remarks
 
     metrics, rows = result["metrics"], result["recipes"]
     wide = any(row["trials"] for row in rows)
-    columns = [f"{result['phase']}, %, mean ± std", "seeds", *metrics, *(["trials", "seconds", "selection"] * wide)]
+    columns = [f"{result['phase']}, %, mean ± std", "seeds", *map(title_of, metrics)]
+    columns += ["trials", "seconds", "selection"] * wide
     cells = [
         [
             row["recipe"],
@@ -170,7 +173,7 @@ def _print(result: dict[str, Any], page: Path | None) -> None:
     print_table(columns, cells, right=range(1, len(columns) - wide))
     if result["differences"]:
         columns = [f"difference from {result['differences_from']}", "pairs"]
-        columns += [word for name in metrics for word in (name, "95 %", "p")]
+        columns += [word for name in metrics for word in (title_of(name), "95 %", "p")]
         cells = [
             [row["recipe"], str(row[metrics[0]]["pairs"]), *(cell for name in metrics for cell in _cells(row[name]))]
             for row in result["differences"]

@@ -23,9 +23,10 @@ from pml_ext.tool import (
     read_metrics,
     read_toml,
     shortened,
+    title_of,
 )
 
-from .statistics import LEVEL, Difference, estimate, holm, paired_difference, sentence, too_few_for_ranks
+from .statistics import LEVEL, Difference, Estimate, estimate, holm, paired_difference, sentence, too_few_for_ranks
 
 FOLD = "evaluation.fold"  # the setting in which the runs of a row may differ
 # Settings that a fair comparison shares: patterns of keys, by the name of the mark.
@@ -202,7 +203,8 @@ def compare(
         row["folders"] = {str(seed): str(folder) for seed, folder in group.folders.items()}
         for name in metrics:
             values = [*group.values(phase, name).values()]
-            row[name] = {**asdict(estimate(values)), "values": values, "paper": group.paper_values(phase, name)}
+            row[name] = _possible(name, estimate(values))
+            row[name] |= {"values": values, "paper": group.paper_values(phase, name)}
         recipes.append(row)
     tested = [group for group in others if group.runs]
     differences: list[dict[str, Any]] = [{"recipe": group.name} for group in others]
@@ -220,7 +222,7 @@ def compare(
         if name == metrics[0]:
             tests = sum(each.p is not None for each in found)
             for group, each, p in zip(others, found, corrected, strict=True):
-                sentences += [sentence(group.name, first.name, name, each, p, tests)] if group.runs else []
+                sentences += [sentence(group.name, first.name, title_of(name), each, p, tests)] if group.runs else []
             sentences += too_few_for_ranks(each.pairs for each in found)
     return {
         "phase": phase,
@@ -230,6 +232,14 @@ def compare(
         "differences": differences,
         "sentences": sentences,
     }
+
+
+def _possible(metric: str, about: Estimate) -> dict[str, Any]:
+    """Return an estimate with its interval cut at 0 and 1 for the package's metrics, which are shares."""
+    values = asdict(about)
+    if title_of(metric) != metric and about.low is not None and about.high is not None:
+        values |= {"low": max(0.0, about.low), "high": min(1.0, about.high)}
+    return values
 
 
 def _check(first: Group, phase: str, metrics: Sequence[str]) -> None:

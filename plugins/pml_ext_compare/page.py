@@ -29,6 +29,7 @@ from pml_ext.tool import (
     percent,
     render,
     short_name,
+    title_of,
     write_csv,
     write_json,
     write_text,
@@ -66,7 +67,7 @@ def write_comparison(
     if latex:
         write_text(out / "comparison.tex", latex_table(shown[0]))
     tables, drawn = _queries(groups, result, choose_device(device), data)
-    panels = {metric: curves for metric in result["metrics"] if (curves := _curves(groups, metric))}
+    panels = {title_of(metric): curves for metric in result["metrics"] if (curves := _curves(groups, metric))}
     if panels:
         caption = "On validation images, or on test images where the recipe tests epochs; means over the seeds."
         drawn.insert(0, draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), caption))
@@ -87,8 +88,8 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
         cells += [", ".join(dict.fromkeys(each["text"] for each in row[name]["paper"])) for name in printed]
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
         rows.append([*cells, str(row["trials"]), seconds, row["selection"]])
-    columns = ["recipe", "seeds", *metrics, *(f"{name} in the paper" for name in printed)]
-    caption = "Mean over the seeds and its 95 % interval by Student's t; seconds of training are of one run."
+    columns = ["recipe", "seeds", *map(title_of, metrics), *(f"{title_of(name)} in the paper" for name in printed)]
+    caption = "Mean over the seeds and its 95 % interval by Student's t, cut at 0 and 100; training seconds of one run."
     if any(not each["same_data"] for row in result["recipes"] for name in printed for each in row[name]["paper"]):
         caption += " The papers' values are of their own data and networks."
     return ReportTable("Rows", [*columns, "trials", "seconds", "selection"], rows, caption)
@@ -104,7 +105,8 @@ def differences_table(result: Mapping[str, Any]) -> ReportTable:
             improvement = "" if None in better else "{:.2f} [{:.2f}, {:.2f}]".format(*better)
             more = "" if mine["p"] is None else "> 1000" if mine["wanted"] is None else str(mine["wanted"])
             tests = ["" if mine[key] is None else f"{mine[key]:.3g}" for key in ("p", "p_holm", "p_permutation")]
-            rows.append([row["recipe"], metric, str(mine["pairs"]), _interval(mine, "+"), *tests, improvement, more])
+            about = [row["recipe"], title_of(metric), str(mine["pairs"]), _interval(mine, "+")]
+            rows.append([*about, *tests, improvement, more])
     columns = ["difference from the baseline", "metric", "pairs", "difference"]
     columns += ["p", "p, Holm", "p, permutation", "P(better)", "pairs wanted"]
     caption = (
@@ -134,7 +136,8 @@ def tuning_table(about: Mapping[str, Any]) -> ReportTable:
         f"{key} " + ", ".join(f"{name} {value}" for name, value in each.items() if value)
         for key, each in about["ranges"].items()
     )
-    sampler = f"{about['sampler']} sampler, {about['pruner']} pruner, by {about['metric']} of {about['chosen on']}"
+    chosen = f"by {title_of(about['metric'])} of {about['chosen on']}"
+    sampler = f"{about['sampler']} sampler, {about['pruner']} pruner, {chosen}"
     caption = ". ".join([*texts, f"Ranges: {'; '.join(ranges)}", sampler]) + "."
     columns = ["trial", "state", "value", "seconds", *about["ranges"]]
     return ReportTable(f"Trials of {about['recipe']}", columns, rows, caption)

@@ -24,6 +24,7 @@ from pml_ext.tool import (
     preprocessing_of,
     render,
     spread,
+    title_of,
     train,
     write_csv,
     write_json,
@@ -35,7 +36,7 @@ from .statistics import paired_difference
 
 METRICS = ("recall_at_1", "map_at_r", "nmi")
 COLUMNS = ["trunk", "parameters", "features", "images/s"]
-HEADS = [*COLUMNS, "%", *METRICS]
+HEADS = [*COLUMNS, "%", *map(title_of, METRICS)]
 ROWS = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
 BASE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
@@ -74,13 +75,15 @@ def probe(
     of them, as in ``NAME=WEIGHTS``; ``head`` is the recipe of a head to train ``seeds`` times on each trunk. The other
     arguments are those of :func:`~.launch.train`. ``out`` gets the runs, ``probe.json``, ``.csv`` and ``.html``.
     """
-    probes = []
-    for trunk in trunks:
+    settings_by_trunk = {}
+    for trunk in trunks:  # raise errors before any computation
         name, _, weights = trunk.partition("=")
         table = f"{{name={json.dumps(name)}" + (f", weights={json.dumps(weights)}" if weights else "") + "}"
         settings = [f"data.name={data_set}", f"model.trunk={table}", "model.freeze=trunk", *overrides]
-        if head is not None:
-            load_recipe(head, settings)  # raise errors before any computation
+        load_recipe(head or BASE, settings)
+        settings_by_trunk[trunk] = settings
+    probes = []
+    for trunk, settings in settings_by_trunk.items():
         about = _about(settings, device, data)
         place = out / slug(trunk)
         own = [*settings, "model.embedder=none", f"model.embedding_size={about['features']}"]

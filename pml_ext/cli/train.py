@@ -85,6 +85,7 @@ def train(
             _print_summary(results, summarize(results))
         else:
             _print_metrics(results[0])
+        _print_setbacks(results)
         train_seconds = sum(result["seconds"]["train"] for result in results)
         test_seconds = sum(sum(result["seconds"].values()) for result in results) - train_seconds
         if test_seconds > train_seconds and not quick:
@@ -97,6 +98,17 @@ def train(
         raise failed
 
 
+def _print_setbacks(results: list[dict[str, Any]]) -> None:
+    """Say which runs are behind their untrained networks."""
+    from ..recipe import load_recipes
+    from ..report import setback
+
+    for result in results:
+        (recipe,) = load_recipes(str(Path(result["folder"]) / "recipe.toml"), check=False).values()
+        if text := setback(recipe, result):
+            stdout().print(f"{result['folder']}: {text}" if len(results) > 1 else text, soft_wrap=True)
+
+
 def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -> None:
     """Redraw the report of a finished run."""
     from ..training.launch import draw_report
@@ -107,6 +119,7 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
+    from ..evaluation.metrics import title_of
     from ..report import PHASES
 
     names = [*metrics["after"]]
@@ -115,10 +128,11 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
         for phase, label in PHASES.items()
         if phase in metrics
     ]
-    print_table([f"{metrics['recipe']}, %", *names], rows, right=range(1, len(names) + 1))
+    print_table([f"{metrics['recipe']}, %", *map(title_of, names)], rows, right=range(1, len(names) + 1))
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    from ..evaluation.metrics import title_of
     from ..report import PHASES
 
     names, rows = [*results[0]["after"]], []
@@ -127,4 +141,4 @@ def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> No
         for phase, values in phases.items():
             cells = [mean_and_std(values[name]) if name in values else "" for name in names]
             rows.append([recipe, PHASES[phase], str(count), *cells])
-    print_table(["recipe", "%, mean ± std", "runs", *names], rows, right=range(2, len(names) + 3))
+    print_table(["recipe", "%, mean ± std", "runs", *map(title_of, names)], rows, right=range(2, len(names) + 3))

@@ -18,6 +18,7 @@ To add a metric, write its function and add a row to ``_METRICS``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -151,6 +152,9 @@ _METRICS = (
 )
 
 
+_PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}  # titles of classification protocols, by metric's prefix
+
+
 def metrics_of(
     recall_at: Iterable[int] = (1,),
     precision_at: Iterable[int] = (1,),
@@ -185,6 +189,19 @@ def metrics_of(
     ]
     precisions = [precision(k) for k in _counts("precision_at", precision_at)]
     return [*map(recall, recall_at), *precisions, *graded, *of_levels, *_METRICS, *more_clusters]
+
+
+def title_of(name: str) -> str:
+    """Return the heading of a metric by its key in ``metrics.json``: ``"Recall@1"`` of ``"recall_at_1"``.
+
+    A name that is not in the table, such as that of a plugin's metric, stays as it is.
+    """
+    numbers = [int(number) for number in re.findall(r"[1-9]\d{0,8}", name)]
+    for metric in metrics_of(numbers, numbers, numbers, numbers, numbers):
+        if metric.name == name:
+            return metric.title
+    protocol, _, top = name.partition("_top_")
+    return f"{_PROTOCOLS[protocol]}, top-{top}" if protocol in _PROTOCOLS and top else name
 
 
 def _counts(name: str, values: Iterable[int]) -> list[int]:

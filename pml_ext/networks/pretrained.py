@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, first_of, needs_extra, one_line
-from .trunks import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_library, torchvision_models, unwrapped_trunk
+from .trunks import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
 
 HF = "hf/"
+RANDOM = "random"  # weights of a trunk that is meant to stay untrained, as a frozen one
 _CLASSIFIERS = ("fc", "head", "heads", "head_dist", "classifier", "last_linear", "pre_logits")
 _COUNTER = "num_batches_tracked"  # batch norm buffer that old files lack
 
@@ -60,6 +61,11 @@ class PretrainedImages(NamedTuple):
 def is_file(weights: object) -> bool:
     """Return whether a trunk's setting ``weights`` is a file, not a library's name of weights."""
     return isinstance(weights, str) and weights.endswith((".safetensors", ".pth", ".pt", ".bin"))
+
+
+def is_pretrained(options: Mapping[str, Any]) -> bool:
+    """Return whether a trunk's settings name weights, from a file or a library."""
+    return options.get("weights") not in (None, RANDOM)
 
 
 def load_weights(trunk: nn.Module, file: str) -> None:
@@ -167,14 +173,13 @@ class _Pooled(nn.Module):
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
     """Return the preprocessing for a trunk's ``weights``; None without weights or if no library provides them."""
     weights, short = options.get("weights"), name.rpartition("/")[2]
-    if weights is None:
+    if not is_pretrained(options):
         return None
     if name == "bn-inception":
         mean, unit = tuple(each / 255 for each in BN_INCEPTION_MEAN[::-1]), 1 / 255
         return PretrainedImages(mean, (unit, unit, unit), bgr=True)
     if name.startswith(TIMM):
-        tag = "" if is_file(weights) else f".{weights}"
-        wanted = timm_library(short).get_pretrained_cfg(f"{short}{tag}", allow_unregistered=True)
+        wanted = timm_config(short, None if is_file(weights) else weights)
         if wanted is None:
             return None
         return _images(wanted.mean, wanted.std, int(wanted.input_size[-1]), wanted.interpolation)

@@ -246,7 +246,7 @@ def timm_trunk(
     timm = timm_library(name)
     full = name if weights is None else f"{name}.{weights}"
     options: dict[str, Any] = {"pretrained": weights is not None, "num_classes": 0}
-    if getattr(timm.get_pretrained_cfg(full, allow_unregistered=True), "fixed_input_size", False):
+    if getattr(timm_config(name, weights), "fixed_input_size", False):
         options["img_size"] = image_size
     try:
         model: nn.Module = timm.create_model(full, **options)
@@ -260,6 +260,16 @@ def timm_library(name: str) -> Any:
     with needs_extra("timm", f"the trunk {TIMM}{name}"):
         import timm
     return timm
+
+
+def timm_config(name: str, weights: str | None) -> Any:
+    """Return timm's description of a model with weights; None if it has none; ConfigError for unknown weights."""
+    timm = timm_library(name)
+    try:
+        return timm.get_pretrained_cfg(name if weights is None else f"{name}.{weights}", allow_unregistered=True)
+    except RuntimeError:
+        known = [full.partition(".")[2] for full in timm.models.get_arch_pretrained_cfgs(name)]
+        raise ConfigError(f"{TIMM}{name}: {unknown('weights', weights, known)}") from None
 
 
 def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:

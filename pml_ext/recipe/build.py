@@ -258,10 +258,10 @@ def _trunk_factory(name: str) -> Callable[..., Any]:
 
 
 def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
-    """Return the settings for a trunk's factory, without ``weights`` if it is a file or the trunk is ``trained``."""
-    from ..networks.pretrained import is_file
+    """Return the settings for a trunk's factory, without ``weights`` unless it loads them from its library."""
+    from ..networks.pretrained import is_file, is_pretrained
 
-    drops = trained or is_file(table.settings.get("weights"))
+    drops = trained or is_file(table.settings.get("weights")) or not is_pretrained(table.settings)
     return {name: value for name, value in table.settings.items() if not (drops and name == "weights")}
 
 
@@ -394,6 +394,30 @@ def check_names(recipe: Recipe) -> None:
         raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
     if select is not None and select not in (known := recipe.evaluation.metric_names()):
         raise ConfigError(f"evaluation.select: {unknown('metric', select, known)}")
+
+
+def check_frozen_trunk(table: ModelTable) -> None:
+    """Refuse a trunk that is frozen, or trained by adapters alone, at random weights that the recipe does not mention.
+
+    Trunks of plugins may have weights of their own.
+    """
+    from ..networks import trunks as models
+    from ..networks.pretrained import HF, RANDOM
+
+    name = table.trunk.name
+    keeps_weights = bool(frozen_patterns(table.freeze)) or table.lora is not None
+    has_weights = table.init is not None or table.trunk.settings.get("weights") is not None
+    own = name.startswith((models.TIMM, HF)) or models.builtin_trunk(name) is not None
+    if keeps_weights and own and not has_weights:
+        wanted = ["a file", f"{RANDOM!r} if that is meant"]
+        if name.startswith(models.TIMM):
+            wanted.insert(0, "a tag of timm")
+        elif name.startswith((models.PREFIX, HF)):
+            wanted.insert(0, "'DEFAULT'")
+        raise ConfigError(
+            f"model.trunk: {name} is frozen and has no weights, so its features would be random; wanted weights = "
+            f"{' or '.join(wanted)}: --set model.trunk.weights=WEIGHTS, in probe {name}=WEIGHTS"
+        )
 
 
 def _stand_ins(table: DataTable) -> list[str]:

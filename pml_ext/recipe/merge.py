@@ -18,7 +18,7 @@ from typing import Any
 from .. import registry
 from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, needs_extra, shortened, unknown
 from ..files import toml_value
-from .build import check_names, merged, nested
+from .build import check_frozen_trunk, check_names, merged, nested
 from .papers import PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
 
@@ -44,7 +44,7 @@ def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -
     overrides, source, run = list(overrides), name, Tables()
     try:
         source, run, variants = _variants(name, overrides)
-        return {full: validate(tables, source, not run, check) for full, tables in variants.items()}
+        return {full: validate(tables, source, new=not run, check=check) for full, tables in variants.items()}
     except (ConfigError, UnknownNameError) as error:
         if lacking := registry.lacking(run.get("plugins", {})):
             raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
@@ -71,13 +71,18 @@ def _naming_option(text: str, overrides: Iterable[str]) -> str:
     return text
 
 
-def validate(tables: Mapping[str, Any], source: str, quotes: bool = True, check: bool = True) -> Recipe:
-    """Return the recipe of plain tables, with every name and setting checked, and rows of papers with ``quotes``."""
+def validate(tables: Mapping[str, Any], source: str, new: bool = True, check: bool = True) -> Recipe:
+    """Return the recipe of plain tables, with every name and setting checked.
+
+    The recipe of a run that exists is not ``new``: rows of papers, and weights of a frozen trunk, are not checked.
+    """
     try:
         recipe = Recipe.model_validate(tables)
         if check:
             check_names(recipe)
-        if quotes:
+        if check and new:
+            check_frozen_trunk(recipe.model)
+        if new:
             quoted(recipe.paper, recipe.data.name)
     except (ConfigError, ValidationError) as error:
         text = problem_of(error) if isinstance(error, ValidationError) else str(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -162,6 +163,9 @@ class ModelTable(Table):
         name, dot, tag = self.trunk.name.partition(".")
         if dot and name.startswith("timm/") and "weights" not in self.trunk.settings:  # as timm names a trained model
             self.trunk = NamedTable.model_validate({**self.trunk.settings, "name": name, "weights": tag})
+        library, _, folder = self.trunk.name.partition("/")
+        if library == "hf" and "weights" not in self.trunk.settings and os.path.isdir(folder):  # a saved model
+            self.trunk = NamedTable.model_validate({**self.trunk.model_dump(), "weights": "DEFAULT"})
         if self.lora is not None and self.freeze != "none":
             raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
         if self.embedder in ("none", "pca"):

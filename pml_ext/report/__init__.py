@@ -19,10 +19,9 @@ from torch import Tensor
 from ..errors import ConfigError, UnknownNameError, needs_extra, one_line
 from ..evaluation import Evaluation, figures
 from ..evaluation.fonts import short_name
-from ..evaluation.metrics import metrics_of
+from ..evaluation.metrics import title_of
 from ..files import write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
-from ..recipe.schema import TOP
 from ..training.checkpoint import load
 from ..training.evaluation import confusions, counts, nearest, recall_by_class
 from ..training.records import CURVE, VALIDATION, Series, loss_series, metric_series
@@ -48,7 +47,6 @@ PHASES = {
 }
 WORST = 10  # classes in a table
 _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
-_PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}
 
 
 class ReportFigure(NamedTuple):
@@ -86,10 +84,12 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
         if curves := metric_series(view.folder, metric):
             names = {VALIDATION: table.validated_on, CURVE: kind}
-            panels[metric] = {names[name]: curve for name, curve in curves.items()}
+            panels[title_of(metric)] = {names[name]: curve for name, curve in curves.items()}
     if panels and not few:
         images = f"the {kind} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
-        chosen = f"The epoch is chosen by {table.select} on {images}." if table.select else "The last epoch is tested."
+        chosen = "The last epoch is tested."
+        if table.select is not None:
+            chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
     if not few:
         phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
@@ -207,6 +207,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         recipe=view.recipe,
         metrics=metrics,
         seen=bool(trained & tested),
+        setback=setback(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
         photos=shlex.quote(path) if kind == "folder" else "FOLDER",
         phases=dict(metrics["seconds"], figures=drawing),
@@ -221,19 +222,16 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 def render(template: str, **values: Any) -> str:
     """Return a page of this folder's template ``NAME.html.jinja``."""
     environment = jinja2.Environment(loader=jinja2.PackageLoader(__name__, "."), autoescape=True)
+    environment.filters["title_of"] = title_of
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
     return environment.get_template(f"{template}.html.jinja").render(**values)
 
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
-    table, phases = view.recipe.evaluation, [phase for phase in PHASES if phase in metrics]
+    phases = [phase for phase in PHASES if phase in metrics]
     if view.frozen and {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder) in phases:
         phases.remove("after")  # nothing was trained: identical to another phase
-    levels = view.relation.levels if view.relation is not None else ()
-    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
-    titles = {each.name: each.title for each in known}
-    titles |= {f"{prefix}_top_{k}": f"{text}, top-{k}" for prefix, text in _PROTOCOLS.items() for k in TOP}
     rows = []
     for name in metrics["after"]:
         if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
@@ -241,7 +239,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
         best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
         values = ((phase, metrics[phase].get(name)) for phase in phases)
         cells = (percent(value, bold=phase != "training" and value == best) for phase, value in values)
-        rows.append([titles.get(name, name), *cells])
+        rows.append([title_of(name), *cells])
     apart, training = view.queries == "query", view.tested_training
     searched = "query is searched in the gallery" if apart else "test image is searched among all others"
     caption = f"Every {searched} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
@@ -252,6 +250,25 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     named = {"after": "head" if view.frozen else "fine-tuned network"} if "frozen" in metrics else {}  # pretrained
     columns = ["%", *((PHASES | named)[phase] for phase in phases)]
     return ReportTable(f"Retrieval and clustering {where}", columns, rows, caption)
+
+
+def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Say that training left the network behind the untrained one, or behind its frozen trunk; empty if it did not.
+
+    By the recipe's ``evaluation.select``, else by Recall@1. ``metrics`` are by phase and metric.
+    """
+    frozen = recipe.model.freeze == "trunk"
+    if frozen and recipe.model.embedder in ("none", "pca"):  # nothing is trained
+        return ""
+    name = recipe.evaluation.select or "recall_at_1"
+    untrained = {phase: metrics[phase][name] for phase in ("before", "frozen") if name in metrics.get(phase, ())}
+    phase = max(untrained, key=lambda phase: untrained[phase], default=None)
+    if phase is None or not metrics["after"][name] < untrained[phase]:  # NaN is not behind
+        return ""
+    trained = "head" if frozen else "trained network"
+    after, before = percent(metrics["after"][name]), percent(untrained[phase])
+    numbers = f"{title_of(name)} is {after} %, and {before} % before training"
+    return f"The {trained} is behind the {PHASES[phase]}: {numbers}."
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,9 @@ from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, nee
 from ..evaluation.classification import nearest_class_mean, related_means
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from ..networks.pretrained import is_pretrained
 from ..networks.trunks import fit_whitened_pca
+from ..pairwise import Relation
 from ..recipe.schema import PROTOCOLS, TOP
 from .engine import first_nonfinite
 from .stages import Stages
@@ -40,7 +42,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     split = view.queries
     parts = list(dict.fromkeys((split, view.gallery_of(split))))
     points = {"raw": {part: view.embedded(part, also=raw_pixels)["also"] for part in parts}}
-    if view.frozen or view.recipe.model.trunk.settings.get("weights") is not None:
+    if view.frozen or is_pretrained(view.recipe.model.trunk.settings):
         features = {part: view.embeddings(part, "trunk") for part in parts}
         known = view.embeddings("train", "trunk")
         size = min(view.recipe.model.embedding_size, *known.shape)
@@ -216,3 +218,26 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
     chance = float(same.double().mean()) * count / (count - 1)
     right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
     return similarity if chance == 0 or right < (1 + chance) / 2 else None
+
+
+def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
+    """Say which pairs, or triplets, none of the batches has; labels are ``[B]`` each. Empty if nothing is missing."""
+    positive_pairs = negative_pairs = triplets = False
+    for labels in batches:
+        if relation is None:
+            positive = labels[:, None] == labels[None]
+            negative = ~positive
+        else:
+            rows = relation.tensor(labels, len(labels), labels.device)
+            weights = relation.matrix(rows, rows)
+            positive, negative = weights > 0, weights == 0
+        positive.fill_diagonal_(False)
+        positive_pairs |= bool(positive.any())
+        negative_pairs |= bool(negative.any())
+        triplets |= bool((positive.any(dim=1) & negative.any(dim=1)).any())
+    if not positive_pairs:
+        remedy = "let the sampler draw several images of each class (pml/m-per-class with m = 2 or more)"
+        return f"no batch has a positive pair, which takes two images of one class; {remedy}"
+    if not negative_pairs:
+        return "no batch has a negative pair, which takes two classes; let the sampler draw several classes"
+    return "" if triplets else "no batch has an image with both a positive and a negative, so there are no triplets"

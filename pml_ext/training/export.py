@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, needs_extra, one_line, shortened
+from ..evaluation.metrics import title_of
 from ..files import DamagedError, read_json, write_atomically
 from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
 from ..networks.network import Network
-from ..networks.pretrained import is_file, merged_lora
+from ..networks.pretrained import is_file, is_pretrained, merged_lora
 from ..recipe import Recipe
 from ..registry.lazy import require_packages
 
@@ -158,9 +159,10 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
     values["description"] = html.escape(recipe.description, quote=False)
     values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private
-    weights = recipe.model.trunk.settings.get("weights")
+    trunk = recipe.model.trunk.settings
+    weights = trunk["weights"] if is_pretrained(trunk) else None
     values["weights"] = Path(str(weights)).name if is_file(weights) else weights
-    return str(template.render(values, about={"onnx": None, **about}, recipe=recipe))
+    return str(template.render(values, about={"onnx": None, **about}, recipe=recipe, title_of=title_of))
 
 
 def _title(recipe: str) -> str:

@@ -181,6 +181,7 @@ def train_epoch(run: Run, reader: Reader, records: Records | None, checkpointer:
             for step in run.engine.epoch(reading, objective):
                 run.call_after_step(stage, indices_of(batches[len(losses)]), step)
                 losses.append(step.loss)
+                outcome.warn_of_zero_loss(run, stage, losses, batches)
                 record(run, records, recorded, losses, step)
                 run.listener.iteration(run.epoch, len(losses), len(batches), step.loss)
                 if len(losses) < len(batches):

@@ -1,16 +1,21 @@
-"""What ends a run or is worth a warning: values that are not finite, and embeddings that collapse to one point."""
+"""What ends a run or is worth a warning: values that are not finite, a loss of 0, embeddings that collapse."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..distributed import join, max_over_ranks
 from ..errors import TrainingError
+from .batches import Batches, indices_of
 from .engine import first_nonfinite_weight
-from .evaluation import collapse
+from .evaluation import collapse, missing_pairs
 from .run import Run
 from .stages import Stage
+
+FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
 
 
 def stopped(run: Run, problem: object, when: str) -> TrainingError:
@@ -42,3 +47,36 @@ def warn_of_collapse(run: Run, embeddings: Tensor, indices: Any) -> None:
             f"images {similarity:.3f}); a warm start, a lower learning rate or easier pairs may help"
         )
     run.history.collapsed = similarity is not None
+
+
+def warn_of_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batches) -> None:
+    """Warn if the loss was 0 in all of a stage's first iterations, and say which pairs their batches lack.
+
+    Does nothing but after the tenth iteration of a stage, or the last one of an epoch with fewer.
+    """
+    if run.epoch != stage.first or len(losses) != min(FIRST_LOSSES, len(batches)):
+        return
+    if max_over_ranks(int(any(losses))):
+        return
+    reason = _missing_pairs(run, stage, batches[: len(losses)])
+    if not reason:
+        unused = "none adds to the loss, as when all satisfy its margin"
+        if stage.table.loss.miner is not None:
+            unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
+        reason = f"the batches have positive and negative pairs, but {unused}"
+    iterations = f"the first {len(losses)} iterations"
+    if len(run.stages) > 1:
+        iterations += f" of stage {run.stages.index(stage) + 1}"
+    run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
+
+
+def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
+    """Return which pairs or triplets none of the batches of all processes has; empty if nothing is missing."""
+    drawn = [indices_of(batch) for batch in batches]
+    if run.processes > 1:
+        drawn = [join({"indices": indices})["indices"] for indices in drawn]
+    if stage.table.loss.memory is not None:  # whose pairs are of several batches
+        drawn = [torch.cat(drawn)]
+    labels = run.labels("train").cpu()
+    relation = run.relation if stage.table.loss.relation == "data" else None
+    return missing_pairs([labels[indices].to(run.device) for indices in drawn], relation)

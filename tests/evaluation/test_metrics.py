@@ -72,3 +72,18 @@ def test_values_per_query_equal_loops(case, k, columns):
     for name, result in values(right, case.relevant, k).items():
         assert result.dtype == torch.float64
         assert result.tolist() == pytest.approx([row[name] for row in wanted], abs=1e-12, nan_ok=True), name
+
+
+def test_a_metric_has_one_title_by_its_key():
+    titles = {
+        "recall_at_1": "Recall@1",
+        "recall_at_100_level_2": "Recall@100, level 2",
+        "precision_at_1": "P@1",
+        "ndcg_at_10": "NDCG@10",
+        "map_at_r": "MAP@R",
+        "nmi": "NMI",
+        "nmi_3": "NMI, 3 per class",
+        "zero_shot_top_5": "zero-shot, top-5",
+        "of_a_plugin_0": "of_a_plugin_0",
+    }
+    assert {name: metrics.title_of(name) for name in titles} == titles

@@ -280,6 +280,35 @@ class Ear:
         self.warnings.append(text)
 
 
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["sampler.m=1", "sampler.batch_size=10"], "no batch has a positive pair, which takes two images of one class"),
+        (["loss.name=pml/triplet-margin", "sampler.m=8", "sampler.batch_size=8"], "no batch has a negative pair"),
+        (['loss={name="pml/triplet-margin", margin=-9}'], "but none adds to the loss, as when all satisfy its margin"),
+        (["loss.memory.size=500", "sampler.m=1", "sampler.batch_size=2", "sampler.iterations=1"], "positive pair"),
+    ],
+)
+def test_a_loss_that_is_always_0_is_a_warning(tmp_path, overrides, reason):
+    settings = ["sampler.iterations=12", "schedule.epochs=2", "schedule.milestones=[1]", *overrides]
+    (warning,) = quick(tmp_path / "run", *settings)["warnings"]
+    first = 1 if "sampler.iterations=1" in overrides else 10
+    assert warning.startswith(f"the loss is 0 in all of the first {first} iterations, so nothing is learned: ")
+    assert reason in warning
+    assert warning in read_json(tmp_path / "run" / "metrics.json")["warnings"]
+
+
+def test_a_setback_is_printed_and_in_the_report(tmp_path, pml_ext_command):
+    settings = [*QUICK, "optimizer.lr=3", "evaluation.figures=few", "evaluation.training_images=0"]
+    options = [word for setting in settings for word in ("--set", setting)]
+    printed = pml_ext_command("train", "cbml/digits", "--out", tmp_path / "run", "--device", "cpu", *options).stdout
+    text = "The trained network is behind the untrained network: Recall@1 is "
+    assert text in printed
+    assert text in (tmp_path / "run" / "report.html").read_text()
+    assert "recall_at_1" not in printed
+
+
 def test_a_collapsed_run_ends_with_metrics_a_report_and_warnings(tmp_path):
     ear = Ear()
     metrics = quick(tmp_path / "out", "optimizer.lr=1e8", listener=ear)

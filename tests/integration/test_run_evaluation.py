@@ -156,7 +156,7 @@ def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tm
     assert chosen["after"]["map_at_r"] == max(values)
     assert metric_series(tmp_path / "chosen", "map_at_r") == {"accuracies_test_by_epoch": (epochs, values)}
     report = (tmp_path / "chosen" / "report.html").read_text()
-    assert "chosen by map_at_r on the test images" in report
+    assert "chosen by MAP@R on the test images" in report
     assert "([evaluation] select_on = &#34;test&#34;), so that the numbers after training are too good" in report
     other = (tmp_path / "curve" / "report.html").read_text().partition("<details>")[0]
     assert not [text for text in ("select_on", "column of the training", "raw pixels") if text in other]

@@ -7,8 +7,10 @@ import torch
 from safetensors.torch import load_file
 
 from pml_ext.errors import ConfigError
+from pml_ext.networks.network import Preprocessing
 from pml_ext.networks.pretrained import PretrainedImages, add_lora, hf_trunk, merged_lora, pretrained_images
-from pml_ext.networks.trunks import mlp
+from pml_ext.networks.trunks import mlp, timm_trunk, unwrapped_trunk
+from pml_ext.recipe import build_network, load_recipes
 from pml_ext.training.launch import train
 from pml_ext_search.trained import load_run
 
@@ -66,11 +68,13 @@ def test_a_model_that_cannot_be_had_is_one_line(tmp_path):
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("trunk", ["hf", "timm/resnet10t", "torchvision/resnet18"])
 def test_every_kind_of_trunk_runs_frozen_from_training_to_an_embedding(tmp_path, trunk):
+    weights = "random"
     if trunk == "hf":
         saved(tmp_path / "model", "dinov2")
-        trunk = f'{{name="hf/{tmp_path / "model"}", weights="DEFAULT"}}'
+        trunk, weights = f"hf/{tmp_path / 'model'}", "DEFAULT"
     elif trunk.startswith("timm/"):
         pytest.importorskip("timm", reason="the extra timm is not installed")
+    trunk = f'{{name="{trunk}", weights="{weights}"}}'
     overrides = [*SHORT, f"model.trunk={trunk}", "model.freeze=trunk", "data.images.crop=32"]
     train("cbml/digits", tmp_path / "run", overrides=overrides)
     seen = json.loads((tmp_path / "run" / "network.json").read_text())
@@ -81,10 +85,42 @@ def test_every_kind_of_trunk_runs_frozen_from_training_to_an_embedding(tmp_path,
     assert load_run(tmp_path / "run").embed(images).shape == (2, 64)
 
 
+def test_a_saved_folder_of_transformers_is_its_weights(tmp_path):
+    model = saved(tmp_path / "model", "dinov2")
+    settings = [f"model.trunk=hf/{tmp_path / 'model'}", "model.freeze=trunk", "data.images.crop=32"]
+    (recipe,) = load_recipes("cbml/digits", settings).values()
+    network = build_network(recipe.model, Preprocessing(image_size=32, channels=1, crop=True, normalize=None))
+    loaded = unwrapped_trunk(network.trunk).model.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
+    (recipe,) = load_recipes("cbml/digits", [*settings, "model.trunk.weights=random"]).values()
+    other = unwrapped_trunk(build_network(recipe.model, network.preprocessing).trunk).model.state_dict()
+    assert not all(torch.equal(other[name], value) for name, value in loaded.items())
+
+
+@pytest.mark.parametrize("settings", [["model.freeze=trunk"], ["model.freeze=['0']"], ['model.lora={targets=["1"]}']])
+def test_a_frozen_trunk_without_weights_is_refused(tmp_path, settings):
+    trunk = 'model.trunk={name="mlp", hidden_sizes=[24]}'
+    with pytest.raises(ConfigError, match=r"model.trunk: mlp is frozen and has no weights.*model\.trunk\.weights="):
+        load_recipes("cbml/digits", [trunk, *settings])
+    load_recipes("cbml/digits", [trunk, *settings, "model.trunk.weights=random"])
+    if settings != ["model.freeze=trunk"]:  # whose features are kept
+        load_recipes("cbml/digits", [trunk, *settings, "model.init=run"])
+
+
+def test_unknown_weights_of_timm_are_one_line():
+    pytest.importorskip("timm", reason="the extra timm is not installed")
+    for call in (
+        lambda: timm_trunk(3, 32, "resnet10t", "none"),
+        lambda: pretrained_images("timm/resnet10t", {"weights": "none"}),
+    ):
+        with pytest.raises(ConfigError, match="^timm/resnet10t: no weights 'none'; known: c3_in1k"):
+            call()
+
+
 @pytest.mark.usefixtures("without_report")
 def test_adapters_alone_are_trained_of_a_trunk_and_merged_by_the_export(tmp_path):
     pytest.importorskip("peft", reason="the extra peft is not installed")
-    trunk = 'model.trunk={name="mlp", hidden_sizes=[24]}'
+    trunk = 'model.trunk={name="mlp", hidden_sizes=[24], weights="random"}'
     overrides = [*SHORT, trunk, 'model.lora={rank=2, targets=["1"]}', "optimizer.lr=0.01"]
     train("cbml/digits", tmp_path / "run", overrides=overrides)
     state = torch.load(tmp_path / "run" / "checkpoints" / "model.pt", weights_only=True)["trunk"]

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from pml_ext.recipe import load_recipes
 from pml_ext.recipe.schema import EvaluationTable
-from pml_ext.report import PHASES, metrics_table, render
+from pml_ext.report import PHASES, metrics_table, render, setback
 
 METRICS = [*(f"recall_at_{k}" for k in (1, 10, 100)), "precision_at_1", "r_precision", "map_at_r", "nmi", "ncm_top_1"]
 MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {
@@ -22,6 +23,24 @@ def page(phases):
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
     table = metrics_table(view, metrics)
     return render("report", title="a", tables=[table], phases={"train": 1.0})
+
+
+def test_a_network_behind_its_untrained_one_is_named():
+    def said(*overrides, **values):
+        (recipe,) = load_recipes("cbml/digits", overrides).values()
+        phases = {phase: {"recall_at_1": value, "map_at_r": 1 - value} for phase, value in values.items()}
+        return setback(recipe, phases)
+
+    text = "The trained network is behind the untrained network: Recall@1 is 37.3 %, and 42.1 % before training."
+    assert said(before=0.421, after=0.373) == text
+    assert said(before=0.3, after=0.3) == said(after=0.3) == ""
+    assert "behind the frozen trunk: Recall@1 is 37.3 %" in said(before=0.1, frozen=0.421, after=0.373)
+    by_map = "evaluation.select=map_at_r", "evaluation.validation=0.5"
+    assert said(*by_map, before=0.421, after=0.373) == ""
+    assert "MAP@R is 57.9 %, and 62.7 % before training" in said(*by_map, before=0.373, after=0.421)
+    frozen = "model.freeze=trunk", "model.trunk.weights=random"
+    assert said(*frozen, frozen=0.9, after=0.8).startswith("The head is behind the frozen trunk: ")
+    assert said(*frozen, "model.embedder=pca", frozen=0.9, after=0.8) == ""  # nothing is trained
 
 
 @pytest.mark.parametrize(("width", "phases"), [(390, ["raw", "before", "after", "training"]), (1280, [*PHASES])])

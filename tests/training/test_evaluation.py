@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from pml_ext.training.evaluation import collapse
+from pml_ext.pairwise import Hierarchy
+from pml_ext.training.evaluation import collapse, missing_pairs
 
 LABELS = torch.arange(60) % 6
 
@@ -40,3 +41,14 @@ def test_what_cannot_be_judged_is_no_collapse_but_for_one_image_of_each_class():
     assert collapse(torch.ones(1, 4), LABELS[:1]) is None
     assert collapse(torch.full((6, 4), math.nan), LABELS[:6]) is None
     assert collapse(torch.ones(6, 4), torch.arange(6)) is not None
+
+
+def test_what_pairs_no_batch_has():
+    one, pair, both = torch.tensor([0, 1, 2]), torch.tensor([3, 3]), torch.tensor([0, 0, 1])
+    assert "no batch has a positive pair" in missing_pairs([one, one[:2]], None)
+    assert "no batch has a negative pair" in missing_pairs([pair], None)
+    assert "no triplets" in missing_pairs([one, pair], None)
+    assert missing_pairs([one, both], None) == ""
+    relation = Hierarchy(["a/0", "a/1", "b/2"], level=1)
+    assert missing_pairs([one], relation) == ""  # 0 and 1 have the same parent
+    assert "no batch has a negative pair" in missing_pairs([both], relation)

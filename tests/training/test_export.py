@@ -55,7 +55,7 @@ def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, 
     assert "license: unknown" in head.splitlines()
     assert "- recall_at_1" in head.splitlines()
     metrics = json.loads((runs[0] / "metrics.json").read_text())
-    assert f"| `map_at_r` | {metrics['after']['map_at_r']:.4f} | {metrics['before']['map_at_r']:.4f} |" in body
+    assert f"| MAP@R | {metrics['after']['map_at_r']:.4f} | {metrics['before']['map_at_r']:.4f} |" in body
     assert "Trained on `digits` with the loss `batch-all-triplets`" in body
     file = next(folder.glob("4/*.png"))
     (tmp_path / "photo.jpg").write_bytes(file.read_bytes())

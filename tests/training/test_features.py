@@ -21,7 +21,7 @@ from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run
 
 SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.milestones=[4]"]
-SHORT += ["sampler.iterations=20", "model.trunk.width=8"]
+SHORT += ["sampler.iterations=20", "model.trunk.width=8", "model.trunk.weights=random"]
 
 
 def finished(folder, *overrides, seed=0):
@@ -238,7 +238,8 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
     data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
     overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
     overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
-    train("cbml/digits", overrides=["model.trunk.width=8", *overrides], out=tmp_path / "run")
+    overrides += ["model.trunk.width=8", "model.trunk.weights=random"]
+    train("cbml/digits", overrides=overrides, out=tmp_path / "run")
     Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-0" / "new.png")
     expected = load_run(tmp_path / "run", store=tmp_path / "apart")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))

@@ -64,6 +64,28 @@ def test_the_command_prints_rows_and_differences(folder):
     assert value["differences"][0]["nmi"].items() >= {"mean": 0.0, "std": 0.0, "p": None, "pairs": 5}.items()
 
 
+def test_what_is_shown_has_the_metrics_titles(folder):
+    words = [folder / "runs", "--out", folder / "out", "--latex"]
+    shown = [run(*words).stdout, *((folder / f"out/comparison.{end}").read_text() for end in ("md", "html", "tex"))]
+    for text in shown:
+        assert "Recall@1" in text
+        assert "MAP@R" in text
+        assert "recall_at_1" not in text
+        assert "map_at_r" not in text
+
+
+def test_intervals_of_shares_are_cut_at_0_and_1(tmp_path):
+    for seed, recall in enumerate((0.91, 0.97, 0.9)):
+        finished(tmp_path / f"high/{seed}", "cbml/a", seed, recall)
+        finished(tmp_path / f"low/{seed}", "cbml/b", seed, 1 - recall, mvc_weight=0.0)
+    groups = groups_below([tmp_path / "high", tmp_path / "low"])
+    high, low = (row["recall_at_1"] for row in compare(groups, ["recall_at_1"])["recipes"])
+    interval = stats.t.interval(0.95, 2, *(float(x) for x in (high["mean"], high["std"] / 3**0.5)))
+    assert interval[1] > 1
+    assert (high["low"], high["high"]) == pytest.approx((interval[0], 1.0))
+    assert (low["low"], low["high"]) == pytest.approx((0.0, 1 - interval[0]))
+
+
 def test_what_cannot_be_compared_is_refused(folder):
     with pytest.raises(ConfigError, match=r"no finished run in it; type: pml-ext train"):
         groups_below([folder / "empty"])
@@ -119,7 +141,7 @@ def test_rows_that_differ_in_more_than_the_method_are_marked():
 def test_a_baseline_is_named_and_the_papers_values_stand_beside(folder):
     value = json.loads(run(folder / "runs", "--json", "--baseline", "cbml/a loss.mvc_weight=0.0").stdout)
     assert value["differences"][0]["recall_at_1"]["mean"] == pytest.approx(-0.022)
-    assert "no difference of recall_at_1 from cbml/a loss.mvc_weight=0.0 is shown" in value["sentences"][0]
+    assert "no difference of Recall@1 from cbml/a loss.mvc_weight=0.0 is shown" in value["sentences"][0]
     assert "2 rows have the name 'cbml/a'" in str(run(folder / "runs", "--baseline", "cbml/a").exception)
     paper = {"table": "cbml/7", "row": "CBML + MVC + Hard Mining"}
     values = Group("x", {"data.name": "omniglot-small"}, paper=paper).paper_values("after", "recall_at_1")

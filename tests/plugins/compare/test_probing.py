@@ -9,6 +9,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.training.loop import train_run
 from pml_ext_compare.probing import probe
 
+TRUNKS = ("convnet=random", "mlp=random")
 QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
 
 
@@ -24,9 +25,9 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext.training.launch.train_run", counted)
     for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
-        found = probe("digits", ["convnet", "mlp"], out, "cbml/frozen", seeds, "cpu", overrides=QUICK)
+        found = probe("digits", [*TRUNKS], out, "cbml/frozen", seeds, "cpu", overrides=QUICK)
         assert len(trained) == new
-        assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [("convnet", seeds), ("mlp", seeds)]
+        assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [(trunk, seeds) for trunk in TRUNKS]
     for each, about in zip(found, json.loads((out / "probe.json").read_text())["trunks"], strict=True):
         runs = [json.loads((out / folder / "metrics.json").read_text()) for folder in each.folders[1:]]
         for metric in ("recall_at_1", "map_at_r", "nmi"):
@@ -37,12 +38,21 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
             assert about["gain"][metric]["mean"] == pytest.approx(gain)
     with (out / "probe.csv").open() as file:
         assert [(row["trunk"], row["row"]) for row in csv.DictReader(file)] == [
-            (trunk, row) for trunk in ("convnet", "mlp") for row in ("frozen", "pca", "head")
+            (trunk, row) for trunk in TRUNKS for row in ("frozen", "pca", "head")
         ]
-    assert "<h2>convnet</h2>" in (out / "probe.html").read_text()
+    assert "<h2>convnet=random</h2>" in (out / "probe.html").read_text()
 
 
 def test_a_head_of_several_variants_is_refused_before_anything_is_computed(tmp_path):
     with pytest.raises(ConfigError, match="has 4 variants; wanted one of them"):
-        probe("digits", ["convnet"], tmp_path / "out", "cbml/omniglot-small-mvc-weight", device="cpu")
+        probe("digits", ["convnet=random"], tmp_path / "out", "cbml/omniglot-small-mvc-weight", device="cpu")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("trunk", ["convnet", "torchvision/resnet18", "timm/resnet10t", "hf/facebook/dinov2-small"])
+def test_a_probed_trunk_without_weights_is_refused(tmp_path, trunk):
+    if trunk.startswith("timm/"):
+        pytest.importorskip("timm", reason="the extra timm is not installed")
+    with pytest.raises(ConfigError, match=f"{trunk} is frozen and has no weights.*'random' if that is meant.*{trunk}="):
+        probe("digits", ["mlp=random", trunk], tmp_path / "out", device="cpu", overrides=QUICK)
     assert not (tmp_path / "out").exists()
