@@ -269,7 +269,7 @@ def timm_config(name: str, weights: str | None) -> Any:
         return timm.get_pretrained_cfg(name if weights is None else f"{name}.{weights}", allow_unregistered=True)
     except RuntimeError:
         known = [full.partition(".")[2] for full in timm.models.get_arch_pretrained_cfgs(name)]
-        raise ConfigError(f"{TIMM}{name}: {unknown('weights', weights, known)}") from None
+        raise ConfigError(f"{TIMM}{name}: {unknown('weights', str(weights), known)}") from None
 
 
 def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
