@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .distances import EuclideanDistance, TiledDistance, matrix_of
 from .pairwise import (
+    AllButItself,
     FullPrecisionMining,
     PairsOfRows,
     Related,
@@ -34,15 +35,17 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners that choose among positive and negative pairs; subclasses define ``mine`` by :meth:`pairs_of`.
 
     A ``relation``, as in :class:`pml_ext.PairLoss`, defines the pairs for labels of any shape. An ``indices_tuple`` in
-    a call restricts them. Other settings: PML's ``distance``, ``collect_stats``.
+    a call restricts them; labels may then be None. Other settings: PML's ``distance``, ``collect_stats``.
     """
 
     capabilities = frozenset({"labels", "relation"})
+    takes_all_pairs = True  # an AllButItself is a valid indices_tuple
 
     def __init__(self, relation: Relation | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
         self.relation = relation
         self._asked: tuple[Any, Related | None] = (None, None)  # indices_tuple and relation of the current call
+        self._without_classes = False
 
     def forward(
         self,
@@ -54,32 +57,37 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         relation: Relation | None = None,
     ) -> Any:
         """Return indices of pairs or triplets in row-major order, restricted to ``indices_tuple`` if it is given."""
-        check_indices_tuple(indices_tuple)
+        indices_tuple = check_indices_tuple(indices_tuple)
         asked = None
         if (relation := self.relation if relation is None else relation) is not None:
             labels, found, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             if isinstance(found, Related):  # PML's base class requires one integer per row
-                asked = found
-                labels = torch.arange(len(embeddings), device=embeddings.device)
-                ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
+                asked, labels = found, None
+        listed = indices_tuple is not None and not isinstance(indices_tuple, AllButItself)
+        self._without_classes = labels is None
+        if labels is None and (listed or asked is not None):
+            labels = torch.arange(len(embeddings), device=embeddings.device)
+            ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
         self._asked = indices_tuple, asked
         try:
             return super().forward(embeddings, labels, ref_emb, ref_labels)
         finally:
             self._asked = None, None
+            self._without_classes = False
 
     @property
     def related(self) -> bool:
-        """Whether the current call uses a relation with labels that are not classes."""
-        return self._asked[1] is not None
+        """Whether the current call has no classes: a relation with other labels, or no labels."""
+        return self._without_classes
 
     def pairs_of(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None
     ) -> PairsOfRows:
         """Return the pairs of the current call, given the arguments of ``mine``; ``rows``: rows per slice."""
         pairs, asked = self._asked
+        own = pairs.places if isinstance(pairs, AllButItself) else None
         references = ref_emb is not embeddings
-        arguments = embeddings.device, labels, pairs, ref_labels, None, asked
+        arguments = embeddings.device, labels, pairs if own is None else None, ref_labels, own, asked
         return PairsOfRows(*arguments, references=references, rows=rows)
 
     def get_default_distance(self) -> BaseDistance:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
-from pytorch_metric_learning import distances, miners
+from pytorch_metric_learning import distances
 from pytorch_metric_learning import losses as losses
+from pytorch_metric_learning import miners as miners
 from pytorch_metric_learning import reducers as reducers
 from pytorch_metric_learning import regularizers as regularizers
 from pytorch_metric_learning.distances import CosineSimilarity as CosineSimilarity

@@ -71,16 +71,19 @@ def require_sums(owner: object, reducer: BaseReducer) -> None:
         )
 
 
-def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return each row's sum of the elements that a reducer counts, and their number; for PerAnchorReducer, the mean.
 
-    ``values``, ``[T, R]``, are elements of at least 0; ``mask`` marks the valid ones.
+    ``values``, ``[T, R]``, are elements of at least 0; ``mask`` marks the valid ones. ``times``, ``[T, R]``: how often
+    each element is listed, once if None; PML's PerAnchorReducer counts each element once.
     """
     kept = mask
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
         low, high = getattr(reducer, "low", 0), getattr(reducer, "high", None)
         kept = kept if low is None else kept & (values > low)
         kept = kept if high is None else kept & (values < high)
+    if times is not None and not isinstance(reducer, reducers.PerAnchorReducer):
+        kept = kept * times
     sums, counts = (values * kept).sum(1), kept.sum(1)
     if isinstance(reducer, reducers.PerAnchorReducer):
         return sums / counts.clamp(min=1), counts

@@ -4,7 +4,14 @@ import pytest
 import torch
 from pytorch_metric_learning import distances, miners
 
-from pml_ext import HardPairMiner, LocalPositiveMiner, SemiHardTripletMiner
+from pml_ext import (
+    HardPairMiner,
+    HardQuadrupletMiner,
+    LocalPositiveMiner,
+    NegativesOnly,
+    SemiHardTripletMiner,
+    WithRelation,
+)
 from pml_ext.testing.calling import CountedOperations
 
 LABELS = torch.tensor([3, 3, 3, 0, 0, 1, 2, 2, 2, 2, 7, 0, 3, 2])
@@ -69,3 +76,36 @@ def test_a_large_batch_is_never_listed(make):
         mined = make()(x, labels)
     returned = max(len(index) for index in mined)
     assert counted.largest <= max(returned, 1 << 21) < 2048 * 2048  # of a tile, or of the answer
+
+
+@pytest.mark.parametrize("references", [False, True])
+@pytest.mark.parametrize("kind", [*MINERS.values(), HardQuadrupletMiner])
+def test_a_tuple_makes_labels_unnecessary(kind, references):
+    if references and kind is HardQuadrupletMiner:
+        pytest.skip("takes no references")
+    x, *others = points(), *((points(9, 1), torch.arange(9) % 4) if references else ())
+    listed = miners.MultiSimilarityMiner(0.5)(x, LABELS, *others)
+    ref_emb = {"ref_emb": others[0]} if references else {}
+    expected = kind()(x, LABELS, *others, indices_tuple=listed)
+    assert len(expected[0]) > 0
+    for miner in (kind(), kind(relation=NegativesOnly()), WithRelation(kind(), NegativesOnly())):
+        for given in (listed, [index.numpy() for index in listed], [index.tolist() for index in listed]):
+            found = miner(x, None, **ref_emb, indices_tuple=given)
+            assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", [*MINERS.values(), HardQuadrupletMiner])
+def test_neither_labels_nor_a_tuple(kind):
+    with pytest.raises(ValueError, match="^labels must be given"):
+        kind()(points(), None)
+    if kind is not HardQuadrupletMiner:
+        with pytest.raises(ValueError, match="ref_labels must be given"):
+            kind()(points(), LABELS, points(9, 1))
+
+
+def test_classes_that_nobody_gave():
+    listed = HardPairMiner()(points(), LABELS)
+    with pytest.raises(ValueError, match="per_class of HardQuadrupletMiner wants classes"):
+        HardQuadrupletMiner(per_class=True)(points(), None, indices_tuple=listed)
+    with pytest.raises(ValueError, match="MultiSimilarityMiner takes no indices_tuple"):
+        WithRelation(miners.MultiSimilarityMiner(), NegativesOnly())(points(), LABELS, indices_tuple=listed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_call, check_module, relation_of, unwrapped
-from ..pairwise import Relation
+from ..pairwise import Relation, check_indices_tuple
 from ..pairwise.generators import generator_states, using_generator_states
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from ..registry.components import capabilities
@@ -67,6 +67,7 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        indices_tuple = check_indices_tuple(indices_tuple)
         if not self._alike:
             _take_state_of_rank_0(self.loss)
             self._alike = True
@@ -85,6 +86,8 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
     Args:
         miner: a miner of PML or of ours.
     """
+
+    joins_batches = True
 
     def __init__(self, miner: nn.Module) -> None:
         check_module(self, "miner", miner, "MultiSimilarityMiner()")

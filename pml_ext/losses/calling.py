@@ -52,8 +52,13 @@ def unwrapped(loss: torch.nn.Module) -> torch.nn.Module:
 
 
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
-    """Return whether a loss takes :class:`pml_ext.losses.pairs.AllButItself` as ``indices_tuple``, as ours do."""
+    """Return whether a loss or miner takes an ``AllButItself`` as ``indices_tuple``, as ours do."""
     return bool(getattr(unwrapped(loss), "takes_all_pairs", False))
+
+
+def counts_repeats(loss: torch.nn.Module) -> bool:
+    """Return whether a loss may count a pair as often as an ``indices_tuple`` lists it; ours say so, PML's may."""
+    return bool(getattr(unwrapped(loss), "counts_repeats", True))
 
 
 def relation_of(module: torch.nn.Module | None) -> Relation | None:
@@ -85,6 +90,7 @@ def call_loss(
     enqueue_mask: Tensor | None = None,
 ) -> Any:
     """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given."""
+    indices_tuple = check_indices_tuple(indices_tuple)
     arguments = [embeddings, labels] if "labels" in capabilities(unwrapped(loss)) else [embeddings]
     more = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
     return loss(*arguments, **{name: value for name, value in more.items() if value is not None})

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from ..pairwise import apart, autocast_off, normalizes, related_pairs, to_full_precision
+from ..pairwise import apart, autocast_off, check_indices_tuple, normalizes, related_pairs, to_full_precision
 from ..pml import (
     BaseLossWrapper,
     ModuleSettings,
@@ -19,7 +19,16 @@ from ..pml import (
 )
 from ..registry.components import capabilities
 from ..settings import check_count
-from .calling import WrapsLoss, call_loss, check_call, check_module, shift_indices, takes_all_pairs
+from .calling import (
+    WrapsLoss,
+    call_loss,
+    check_call,
+    check_module,
+    counts_repeats,
+    shift_indices,
+    takes_all_pairs,
+)
+from .mining import mine, without_copies
 from .pairs import AllButItself
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
@@ -48,7 +57,10 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         loss: the loss.
         embedding_size: D, the length of an embedding.
         memory_size: how many embeddings the queue holds; at least the batch size.
-        miner: finds pairs or triplets between the batch and the queue; None for all pairs.
+        miner: finds pairs or triplets between the batch and the queue, of which no embedding sees its own row; None for
+            all pairs. Our miners, and most of PML's, do so in one call. PML's ``BatchHardMiner``,
+            ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once for each embedding, as any other
+            miner, which must treat anchors independently.
         detach_batch: whether the batch's own rows in the queue have no gradient either, as in PML's memory.
         first_epoch: in a run of ``pml-ext train``, the first epoch in which the memory is active.
 
@@ -97,6 +109,10 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
                 f"{' and '.join(sorted(missing))}{ours if name == 'MultipleLosses' else ''}"
             )
+        if miner is not None and any(getattr(module, "miners", None) for module in loss.modules()):
+            raise ValueError(
+                "CrossBatchMemory has a miner, and so has the MultipleLosses inside; leave out one of them"
+            )
         check_count(self, "embedding_size", embedding_size)
         check_count(self, "memory_size", memory_size)
         check_count(self, "first_epoch", first_epoch)
@@ -142,13 +158,16 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     ) -> Tensor:
         """Return the loss of a batch ``[B, D]``, labels ``[B]``, against the queue; in training, it enters first.
 
-        An ``indices_tuple`` adds pairs or triplets of rows of the batch. Rows where ``enqueue_mask``, ``[B]``, is True
-        enter the queue without gradient and are not anchors (for example, the keys of a momentum encoder). The other
-        rows are anchors and do not enter the queue.
+        An ``indices_tuple`` adds pairs or triplets of rows of the batch; a pair that is there already counts once more.
+        Without ``miner``, a loss of ours that counts each pair once refuses it in training.
+
+        Rows where ``enqueue_mask``, ``[B]``, is True enter the queue without gradient and are not anchors (for example,
+        the keys of a momentum encoder). The other rows are anchors and do not enter the queue.
         """
         labels, _ = check_call(self.relation, embeddings, labels, indices_tuple, None, None)
         if labels is None:
             raise ValueError("labels must be given: a CrossBatchMemory keeps them with the embeddings")
+        indices_tuple = check_indices_tuple(indices_tuple)
         self._check(embeddings, indices_tuple, enqueue_mask)
         self.reset_stats()
         with autocast_off(embeddings.device):
@@ -159,6 +178,12 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                     indices_tuple = self.miner(embeddings, labels)
                 return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]
             writes = self.training and torch.is_grad_enabled()
+            in_queue = writes and enqueue_mask is None
+            if in_queue and indices_tuple is not None and self.miner is None and not counts_repeats(self.loss):
+                raise ValueError(
+                    "an indices_tuple changes nothing: without a miner, all pairs of batch and queue are there, "
+                    "and the loss counts each once; leave it out, or type CrossBatchMemory(..., miner=...)"
+                )
             if enqueue_mask is not None:
                 entering = enqueue_mask.to(embeddings.device)
                 if writes:
@@ -166,7 +191,6 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 embeddings, labels = embeddings[~entering], labels[~entering]
             elif writes:
                 apart(self.add_to_memory, embeddings, labels)
-            in_queue = writes and enqueue_mask is None
             queue, queue_labels = apart(self._queue, embeddings, in_queue)
             if len(embeddings) == 0 or (len(queue) == 0 and indices_tuple is None):
                 return 0 * embeddings.sum()
@@ -254,15 +278,12 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     ) -> tuple[Tensor, ...]:
         """Return the miner's indices between batch and queue, or all pairs; no embedding is paired with itself."""
         if self.miner is not None and len(queue):
-            mined = self.miner(embeddings, labels, queue, queue_labels)
-        elif self.relation is not None:
-            mined = related_pairs(self.relation, labels, queue_labels, itself=False)
+            return mine(self.miner, embeddings, labels, queue, queue_labels, own)
+        if self.relation is not None:
+            pairs = related_pairs(self.relation, labels, queue_labels, itself=False)
         else:
-            mined = get_all_pairs_indices(labels, queue_labels)
-        if own is not None:
-            kept, positives = mined[1] != own[mined[0]], 3 if len(mined) == 3 else 2
-            mined = (*(index[kept] for index in mined[:positives]), *mined[positives:])
-        return mined  # type: ignore[no-any-return]
+            pairs = get_all_pairs_indices(labels, queue_labels)
+        return pairs if own is None else without_copies(pairs, own)
 
     # The queue is moved, saved and loaded as buffers are.
 

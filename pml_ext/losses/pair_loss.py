@@ -22,6 +22,7 @@ from ..pairwise import (
     Related,
     Relation,
     apart,
+    check_indices_tuple,
     in_tiles,
     related,
     rows_per_tile,
@@ -71,6 +72,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         graded: whether the equation uses ``pairs.weights``, the weights of positive pairs in a graded relation.
         sums_triplets: whether values are sums over each pair's triplets, unless triplets are listed. PML's reducers of
             single values are then refused.
+        counts_repeats: whether the equation uses ``pairs.counts``, and so counts a pair as often as it is listed.
 
     Args:
         tile_size: number of anchors per tile; None chooses it.
@@ -88,6 +90,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     recorded: ClassVar[tuple[str, ...]] = ()
     tiles: ClassVar[str | None] = None
     graded: ClassVar[bool] = False
+    counts_repeats: ClassVar[bool] = False
     takes_all_pairs: ClassVar[bool] = True
     sums_triplets: ClassVar[bool] = False
 
@@ -131,6 +134,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     ) -> Any:
         """Return the reduced loss; arguments as in PML's losses; with a relation, labels are in its form."""
         self._check_relation(relation)
+        indices_tuple = check_indices_tuple(indices_tuple)
         if (relation := self.relation if relation is None else relation) is not None:
             found = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             labels, indices_tuple, ref_labels = found
@@ -153,8 +157,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         alone = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
         takes = self.takes_all_places(len(embeddings), alone)
         listed = indices_tuple.indices_tuple if isinstance(indices_tuple, Related) else indices_tuple
-        triplets = listed is not None and len(listed) == 3
-        return False if takes and (triplets or self.collect_stats or not has_uniform_weights(self.reducer)) else takes
+        pairs = listed is not None and not isinstance(listed, AllButItself)
+        lists = pairs and (len(listed) == 3 or self.counts_repeats)
+        return False if takes and (lists or self.collect_stats or not has_uniform_weights(self.reducer)) else takes
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
@@ -197,6 +202,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             references,
             labels=None if references or indices_tuple is not None else labels,
             triplets=rule.triplets(),
+            counts=rule.counts(matrix) if self.counts_repeats else None,
             whole_classes=not references,
             everywhere=everywhere,
         )
@@ -244,6 +250,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
                 references,
                 labels=labels[rows] if alone and labels is not None else None,
                 triplets=rule.triplets(rows),
+                counts=rule.counts(matrix, rows) if self.counts_repeats else None,
                 first=rows.start,
                 whole_classes=by_class,
                 normalized=(anchors[0], whole[0]),

@@ -5,22 +5,17 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..pairwise import AllButItself as AllButItself
 from ..pairwise import all_places
 from ..pml import BaseDistance
 
 Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
 Triplets = tuple[Tensor, Tensor, Tensor]
-
-
-class AllButItself(NamedTuple):
-    """An ``indices_tuple`` for all pairs by label, except embedding i with its own copy, reference ``places[i]``."""
-
-    places: Tensor
 
 
 @dataclasses.dataclass
@@ -41,12 +36,14 @@ class Pairs:
     whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in the same order
     normalized: tuple[Tensor, Tensor] | None = None  # anchors and columns, as points and columns return them
     compare: Callable[[Tensor, Tensor], Tensor] | None = None  # gives the matrix of two such tensors
+    counts: tuple[Tensor, Tensor] | None = None  # how often an indices_tuple lists each pair; see counts_repeats
     everywhere: bool = False  # listed has every entry of the matrix; see PairLoss.takes_all_places
 
     @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:
         """Anchors (rows of the tile) and partners (columns) of the positive pairs, each ``[P]``, in row-major order.
 
+        With ``counts``, a pair is here as often as the ``indices_tuple`` lists it.
         The host waits for a GPU to get P. With ``everywhere`` all entries are listed, and :func:`per_pair` masks them.
         """
         return all_places(self.positives) if self.everywhere else self._listed
@@ -54,6 +51,9 @@ class Pairs:
     @functools.cached_property
     def _listed(self) -> tuple[Tensor, Tensor]:
         anchors, partners = torch.where(self.positives)
+        if self.counts is not None:
+            times = self.counts[0][anchors, partners].long()
+            anchors, partners = anchors.repeat_interleave(times), partners.repeat_interleave(times)
         return anchors, partners
 
     @functools.cached_property

@@ -75,8 +75,8 @@ class TiledContrastiveLoss(_SummedByRow):
         \operatorname{mean}_{(a, p)} \max(0, d_{ap} - m_p) + \operatorname{mean}_{(a, n)} \max(0, m_n - d_{an})
 
     Both means run over the pairs with a nonzero loss, as with PML's default reducer. PML's reducers that need no list
-    of pairs give PML's values too. A pair that is listed twice counts once. A graded relation multiplies the loss of a
-    positive pair by its weight: :math:`w_{ap} \max(0, d_{ap} - m_p)`.
+    of pairs give PML's values too. A pair counts as often as an ``indices_tuple`` lists it. A graded relation
+    multiplies the loss of a positive pair by its weight: :math:`w_{ap} \max(0, d_{ap} - m_p)`.
 
     Args:
         pos_margin: distance up to which a positive pair has no loss; 0.
@@ -86,6 +86,7 @@ class TiledContrastiveLoss(_SummedByRow):
     """
 
     graded = True
+    counts_repeats = True
     _of_pairs = True
 
     def __init__(self, pos_margin: float = 0.0, neg_margin: float = 1.0, **kwargs: Unpack[PairLossSettings]) -> None:
@@ -101,9 +102,13 @@ class TiledContrastiveLoss(_SummedByRow):
         negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
         if pairs.weights is not None:
             positive = positive * torch.where(pairs.positives, pairs.weights, 1)
+        pos_times, neg_times = (None, None) if pairs.counts is None else pairs.counts
         terms = {}
-        for name, values, mask in (("pos_loss", positive, pairs.positives), ("neg_loss", negative, pairs.negatives)):
-            sums, counts = row_sums(reducer_of(self.reducer, name), values, mask)
+        for name, values, mask, times in (
+            ("pos_loss", positive, pairs.positives, pos_times),
+            ("neg_loss", negative, pairs.negatives, neg_times),
+        ):
+            sums, counts = row_sums(reducer_of(self.reducer, name), values, mask, times)
             terms[name] = per_anchor(sums, divisor=counts.sum())["loss"]
         return terms
 
@@ -160,13 +165,16 @@ class TiledNTXentLoss(_TiledLoss):
         -\operatorname{mean}_{(a, p)} \log
         \frac{e^{s_{ap} / \tau}}{e^{s_{ap} / \tau} + \sum_{n \in N_a} e^{s_{an} / \tau}}
 
-    The reducer gets one value per positive pair; an anchor without negatives gives 0. PML adds the dtype's smallest
+    The reducer gets one value per positive pair; an anchor without negatives gives 0. A pair counts as often as an
+    ``indices_tuple`` lists it. PML adds the dtype's smallest
     normal number inside the logarithm, which bounds its values; here they are exact.
 
     Args:
         temperature: :math:`\tau`, above 0; 0.07.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is cosine similarity by default; others are negated.
     """
+
+    counts_repeats = True
 
     def __init__(self, temperature: float = 0.07, **kwargs: Unpack[PairLossSettings]) -> None:
         check_number(self, "temperature", temperature, above=0)
@@ -181,7 +189,10 @@ class TiledNTXentLoss(_TiledLoss):
         """Return one value per positive pair."""
         logits = self._nearness(pairs.matrix) / self.temperature
         anchors, partners = pairs.listed
-        negatives = log_sum_exp(logits, pairs.negatives)
+        counted = logits
+        if pairs.counts is not None:
+            counted = logits + torch.where(pairs.negatives, pairs.counts[1], 1).log()
+        negatives = log_sum_exp(counted, pairs.negatives)
         exponents = negatives[anchors] - logits[anchors, partners]
         return per_pair(log_one_plus_exp(exponents), pairs)
 
@@ -252,8 +263,9 @@ class TiledTripletMarginLoss(_SummedByRow):
     .. math:: \operatorname{mean}_{(a, p, n)} \max(0, d_{ap} - d_{an} + m)
 
     The mean runs over the triplets with a nonzero loss. Reducers are those of :class:`TiledContrastiveLoss`, except
-    ``PerAnchorReducer``. With references, ``swap`` uses the positive reference itself; PML uses the batch row of the
-    same index. :class:`pml_ext.BatchAllTripletLoss` is faster if there are many positives.
+    ``PerAnchorReducer``. A pair or triplet counts as often as an ``indices_tuple`` lists it. With references, ``swap``
+    uses the positive reference itself; PML uses the batch row of the same index.
+    :class:`pml_ext.BatchAllTripletLoss` is faster if there are many positives.
 
     *Cost:* additionally, a few passes over ``P x R`` for P positive pairs.
 
@@ -265,6 +277,7 @@ class TiledTripletMarginLoss(_SummedByRow):
     """
 
     tiles = "classes"  # swap needs the rows of an anchor's positives
+    counts_repeats = True
     _of_pairs = False
 
     def __init__(
@@ -286,7 +299,8 @@ class TiledTripletMarginLoss(_SummedByRow):
         reducer = reducer_of(self.reducer, "loss")
 
         def sums(a: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-            return row_sums(reducer, self._values(pairs, a, p), pairs.negatives[a])
+            times = None if pairs.counts is None else pairs.counts[1][a]
+            return row_sums(reducer, self._values(pairs, a, p), pairs.negatives[a], times)
 
         parts = in_parts(sums, max(1, _ENTRIES // pairs.matrix.shape[1]), *pairs.listed)
         totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))

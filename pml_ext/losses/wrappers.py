@@ -27,11 +27,13 @@ from .calling import (
     call_loss,
     check_call,
     check_module,
+    counts_repeats,
     relation_of,
     shift_indices,
     takes_all_pairs,
     unwrapped,
 )
+from .mining import mine, without_copies
 from .pairs import AllButItself, Terms, reduced
 
 
@@ -90,6 +92,11 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
     def takes_all_pairs(self) -> bool:
         """Whether the loss accepts AllButItself; see :func:`takes_all_pairs`."""
         return takes_all_pairs(self.loss)
+
+    @property
+    def counts_repeats(self) -> bool:
+        """Whether the loss counts a pair as often as it is listed; see :func:`counts_repeats`."""
+        return counts_repeats(self.loss)
 
     def forward(
         self,
@@ -162,8 +169,13 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether all losses accept AllButItself and there is no miner; see :func:`takes_all_pairs`."""
-        return not self.miners and all(takes_all_pairs(loss) for _, loss in self.items())
+        """Whether each loss has a miner, or accepts AllButItself; see :func:`takes_all_pairs`."""
+        return bool(self.miners) or all(takes_all_pairs(loss) for _, loss in self.items())
+
+    @property
+    def counts_repeats(self) -> bool:
+        """Whether any of the losses counts a pair as often as it is listed; see :func:`counts_repeats`."""
+        return any(counts_repeats(loss) for _, loss in self.items())
 
     @property
     def relation(self) -> Relation | None:
@@ -184,12 +196,18 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     ) -> Tensor:
         """Return the weighted sum; arguments as of PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        if self.miners and indices_tuple is not None:
+        own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
+        if self.miners and indices_tuple is not None and own is None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)
         for key, loss in self.items():
             miner = self.miners[key] if self.miners and (not self.is_dict or key in self.miners) else None
-            mined = indices_tuple if miner is None else miner(embeddings, labels, ref_emb, ref_labels)
+            if miner is not None:
+                mined: Any = mine(miner, embeddings, labels, ref_emb, ref_labels, own)
+            elif own is None or takes_all_pairs(loss):
+                mined = indices_tuple
+            else:
+                mined = without_copies(pml.get_all_pairs_indices(labels, ref_labels), own)
             value = call_loss(loss, embeddings, labels, mined, ref_emb, ref_labels)
             total = total + self.weights[key] * to_full_precision(value)
         return total
@@ -289,6 +307,11 @@ class WithRelation(torch.nn.Module):
     )
     takes_all_pairs = True
 
+    @property
+    def counts_repeats(self) -> bool:
+        """Whether the loss counts a pair as often as it is listed; see :func:`counts_repeats`."""
+        return counts_repeats(self.inner)
+
     def __init__(self, loss_or_miner: torch.nn.Module, relation: Relation) -> None:
         super().__init__()
         name = type(loss_or_miner).__name__
@@ -320,16 +343,15 @@ class WithRelation(torch.nn.Module):
             return self.inner(embeddings, labels, indices_tuple, **references, relation=self.relation)
         check_indices_tuple(indices_tuple)
         if indices_tuple is None or isinstance(indices_tuple, AllButItself):
-            a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels)
-            if isinstance(indices_tuple, AllButItself):
-                pulled, pushed = p != indices_tuple.places[a1], n != indices_tuple.places[a2]
-                a1, p, a2, n = a1[pulled], p[pulled], a2[pushed], n[pushed]
-            indices_tuple = a1, p, a2, n
+            indices_tuple = self._pairs(embeddings, labels, ref_emb, ref_labels, indices_tuple)
         return call_loss(self.inner, embeddings, None, indices_tuple, ref_emb)
 
-    def _pairs(self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any) -> tuple[Tensor, ...]:
+    def _pairs(
+        self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any, but: AllButItself | None
+    ) -> tuple[Tensor, ...]:
         rows, columns = label_tensors(self.relation, embeddings, labels, ref_emb, ref_labels)
-        return related_pairs(self.relation, rows, columns, ref_emb is None or ref_emb is embeddings)
+        pairs = related_pairs(self.relation, rows, columns, ref_emb is None or ref_emb is embeddings)
+        return pairs if but is None else without_copies(pairs, but.places)
 
     @torch.no_grad()
     def _mined(
@@ -338,11 +360,16 @@ class WithRelation(torch.nn.Module):
         labels: Any = None,
         ref_emb: Tensor | None = None,
         ref_labels: Any = None,
-        **named: Any,
+        indices_tuple: Any = None,
     ) -> tuple[Tensor, ...]:
         if self.takes_relation:
-            return self.inner(embeddings, labels, ref_emb, ref_labels, relation=self.relation, **named)  # type: ignore[no-any-return]
-        a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels, **named)
+            listed = {} if indices_tuple is None else {"indices_tuple": indices_tuple}
+            return self.inner(embeddings, labels, ref_emb, ref_labels, relation=self.relation, **listed)  # type: ignore[no-any-return]
+        if indices_tuple is not None and not isinstance(indices_tuple, AllButItself):
+            raise ValueError(
+                f"{type(self.inner).__name__} takes no indices_tuple; leave it out, or take a miner of ours"
+            )
+        a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels, indices_tuple)
         columns = embeddings if ref_emb is None else ref_emb
         count = len(embeddings)  # pairs are listed anchor by anchor
         positives = torch.split(p, torch.bincount(a1, minlength=count).tolist())

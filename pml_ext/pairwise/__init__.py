@@ -17,6 +17,7 @@ from .batch import with_bad_input as with_bad_input
 from .classes import ClassLabels as ClassLabels
 from .classes import ClassMembers as ClassMembers
 from .classes import class_members as class_members
+from .masks import AllButItself as AllButItself
 from .masks import PairsOfRows as PairsOfRows
 from .masks import all_places as all_places
 from .masks import hard_pair_masks as hard_pair_masks

@@ -39,14 +39,24 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
         raise ValueError(text)
 
 
-def check_indices_tuple(indices_tuple: Any) -> None:
-    """Raise TypeError unless an ``indices_tuple`` is None, a tuple or a list; references are a common mistake."""
+def check_indices_tuple(indices_tuple: Any) -> Any:
+    """Return an ``indices_tuple`` with arrays and lists as tensors; raise TypeError if it is no tuple or list.
+
+    References are a common mistake.
+    """
     if indices_tuple is not None and not isinstance(indices_tuple, (tuple, list)):
         raise TypeError(
             "indices_tuple, the third argument of a loss, must be the tuple of index tensors that a miner "
             f"gives, or None; got {describe(indices_tuple)}. References go by name: type ref_emb=..., "
             "ref_labels=..."
         )
+    if type(indices_tuple) not in (tuple, list):  # None, or a named tuple of ours
+        return indices_tuple
+    try:
+        return tuple(x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=torch.long) for x in indices_tuple)
+    except (TypeError, ValueError) as error:
+        found = ", ".join(describe(x) for x in indices_tuple)
+        raise TypeError(f"indices_tuple must hold tensors, arrays or lists of integers; got {found}") from error
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:
@@ -153,7 +163,7 @@ class FullPrecisionForward:
         if getattr(self, "capabilities", ()) == {"labels"} and (labels is None or any(others)):
             raise ValueError(f"{type(self).__name__} takes embeddings and labels, no indices_tuple and no references")
         check_batch(embeddings, labels)
-        check_indices_tuple(indices_tuple)
+        indices_tuple = check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
             given, normalized = ref_emb is not embeddings, normalizes(self)
@@ -173,6 +183,9 @@ class FullPrecisionMining:
         """Return indices of pairs or triplets, in row-major order; arguments and errors are those of a loss."""
         check_batch(embeddings, labels)
         check_references(embeddings, ref_emb, ref_labels)
+        if labels is None or (ref_emb is not None and ref_labels is None):
+            missing = "labels" if labels is None else "ref_labels"
+            raise ValueError(f"{missing} must be given: {type(self).__name__} compares them to mine")
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
             ref_labels = ref_labels if ref_labels is None else ref_labels.long()

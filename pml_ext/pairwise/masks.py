@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from .reductions import masked_max, masked_min
 from .relations import Related
+
+
+class AllButItself(NamedTuple):
+    """An ``indices_tuple`` for all pairs by label, except embedding i with its own copy, reference ``places[i]``."""
+
+    places: Tensor
 
 
 def pair_masks(
@@ -120,6 +128,16 @@ class PairsOfRows:
                 mask.scatter_(1, self._own[chosen, None], False)
         return *masks, weights.to(matrix.dtype) if weights is not None and self._graded else None
 
+    def counts(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor] | None:
+        """Return how often each positive and negative pair is listed, ``[T, R]``; None without an indices_tuple."""
+        if self._lists is None:
+            return None
+        one = torch.ones((), dtype=matrix.dtype, device=matrix.device)
+        positives, negatives = (
+            torch.zeros_like(matrix).index_put_(self._listed(number, rows), one, accumulate=True) for number in (0, 1)
+        )
+        return positives, negatives
+
     def triplets(self, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the listed triplets of a slice of rows, anchors counted from the slice's start; None for pairs."""
         if self._lists is None or len(self._lists) < 3:
@@ -134,7 +152,7 @@ def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[
             "indices_tuple must hold three index tensors (anchors, positives, negatives) or four "
             f"(anchors, positives, anchors, negatives); got {len(indices_tuple)}"
         )
-    indices = [index.to(device, torch.long) for index in indices_tuple]
+    indices = [torch.as_tensor(index).to(device, torch.long) for index in indices_tuple]
     a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
     return a1, p, a2, n
 

@@ -1,5 +1,6 @@
 """Losses in tiles of anchors: value and gradients of the dense form, of PML's, and memory linear in the batch."""
 
+import copy
 import functools
 
 import pytest
@@ -139,10 +140,6 @@ def test_values_are_those_of_pml(name, call):
     if "swap" in name and "references" in call:
         pytest.skip("PML takes the row of the batch that has the number of the positive among the references")
     given = CALLS[call]
-    if call == "triplets" and "triplet" not in name:  # PML counts a pair as often as it is listed, ours once
-        a, *others = given["indices_tuple"]
-        pairs = [torch.unique(torch.stack([a, other]), dim=1) for other in others]
-        given = {"indices_tuple": (*pairs[0], *pairs[1])}
     expected = PML[name](X, LABELS, **given)
     for size in (None, 4):
         value = kind(tile_size=size, **settings)(X, LABELS, **given)
@@ -296,3 +293,28 @@ def test_reducers_of_triplets_have_the_meaning_of_pml():
     for reducer in (reducers.MeanReducer(), reducers.AvgNonZeroReducer()):
         call = CALLS["triplets"]
         torch.testing.assert_close(ours(reducer=reducer)(X, LABELS, **call), theirs(reducer=reducer)(X, LABELS, **call))
+
+
+# Pairs that an indices_tuple lists more than once
+
+A, P, B, N = miners.MultiSimilarityMiner(0.3)(X, LABELS)
+REPEATED = {
+    "triplets": miners.TripletMarginMiner(0.3)(X, LABELS),
+    "pairs": tuple(torch.cat([index, index[::2], index[::3]]) for index in (A, P, B, N)),
+}
+
+
+@pytest.mark.parametrize("tile_size", [None, 4])
+@pytest.mark.parametrize("listed", REPEATED)
+@pytest.mark.parametrize("name", PML)
+def test_repeated_pairs_count_as_in_pml(name, listed, tile_size):
+    kind, settings = LOSSES[name]
+    for reducer in (None, reducers.SumReducer(), reducers.MeanReducer(), reducers.ThresholdReducer(low=0.1)):
+        theirs = copy.deepcopy(PML[name])
+        if reducer is not None:
+            theirs.set_reducer(reducer)
+        ours = kind(tile_size=tile_size, reducer=reducer, **settings)
+        values = [loss(X, LABELS, REPEATED[listed]) for loss in (ours, theirs)]
+        torch.testing.assert_close(*values, rtol=1e-9, atol=1e-9)
+        gradients = [torch.autograd.grad(value, X)[0][2:] for value in values]  # the first two rows are equal
+        torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-7)

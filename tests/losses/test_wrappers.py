@@ -12,8 +12,10 @@ from pml_ext import (
     HardPairMiner,
     MetricVarianceRegularizer,
     MultipleLosses,
+    NegativesOnly,
     RegularizedLoss,
     SelfSupervisedLoss,
+    WithRelation,
     registry,
 )
 from pml_ext.distances import GramCosineSimilarity, GramDotProductSimilarity
@@ -125,6 +127,43 @@ def test_a_tuple_without_labels(name, batch):
     (x, labels), loss = batch, registered()[name].eval()
     mined = miners.BatchHardMiner()(x, labels)
     torch.testing.assert_close(loss(x, indices_tuple=mined), loss(x, labels, mined))
+
+
+LISTED = {
+    "arrays": lambda mined: tuple(index.numpy() for index in mined),
+    "int32": lambda mined: [index.numpy().astype("int32") for index in mined],
+    "lists": lambda mined: tuple(index.tolist() for index in mined),
+}
+
+
+def listing():
+    """Losses and wrappers that take an ``indices_tuple``."""
+    found = {name: loss for name, loss in registered().items() if "indices_tuple" in registry.capabilities(loss)}
+    found["relation"] = CBMLLoss(relation=NegativesOnly())
+    found["relation around PML"] = WithRelation(losses.ContrastiveLoss(), NegativesOnly())
+    parts = {"of two": MultipleLosses([losses.NTXentLoss(), CBMLLoss()]), "distributed": DistributedLoss(CBMLLoss())}
+    parts["regularized"] = RegularizedLoss(losses.NTXentLoss(), MetricVarianceRegularizer())
+    parts["memory"] = CrossBatchMemory(losses.NTXentLoss(), 4, 12)
+    return found | parts
+
+
+@pytest.mark.parametrize("form", LISTED)
+@pytest.mark.parametrize("name", listing())
+def test_a_tuple_of_arrays_or_lists(name, form, batch):
+    x, labels = batch
+    loss = listing()[name].eval()
+    if isinstance(loss, CrossBatchMemory):
+        loss.train()
+    for miner in (miners.BatchHardMiner(), HardPairMiner()):
+        mined = miner(x, labels)
+        torch.testing.assert_close(loss(x, labels, LISTED[form](mined)), loss(x, labels, mined))
+
+
+def test_a_tuple_of_something_else(batch):
+    x, labels = batch
+    for loss in (CBMLLoss(), CrossBatchMemory(losses.NTXentLoss(), 4, 12), MultipleLosses([losses.NTXentLoss()])):
+        with pytest.raises(TypeError, match="must hold tensors, arrays or lists of integers; got 'a' .str., "):
+            loss(x, labels, ("a", [1], [2]))
 
 
 # Two views of each image

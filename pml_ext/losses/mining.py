@@ -1,0 +1,142 @@
+"""Mining between a batch and references that hold a copy of each of its embeddings."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import TrainingWarning
+from ..pml import BaseMiner, get_all_pairs_indices, miners
+from .calling import shift_indices, takes_all_pairs
+from .pairs import AllButItself
+
+
+def mine(
+    miner: Any,
+    embeddings: Tensor,
+    labels: Any,
+    ref_emb: Tensor | None = None,
+    ref_labels: Any = None,
+    own: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Return a miner's indices between a batch and references, as if no embedding's own copy were among them.
+
+    ``own``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Our miners leave the
+    copies out themselves. PML's miners find what they find in a batch without references: :data:`_OF_PML` has those
+    whose result for an anchor depends on other anchors, or whose pairs do not depend on each other. All others are
+    called once for each anchor.
+    """
+    if ref_emb is not None and isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):
+        raise ValueError(
+            "EmbeddingsAlreadyPackagedAsTriplets gives rows of the batch and takes no references, such as those of a "
+            "CrossBatchMemory; leave out the miner, or take TripletMarginMiner()"
+        )
+    if own is None or ref_emb is None:
+        return miner(embeddings, labels, ref_emb, ref_labels)  # type: ignore[no-any-return]
+    if getattr(miner, "joins_batches", False):
+        name = type(miner).__name__
+        raise ValueError(f"{name} joins batches, which DistributedLoss has done here; give the miner without {name}")
+    if takes_all_pairs(miner):
+        return miner(embeddings, labels, ref_emb, ref_labels, indices_tuple=AllButItself(own))  # type: ignore[no-any-return]
+    find = _OF_PML.get(type(miner), _by_anchor)
+    mined = find(miner, embeddings, labels, ref_emb, ref_labels, own)
+    if isinstance(miner, BaseMiner):  # the miner has recorded the pairs of one anchor, or copies too
+        miner.reset_stats()
+        miner.output_assertion(mined)
+    return mined
+
+
+def without_copies(mined: tuple[Tensor, ...], own: Tensor) -> tuple[Tensor, ...]:
+    """Return pairs or triplets without those whose positive, or negative, is the anchor's own copy."""
+    if len(mined) == 3:
+        a, p, n = mined
+        kept = p != own[a]
+        return a[kept], p[kept], n[kept]
+    a1, p, a2, n = mined
+    pulled, pushed = p != own[a1], n != own[a2]
+    return a1[pulled], p[pulled], a2[pushed], n[pushed]
+
+
+def _by_anchor(
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+) -> tuple[Tensor, ...]:
+    """Call a miner once for each anchor, with all references but the anchor's own copy."""
+    if not getattr(type(miner), "mine", mine).__module__.startswith("pytorch_metric_learning."):
+        warnings.warn(
+            f"{type(miner).__name__} is called once for each embedding of the batch, with all rows of the memory but "
+            "the embedding's own: right if it treats anchors independently; derive it from pml_ext.plugin.TiledMiner, "
+            "which leaves out own rows in one call",
+            TrainingWarning,
+            stacklevel=2,
+        )
+    places = torch.arange(len(ref_emb), device=own.device)
+    found = []
+    for anchor in range(len(embeddings) if len(ref_emb) > 1 else 0):
+        one = slice(anchor, anchor + 1)
+        others = places[places != own[anchor]]
+        mined = miner(embeddings[one], labels[one], ref_emb[others], ref_labels[others])
+        found.append(shift_indices(mined, others, anchor))
+    if not found:
+        return tuple(places[:0] for _ in range(4))
+    return tuple(torch.cat(each) for each in zip(*found, strict=True))
+
+
+def _alone(
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+) -> tuple[Tensor, ...]:
+    """Mine with copies and leave them out: whether a pair or triplet is mined does not depend on any other."""
+    return without_copies(miner(embeddings, labels, ref_emb, ref_labels), own)
+
+
+def _distance_weighted(
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+) -> tuple[Tensor, ...]:
+    """Draw another positive at random where it is the anchor's own copy; copies have no part in the weights."""
+    a, p, n = miner(embeddings, labels, ref_emb, ref_labels)
+    others = (labels[:, None] == ref_labels).scatter_(1, own[:, None], False)
+    kept = others.any(1)[a]
+    a, p, n = a[kept], p[kept], n[kept]
+    itself = p == own[a]
+    if itself.any():
+        p[itself] = torch.multinomial(others[a[itself]].float(), 1).flatten()
+    return a, p, n
+
+
+def _hdc(
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+) -> tuple[Tensor, ...]:
+    """Set the pairs among which the miner takes the hardest of the batch."""
+    if miner.was_set_externally:
+        return without_copies(miner(embeddings, labels, ref_emb, ref_labels), own)
+    miner.set_idx_externally(without_copies(get_all_pairs_indices(labels, ref_labels), own), labels)
+    mined = miner(embeddings, labels, ref_emb, ref_labels)
+    miner.reset_idx()
+    return mined  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _uniform_histogram(
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+) -> tuple[Tensor, ...]:
+    """Draw from a histogram of all pairs but copies, as the miner does."""
+    matrix = miner.distance(embeddings, ref_emb)
+    a1, p, a2, n = without_copies(get_all_pairs_indices(labels, ref_labels), own)
+    if len(a1):
+        a1, p = miner.get_uniformly_distributed_pairs(matrix[a1, p], a1, p, miner.pos_per_bin)
+    if len(a2):
+        a2, n = miner.get_uniformly_distributed_pairs(matrix[a2, n], a2, n, miner.neg_per_bin)
+    return a1, p, a2, n
+
+
+_OF_PML: dict[type, Callable[..., tuple[Tensor, ...]]] = {
+    miners.AngularMiner: _alone,
+    miners.PairMarginMiner: _alone,
+    miners.TripletMarginMiner: _alone,
+    miners.DistanceWeightedMiner: _distance_weighted,
+    miners.HDCMiner: _hdc,
+    miners.UniformHistogramMiner: _uniform_histogram,
+}
