@@ -6,6 +6,7 @@ the images that are embedded twice are counted. Then 200 images are added, 100 d
 """
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -31,7 +32,7 @@ def rows(store: Path) -> int:
     """Return how many embedded files a collection has."""
     if not (store / "images.sqlite").exists():
         return 0
-    with sqlite3.connect(store / "images.sqlite", timeout=60) as connection:
+    with contextlib.closing(sqlite3.connect(store / "images.sqlite", timeout=60)) as connection:
         try:
             return connection.execute("SELECT count(*) FROM embedded").fetchone()[0]
         except sqlite3.OperationalError:  # not created yet

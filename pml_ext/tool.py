@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from .data import Steps as Steps
     from .data import image_tensor as image_tensor
     from .data import read_image as read_image
+    from .data.folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
+    from .data.folder import CLUSTERS_TABLE as CLUSTERS_TABLE
+    from .data.folder import GONE as GONE
+    from .data.folder import contact_sheets as contact_sheets
+    from .data.folder import is_run as is_run
+    from .data.folder import listed_sheets as listed_sheets
     from .data.reading import FORMATS as FORMATS
     from .distributed import from_rank_0 as from_rank_0
     from .distributed import from_ranks as from_ranks
@@ -82,6 +88,7 @@ if TYPE_CHECKING:
     from .evaluation.projection import mark as mark
     from .evaluation.sampling import sample_indices as sample_indices
     from .files import DamagedError as DamagedError
+    from .files import final_path as final_path
     from .files import locked_folder as locked_folder
     from .files import read_json as read_json
     from .files import read_toml as read_toml

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import functools
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,11 +16,14 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from pml_ext.tool import (
+    CLUSTERS_COLUMNS,
+    CLUSTERS_TABLE,
     ConfigError,
     counted,
     drawable,
     font_file,
     kmeans,
+    listed_sheets,
     nearest_of,
     sample_indices,
     short_name,
@@ -42,8 +44,6 @@ CELL = 108  # pixels from one picture of a sheet to the next
 _ROW, _GAP, _TITLE, _CAPTION = 10, 6, 30, 16
 _LETTERS = 15  # maximum length of a caption
 _INK = "#1a202c"
-_TABLE = "clusters.csv"
-_COLUMNS = ["path", "cluster", "distance_to_center", "class", "sheet"]
 
 Number = int | str
 """How many clusters, or :data:`AUTO`."""
@@ -157,20 +157,20 @@ def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
     """
     chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:SHEETS]
     drawn = {cluster.number: place / _sheet_name(cluster.number) for cluster in chosen}
-    earlier = _earlier_sheets(place / _TABLE)
+    earlier = _earlier_sheets(place / CLUSTERS_TABLE)
     if foreign := [path for path in drawn.values() if path.name not in earlier and path.exists()]:
         raise _foreign(foreign[0])
     place.mkdir(parents=True, exist_ok=True)
     for name in earlier:
         (place / name).unlink(missing_ok=True)
-    write_atomically(place / _TABLE, functools.partial(_write_table, grouping=grouping, sheets=drawn))
+    write_atomically(place / CLUSTERS_TABLE, functools.partial(_write_table, grouping=grouping, sheets=drawn))
     reader = PictureReader(channels)
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:  # Pillow releases the GIL while decoding
         for cluster in chosen:
             sheet = _draw_sheet(grouping, cluster, reader, pool)
             write_atomically(drawn[cluster.number], functools.partial(sheet.save, format="PNG"))
     reader.warn("the contact sheets have")
-    return Clusters(grouping, place / _TABLE, drawn)
+    return Clusters(grouping, place / CLUSTERS_TABLE, drawn)
 
 
 def _sheet_name(number: int) -> str:
@@ -185,18 +185,16 @@ def _earlier_sheets(table: Path) -> set[str]:
     """Return the names of the contact sheets that an earlier table lists."""
     if not table.exists():
         return set()
-    with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        if file.readline().strip() != ",".join(_COLUMNS):
-            raise _foreign(table)
-        listed = {row[-1] for row in csv.reader(file)}
-    return {name for name in listed if re.fullmatch(r"noise\.png|cluster-\d{3,}\.png", name)}
+    if (sheets := listed_sheets(table)) is None:
+        raise _foreign(table)
+    return sheets
 
 
 def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> None:
     # surrogateescape writes file names that are not valid UTF-8 with their original bytes.
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer, embedded = csv.writer(file), grouping.embedded
-        writer.writerow(_COLUMNS)
+        writer.writerow(CLUSTERS_COLUMNS)
         columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
         for name, number, distance, own in zip(*columns, strict=True):
             apart = f"{distance:.6f}" if number != NOISE else ""

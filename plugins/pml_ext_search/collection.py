@@ -20,13 +20,12 @@ import dataclasses
 import functools
 import itertools
 import os
-import re
 import shlex
 import sqlite3
 import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,6 +39,7 @@ from pml_ext.tool import (
     DataError,
     UnwritableError,
     counted,
+    final_path,
     locked_folder,
     needs_extra,
     sha256_of,
@@ -62,7 +62,7 @@ _SCHEMA = (
     "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, time INTEGER, "
     "vector INTEGER UNIQUE, crc INTEGER)",
 )
-_OWN_FILES = re.compile(r"images\.sqlite(-journal)?|vectors(-\d+)?\.f32|search-\d+\.faiss|\..+\.tmp")
+_LIVE = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
 _LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
@@ -102,6 +102,7 @@ class Embedded:
     new: int | None = None  # how many were embedded now
     numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
+    unlisted: Sequence[str] = ()  # folders and files that could not be looked at
 
     @property
     def classes(self) -> Sequence[str]:
@@ -134,6 +135,17 @@ class State(BaseModel, frozen=True):
     version: int = 0  # raised when the index or the numbers of vectors change
     next_id: int = 0  # the first that no image has had
     index: Index | None = None
+    files: tuple[str, ...] = ()  # all that were written, or begun, and not deleted since
+
+    @property
+    def used_files(self) -> set[str]:
+        """The names of the files that belong to this state, beside the database."""
+        return {self.file, self.index.file} - {""} if self.index is not None else {self.file}
+
+    @property
+    def own_files(self) -> set[str]:
+        """The names of all files of the collection, beside the database."""
+        return {*self.files, *self.used_files}
 
 
 @functools.lru_cache(16)
@@ -194,6 +206,12 @@ def in_shard(path: str) -> str:
     """Return the path of an image's shard, or its own path if it is in no shard."""
     shard, tar, _ = path.partition(".tar/")
     return shard + tar.rstrip("/")
+
+
+def is_below(path: str, places: Set[str]) -> bool:
+    """Return whether a path is one of some files and folders, or lies in one of the folders."""
+    parents = (path[:end] for end, letter in enumerate(path) if letter == "/")
+    return path in places or any(parent in places for parent in parents)
 
 
 class Transaction:
@@ -260,7 +278,10 @@ class Collection:
                 if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     for table in _SCHEMA:
                         connection.execute(table)
-                    text = State(run=str(self.run), identity=self.identity, size=self.size).model_dump_json()
+                    names = itertools.chain(["vectors.f32"], map("vectors-{}.f32".format, itertools.count(1)))
+                    name = next(name for name in names if not (self.place / name).exists())
+                    first = State(run=str(self.run), identity=self.identity, size=self.size, file=name)
+                    text = first.model_dump_json()
                     connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
                 try:
                     current = Transaction(self, connection)
@@ -307,17 +328,57 @@ class Collection:
             if there:
                 why = str(error).partition("; type: ")[0]
         if why:
+            self._check_own()
             text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
+            removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
+            if left := sorted(path.name for path in self.place.glob("vectors*.f32") if path.name not in removed):
+                text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
             warnings.warn(text, StoreWarning, stacklevel=6)
-            for path in self._own_files():
-                path.unlink(missing_ok=True)
+            self._delete(removed)
         with writing(self.place):
             self.place.mkdir(parents=True, exist_ok=True)
         with self.transaction(write=True, create=True):
             pass
 
-    def _own_files(self) -> list[Path]:
-        return [path for path in self.place.iterdir() if _OWN_FILES.fullmatch(path.name)]
+    def _check_own(self) -> None:
+        """Refuse a database of somebody else: one that SQLite reads and that lacks our tables, or one by itself."""
+        if not self.database.is_file() or not self.database.stat().st_size:
+            return
+        try:
+            with contextlib.closing(sqlite3.connect(f"{self.database.as_uri()}?mode=ro", uri=True)) as connection:
+                names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            own = {"collection", "embedded", "images"} <= names
+        except sqlite3.Error:  # damaged: then our vectors lie beside it
+            own = any(self.place.glob("vectors*.f32"))
+        if not own:
+            raise DataError(f"{self.database} is not of a collection; wanted a folder of its own, with --store FOLDER")
+
+    def _named_files(self) -> set[str]:
+        """Return the names of the files that the database names; none where it is damaged."""
+        try:
+            with self.transaction() as current:
+                return current.state.own_files
+        except DataError:
+            return set()
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete files of the collection, and what killed processes left of them under temporary names."""
+        paths = {self.place / name for name in names}
+        temporary = [path for path in self.place.glob(".*.tmp") if final_path(path) in paths]
+        for path in [*paths, *temporary]:
+            with contextlib.suppress(PermissionError):  # on Windows, while a reader has it mapped
+                path.unlink(missing_ok=True)
+
+    def _new_file(self, stem: str, ending: str) -> Path:
+        """Return the path of a new file, which no file of somebody else has, and list it as the collection's."""
+        with self.transaction(write=True) as current:
+            state = current.state
+            numbers = itertools.count(state.version + 1)
+            unused = state.own_files - state.used_files
+            names = (f"{stem}-{number}{ending}" for number in numbers)
+            name = next(name for name in names if name in unused or not (self.place / name).exists())
+            current.save(files=tuple(sorted(state.own_files | {name})))
+        return self.place / name
 
     # Embedded files
 
@@ -380,20 +441,24 @@ class Collection:
         with self.transaction(write=True) as current:
             state, connection = current.state, current.connection
             connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
-            query = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
-            live = np.fromiter((row[0] for row in connection.execute(query)), dtype=np.int64)
-            if 5 * (state.vectors - len(live)) >= state.vectors > 0 and len(current.vectors) == state.vectors:
-                self._move_vectors(current, live)
-            index = current.state.index
-            used = {DATABASE, f"{DATABASE}-journal", current.state.file, index.file if index is not None else ""}
-        for path in self._own_files():
-            if path.name not in used:
-                with contextlib.suppress(PermissionError):  # on Windows, while a reader has it mapped
-                    path.unlink(missing_ok=True)
+            live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
+            holes = state.vectors - len(live)
+            whole = len(current.vectors) == state.vectors
+        if whole and 5 * holes >= state.vectors > 0:
+            path = self._new_file("vectors", ".f32")
+            with self.transaction(write=True) as current:
+                self._move_vectors(current, path)
+        with self.transaction(write=True) as current:
+            state = current.state
+            self._delete(state.own_files - state.used_files)
+            left = {name for name in state.own_files if (self.place / name).exists()}
+            files = tuple(sorted(left | state.used_files))
+            if files != state.files:
+                current.save(files=files)
 
-    def _move_vectors(self, current: Transaction, live: Numbers) -> None:
+    def _move_vectors(self, current: Transaction, path: Path) -> None:
         state, connection, version = current.state, current.connection, current.state.version + 1
-        path = self.place / f"vectors-{version}.f32"
+        live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
         write_atomically(path, current.vectors[live].tofile)
         connection.create_function("moved", 1, {old: new for new, old in enumerate(live.tolist())}.get)
         connection.execute("UPDATE embedded SET vector = moved(vector)")
@@ -414,6 +479,7 @@ class Collection:
         Returns:
             The changes; None where another folder, or none, was indexed before.
         """
+        embedded = self._with_unlisted(embedded)
         numbers = np.sort(embedded.numbers)
         first = int(numbers[0]) if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) else None
         index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
@@ -422,14 +488,34 @@ class Collection:
             if faiss.recall is not None and faiss.recall < _MIN_RECALL:
                 text = f"the index {chosen} finds {faiss.recall:.0%} of what exact search finds; another --index"
                 warnings.warn(f"{text} finds more", RetrievalWarning, stacklevel=4)
-            with self.transaction() as current:
-                path = self.place / f"search-{current.state.version + 1}.faiss"
+            path = self._new_file("search", ".faiss")
             write_atomically(path, faiss.write)
             measured = {"factory": chosen, "effort": faiss.effort, "recall": faiss.recall}
             measured |= {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)}
             index = index.model_copy(update=measured)
         with self.transaction(write=True) as current:
             return self._replace_images(current, index, embedded)
+
+    def _with_unlisted(self, embedded: Embedded) -> Embedded:
+        """Add the indexed images that could not be looked at, as they were; their ids stay."""
+        if not embedded.unlisted:
+            return embedded
+        places = frozenset(embedded.unlisted)
+        with self.transaction() as current:
+            index = current.state.index
+            if index is None or index.folder != str(embedded.folder.resolve()):
+                return embedded
+            kept = [image for image, fits in current.images() if fits and is_below(image.path, places)]
+        if not kept:
+            return embedded
+        facts = np.array([(image.size, image.time) for image in kept], dtype=np.int64)
+        numbers = np.array([image.vector for image in kept], dtype=np.int64)
+        return dataclasses.replace(
+            embedded,
+            paths=[*embedded.paths, *(image.path for image in kept)],
+            facts=np.concatenate([embedded.facts, facts]),
+            numbers=np.concatenate([embedded.numbers, numbers]),
+        )
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
         state, before, known = current.state, current.state.index, dict[str, Image]()

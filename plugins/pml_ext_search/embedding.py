@@ -38,7 +38,17 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import Collection, Embedded, FileStat, StoreWarning, Vectors, check_writable, file_stat, path_bytes
+from .collection import (
+    Collection,
+    Embedded,
+    FileStat,
+    StoreWarning,
+    Vectors,
+    check_writable,
+    file_stat,
+    is_below,
+    path_bytes,
+)
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
 
 READ = 64  # images per batch of a reading worker
@@ -178,6 +188,8 @@ class ImageEmbedder:
         with collection.locked(self.replace) if first else contextlib.nullcontext():
             files = dict(zip(keys, listing.facts, strict=True))
             found, gone = from_rank_0(collection.find(files, root)[:2] if first else None)
+            unlisted = frozenset(listing.unlisted)
+            gone = [key for key in gone if not is_below(os.fsdecode(key[len(root) :]), unlisted)]
             missing = [number for number, key in enumerate(keys) if key not in found]
             own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
             parts = from_ranks(self._embed_missing(listing, keys, own, batch_size))
@@ -193,7 +205,7 @@ class ImageEmbedder:
             names = [listing.names[number] for number in kept]
             facts = np.array([listing.facts[number] for number in kept], dtype=np.int64)
             points = torch.from_numpy(collection.vectors_of(numbers)).to(self.device)
-            yield Embedded(folder, names, points, skipped, facts, new, numbers)
+            yield Embedded(folder, names, points, skipped, facts, new, numbers, unlisted=listing.unlisted)
             if num_processes() == 1:
                 collection.compact(gone)
 

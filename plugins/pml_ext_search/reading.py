@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,19 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
-from pml_ext.tool import ConfigError, DataError, Steps, WorkerDataset, data_loader, image_tensor, read_image
+from pml_ext.tool import (
+    CLUSTERS_TABLE,
+    GONE,
+    ConfigError,
+    DataError,
+    Steps,
+    WorkerDataset,
+    contact_sheets,
+    data_loader,
+    image_tensor,
+    is_run,
+    read_image,
+)
 
 from .collection import FileStat
 
@@ -32,40 +45,71 @@ class Listing(NamedTuple):
     names: list[str]
     facts: list[FileStat]
     others: dict[str, str]  # reason why each other file is not read as an image
+    unlisted: list[str]  # folders and files that could not be looked at
 
 
 def list_folder(folder: Path) -> Listing:
-    """List a folder without opening its files; skip hidden files, hidden folders and linked folders."""
+    """List a folder without opening its images; skip what is hidden, linked folders, runs and contact sheets."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
     from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query saves
 
-    listing = Listing(folder, [], [], {})
-
-    def visit(inside: str) -> None:
+    listing = Listing(folder, [], [], {}, [])
+    try:
+        waiting = _entries(listing, "")
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read ({error.strerror or error})") from None
+    while waiting:  # no recursion: folders may be nested deeper than Python's stack
+        name, entry = waiting.pop()
         try:
-            entries = sorted(os.scandir(folder / inside), key=lambda entry: entry.name)
-        except OSError as error:
-            listing.others[inside] = f"{folder / inside}: cannot be read ({error.strerror or error})"
-            return
-        for entry in entries:
-            name = f"{inside}/{entry.name}" if inside else entry.name
-            if entry.name.startswith("."):
-                continue
             if entry.is_dir(follow_symlinks=False):
-                visit(name)
-            elif entry.is_symlink() and not os.path.isfile(entry):
-                to = "a folder, which is not followed" if entry.is_dir() else "what is not there"
-                listing.others[name] = f"{folder / name}: a link to {to}"
-            elif not name.lower().endswith(IMG_EXTENSIONS):
-                listing.others[name] = f"{folder / name}: no image by its name"
+                waiting += _entries(listing, name)
+            elif why := _no_image(entry, IMG_EXTENSIONS):
+                listing.others[name] = f"{folder / name}: {why}"
             else:
                 about = entry.stat()
                 listing.names.append(name)
                 listing.facts.append((about.st_size, about.st_mtime_ns))
-
-    visit("")
+        except OSError as error:
+            listing.others[name] = f"{folder / name}: cannot be read ({error.strerror or error})"
+            if error.errno not in GONE:
+                listing.unlisted.append(name)
     return listing
+
+
+def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]]:
+    """Return the entries of a folder with their paths, last first, without those that are hidden or our own."""
+    place = listing.folder / inside
+    with os.scandir(place) as scanned:
+        entries = {entry.name: entry for entry in scanned if not entry.name.startswith(".")}
+    if inside and is_run(place, entries):
+        listing.others[inside] = f"{place}: the folder of a run, whose figures are not read as images"
+        return []
+    sheets = contact_sheets(place, entries)
+    if sheets:
+        names = {CLUSTERS_TABLE, *sheets}
+        listing.others[f"{inside}/{CLUSTERS_TABLE}".lstrip("/")] = (
+            f"{place / CLUSTERS_TABLE}: the table of pml-ext cluster, whose contact sheets are not read as images"
+        )
+        entries = {name: entry for name, entry in entries.items() if name not in names}
+    ordered = sorted(entries.items(), reverse=True)
+    return [(f"{inside}/{name}" if inside else name, entry) for name, entry in ordered]
+
+
+def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
+    """Return why a file is not read as an image, by its name and kind; "" if it is."""
+    if entry.is_symlink():
+        try:
+            mode = entry.stat().st_mode
+        except OSError as error:
+            if error.errno not in GONE:
+                raise
+            return "a link to what is not there"
+        if stat.S_ISDIR(mode):
+            return "a link to a folder, which is not followed"
+    if not entry.name.lower().endswith(endings):
+        return "no image by its name"
+    return "" if stat.S_ISREG(entry.stat().st_mode) else "not a regular file"
 
 
 class FileImages(Dataset[Item]):

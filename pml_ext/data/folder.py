@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import errno
 import os
+import re
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, DataError
 from .splits import DataSplits, LabeledImages, hold_out_classes, split_by_image
+
+GONE = errno.ENOENT, errno.ELOOP  # errors of a file that vanished, or of a link that leads nowhere
+CLUSTERS_TABLE = "clusters.csv"  # written by pml-ext cluster, beside its contact sheets
+CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
 
 
 def folder(
@@ -54,7 +63,8 @@ def folder(
     parts = [place / "train", place / "test"]
     parts = parts if all(part.is_dir() for part in parts) else [place]
     depth = None if classes == "leaf" else levels or 1
-    found = [_files_by_class(part, depth) for part in parts]
+    runs: list[Path] = []
+    found = [_files_by_class(part, depth, runs) for part in parts]
     names = sorted(set().union(*found))
     labeled = [_labeled(files, names, channels) for files in found]
     inner = [file.parent for each in labeled for file in each.paths or () if file.parents[1] not in parts]
@@ -76,26 +86,78 @@ def folder(
     note = ""
     if inner and classes == "outer" and levels is None:
         note = f"{inner[0]} is a folder inside of a class's folder, whose class its images get; {leaf}"
+    if runs:
+        note += f"{'; ' if note else ''}{runs[0]} is the folder of a run, whose figures are not read as images"
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note=note)
 
 
-def _refuse(error: OSError) -> None:
-    raise DataError(f"{error.filename}: cannot be listed ({error.strerror}); check its permissions")
+def is_run(place: Path, names: Iterable[str]) -> bool:
+    """Return whether a folder, with the names in it, is that of a training run."""
+    return "recipe.toml" in names and any(os.path.exists(place / name) for name in ("checkpoints", "records"))
 
 
-def _files_by_class(place: Path, depth: int | None) -> dict[str, list[Path]]:
-    """Return image files by class, the first ``depth`` folders of a path (None: all); skip hidden and other files."""
+def contact_sheets(place: Path, names: Iterable[str]) -> set[str]:
+    """Return the names of the contact sheets that ``pml-ext cluster`` wrote into a folder, with the names in it."""
+    return (listed_sheets(place / CLUSTERS_TABLE) or set()) if CLUSTERS_TABLE in names else set()
+
+
+def listed_sheets(table: Path) -> set[str] | None:
+    """Return the names of the contact sheets in a table of clusters; None for a table that is not ours."""
+    if not table.is_file():
+        return None
+    with table.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        if file.readline().strip() != ",".join(CLUSTERS_COLUMNS):
+            return None
+        listed = {row[-1] for row in csv.reader(file) if row}
+    return {name for name in listed if re.fullmatch(r"noise\.png|cluster-\d{3,}\.png", name)}
+
+
+def _entries(place: Path) -> dict[str, os.DirEntry[str]]:
+    """Return a folder's entries by name, without those that are hidden."""
+    try:
+        with os.scandir(place) as entries:
+            return {entry.name: entry for entry in entries if not entry.name.startswith(".")}
+    except OSError as error:
+        raise DataError(f"{place}: cannot be listed ({error.strerror}); check its permissions") from None
+
+
+def _is_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
+    """Return whether an entry is a regular file, or a link to one, that has the name of an image."""
+    if not entry.name.lower().endswith(endings):
+        return False
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError as error:
+        if error.errno in GONE:
+            return False
+        raise DataError(f"{entry.path}: cannot be read ({error.strerror}); check its permissions") from None
+
+
+def _files_by_class(place: Path, depth: int | None, runs: list[Path]) -> dict[str, list[Path]]:
+    """Return image files by class, the first ``depth`` folders of a path (None: all); skip hidden and other files.
+
+    Runs are skipped and appended to ``runs``.
+    """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     found: dict[str, list[Path]] = {}
-    for top in sorted(name for name in next(os.walk(place, onerror=_refuse))[1] if not name.startswith(".")):
-        for folder, folders, files in os.walk(place / top, onerror=_refuse):
-            folders[:] = [each for each in folders if not each.startswith(".")]
-            images = [Path(folder, each) for each in files if not each.startswith(".")]
-            images = [file for file in images if file.name.lower().endswith(IMG_EXTENSIONS) and file.is_file()]
-            name = "/".join(Path(folder).relative_to(place).parts[:depth])
-            if images:
-                found.setdefault(name, []).extend(images)
+    waiting = [place]  # no recursion: folders may be nested deeper than Python's stack
+    while waiting:
+        folder = waiting.pop()
+        entries = _entries(folder)
+        if folder != place and is_run(folder, entries):
+            runs.append(folder)
+            continue
+        inner = [name for name, entry in entries.items() if entry.is_dir(follow_symlinks=False)]
+        waiting += [folder / name for name in sorted(inner, reverse=True)]
+        if folder == place:
+            continue
+        sheets = contact_sheets(folder, entries)
+        named = [entry for name, entry in entries.items() if name not in sheets]
+        images = [folder / entry.name for entry in named if _is_image(entry, IMG_EXTENSIONS)]
+        if images:
+            name = "/".join(folder.relative_to(place).parts[:depth])
+            found.setdefault(name, []).extend(images)
     if not found:
         raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files per class")
     return found

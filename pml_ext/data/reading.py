@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import stat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +39,8 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
     from PIL import Image
 
     try:
+        if isinstance(path, (str, Path)) and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would never end
+            raise DataError(f"{path}: not a regular file; wanted an image")
         with Image.open(path, formats=FORMATS) as file:
             turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
             width, height = file.size[::-1] if turned else file.size

@@ -1,5 +1,6 @@
 """The index of a collection: whole or refused, whatever becomes of its files and of who writes them."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -167,7 +168,7 @@ def test_a_row_without_a_vector_is_damage(make, few, tmp_path, vector):
     make().index(images)
     sorted(images.glob("*/*.png"))[5].unlink()
     make().index(images)  # whose vectors do not lie one after another
-    with sqlite3.connect(tmp_path / "store" / "images.sqlite") as database:
+    with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite")) as database, database:
         database.execute("UPDATE images SET vector = ? WHERE id = 3", (vector,))
     with pytest.raises(DataError, match=r"images.sqlite: empty, cut or damaged \(a row of the index has no vector\)"):
         make().gallery()
