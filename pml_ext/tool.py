@@ -100,6 +100,10 @@ if TYPE_CHECKING:
     from .files.checksums import check_unchanged as check_unchanged
     from .files.checksums import how_to_redo as how_to_redo
     from .files.checksums import sha256_of as sha256_of
+    from .files.stat import MISSING as MISSING
+    from .files.stat import FileStat as FileStat
+    from .files.stat import file_stat as file_stat
+    from .files.stat import path_bytes as path_bytes
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
     from .networks.trunks import builtin_trunk as builtin_trunk

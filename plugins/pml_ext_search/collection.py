@@ -37,11 +37,13 @@ from torch import Tensor
 from pml_ext.tool import (
     ConfigError,
     DataError,
+    FileStat,
     UnwritableError,
     counted,
     final_path,
     locked_folder,
     needs_extra,
+    path_bytes,
     sha256_of,
     shortened,
     write_atomically,
@@ -69,9 +71,6 @@ _MIN_RECALL = 0.9  # recall@10 below which a warning is given
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
-FileStat = tuple[int, int]
-"""Size in bytes, and time of the last modification in nanoseconds since 1970, of a file."""
-MISSING: FileStat = -1, -1  # of a missing file
 
 
 class RetrievalWarning(UserWarning):
@@ -180,20 +179,6 @@ class Changes(NamedTuple):
 def crc_of(vector: Any, *values: object) -> int:
     """Return the CRC-32 of a row's values and of its vector, whose number may change."""
     return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
-
-
-def path_bytes(path: str) -> bytes:
-    """Return a path as stored in the tables: bytes, since file names need not be valid text."""
-    return os.fsencode(path.replace(os.sep, "/"))
-
-
-def file_stat(file: Path) -> FileStat | None:
-    """Return size and time of a file; None where it is missing."""
-    try:
-        about = file.stat()
-    except (OSError, ValueError):  # a path with a zero byte raises ValueError
-        return None
-    return about.st_size, about.st_mtime_ns
 
 
 def class_of(path: str) -> str:

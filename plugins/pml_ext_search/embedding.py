@@ -23,6 +23,7 @@ from pml_ext.tool import (
     ConfigError,
     DataError,
     FeatureCache,
+    FileStat,
     Network,
     Precision,
     Preprocessing,
@@ -30,9 +31,11 @@ from pml_ext.tool import (
     UnwritableError,
     autocast,
     check_precision,
+    file_stat,
     from_rank_0,
     from_ranks,
     num_processes,
+    path_bytes,
     rank,
     shortened,
     write_atomically,
@@ -41,13 +44,10 @@ from pml_ext.tool import (
 from .collection import (
     Collection,
     Embedded,
-    FileStat,
     StoreWarning,
     Vectors,
     check_writable,
-    file_stat,
     is_below,
-    path_bytes,
 )
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
 
@@ -218,16 +218,20 @@ class ImageEmbedder:
             yield [batch[place] for place in sorted(batch)]
 
     def _embedded(
-        self, files: Sequence[Any], size: int, keep: bool = False, workers: int | None = None
+        self, files: Sequence[Any], size: int, stats: Sequence[FileStat] = (), workers: int | None = None
     ) -> Iterator[Batch]:
-        """Embed files in batches, and report progress to the listener."""
+        """Embed files in batches, and report progress to the listener.
+
+        With ``stats``, sizes and times from before the files are read, the features of a frozen trunk are cached.
+        """
         workers = self._workers if workers is None else workers
         workers = default_workers(len(files)) if workers is None else workers
         begun, done = time.perf_counter(), 0
         for images, read, bad in read_batches(files, self.channels, self.transform, size, workers, self.device):
             batch: dict[int, Vectors | str] = {**bad}
             if images is not None:
-                rows = self._forward(images, [files[place] for place in read] if keep else ()).cpu().numpy()
+                kept = {files[place]: stats[place] for place in read} if stats else {}
+                rows = self._forward(images, kept).cpu().numpy()
                 batch |= zip(read, rows, strict=True)
             done += len(batch)
             if self._listener is not None:
@@ -277,7 +281,8 @@ class ImageEmbedder:
             for number in ready:
                 del files[number]
         left = [*files]
-        for batch in self._embedded([*files.values()], size, keep=True):
+        stats = [listing.facts[number] for number in left]
+        for batch in self._embedded([*files.values()], size, stats):
             yield {left[place]: row for place, row in batch.items()}
 
     def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:
@@ -297,7 +302,7 @@ class ImageEmbedder:
         return self.transform(as_tensor(image, self.channels, self.transform.smallest))  # type: ignore[no-any-return]
 
     @torch.no_grad()
-    def _forward(self, images: Tensor, files: Sequence[Path] = ()) -> Tensor:
+    def _forward(self, images: Tensor, files: Mapping[Path, FileStat] | None = None) -> Tensor:
         """Return L2-normalized embeddings, ``[B, D]``, float32; cache the features of files if the trunk is frozen."""
         images = images.to(self.device, memory_format=self._memory_format)
         with autocast(self.device, self.precision):
@@ -306,7 +311,7 @@ class ImageEmbedder:
             else:
                 features = self.network.trunk(images)
                 with self._features_may_fail():
-                    self._features.keep(files, features)
+                    self._features.keep([*files], [*files.values()], features)
                 embeddings = self.network.embedder(features)
         return nn.functional.normalize(embeddings.float())
 

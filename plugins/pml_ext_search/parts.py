@@ -28,9 +28,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from pml_ext.tool import ConfigError, DataError, needs_extra, one_line, shortened, write_atomically
+from pml_ext.tool import (
+    MISSING,
+    ConfigError,
+    DataError,
+    FileStat,
+    file_stat,
+    needs_extra,
+    one_line,
+    path_bytes,
+    shortened,
+    write_atomically,
+)
 
-from .collection import MISSING, Embedded, FileStat, Vectors, check_writable, class_of, file_stat, path_bytes
+from .collection import Embedded, Vectors, check_writable, class_of
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
 

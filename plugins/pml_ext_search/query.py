@@ -23,8 +23,10 @@ from pml_ext.tool import (
     ConfigError,
     DataError,
     Search,
+    file_stat,
     nearest_of,
     neighbors_under,
+    path_bytes,
     printable,
     reranked_under,
     shortened,
@@ -42,9 +44,7 @@ from .collection import (
     Transaction,
     class_of,
     crc_of,
-    file_stat,
     in_shard,
-    path_bytes,
 )
 from .faiss_index import sampled_recall
 from .stores import BATCH, Found, Rows, Store, Where

@@ -20,6 +20,7 @@ from pml_ext.tool import (
     GONE,
     ConfigError,
     DataError,
+    FileStat,
     Steps,
     WorkerDataset,
     contact_sheets,
@@ -28,8 +29,6 @@ from pml_ext.tool import (
     is_run,
     read_image,
 )
-
-from .collection import FileStat
 
 MOST_WORKERS, FEW = 8, 1_000
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these

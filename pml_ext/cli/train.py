@@ -101,7 +101,7 @@ def train(
 def _print_setbacks(results: list[dict[str, Any]]) -> None:
     """Say which runs are behind their untrained networks."""
     from ..recipe import load_recipes
-    from ..report import setback
+    from ..training.report import setback
 
     for result in results:
         (recipe,) = load_recipes(str(Path(result["folder"]) / "recipe.toml"), check=False).values()
@@ -120,7 +120,7 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
-    from ..report import PHASES
+    from ..training.report import PHASES
 
     names = [*metrics["after"]]
     rows = [
@@ -133,7 +133,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
-    from ..report import PHASES
+    from ..training.report import PHASES
 
     names, rows = [*results[0]["after"]], []
     for recipe, phases in summary.items():

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import functools
 import hashlib
 import http.client
 import os
 import shutil
 import tarfile
 import tempfile
+import warnings
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,8 +27,26 @@ EVERYTHING = Box(0, 0, 1e9, 1e9)
 
 
 def cache_folder(name: str) -> Path:
-    """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, by default ``~/.cache/pml_ext/NAME``."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pml_ext" / name
+    """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, by default ``~/.cache/pml_ext/NAME``.
+
+    Without a home folder, as in some containers, it is a temporary one of this process, with a warning.
+    """
+    given = os.environ.get("XDG_CACHE_HOME")
+    if given:
+        return Path(given) / "pml_ext" / name
+    try:
+        return Path.home() / ".cache" / "pml_ext" / name
+    except RuntimeError:
+        return temporary_cache() / name
+
+
+@functools.cache
+def temporary_cache() -> Path:
+    """Return a temporary folder for what would be cached, which ends with this process; warn of it once."""
+    folder = tempfile.TemporaryDirectory(prefix="pml_ext-")
+    atexit.register(folder.cleanup)
+    warnings.warn("no cache of the user can be written: nothing is kept; XDG_CACHE_HOME=FOLDER names one", stacklevel=3)
+    return Path(folder.name)
 
 
 class Count(NamedTuple):

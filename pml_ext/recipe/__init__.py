@@ -4,7 +4,6 @@ from .build import build_dataset as build_dataset
 from .build import build_loss as build_loss
 from .build import build_network as build_network
 from .build import build_relation as build_relation
-from .build import build_tracker as build_tracker
 from .build import flat as flat
 from .build import loss_context as loss_context
 from .build import merged as merged

@@ -37,14 +37,13 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
     from ..data import DataSplits, Pipeline
     from ..networks.network import Network, Preprocessing
     from ..pairwise import Relation
-    from ..training.trackers import Tracker
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
 KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
 NO_EFFECT = "without effect here"  # origin of settings that others make useless
 # Settings that a run fills in; they are not options of a recipe.
 _FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root", "label_sets"), ("in_channels", "image_size")
-_FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
+FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
     "labels": [label for label in range(4096) for _ in range(2)],
@@ -134,7 +133,7 @@ def nested(key: str, value: Any) -> Any:
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the data folder, if it needs one."""
     factory = _dataset_factory(table.name)
-    options = _options("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
+    options = options_of("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
     if table.relation is not None and "label_sets" in registry.settings_of(factory):
         options["label_sets"] = table.relation.name == "shared-label"
     with located("data", table):
@@ -148,7 +147,7 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
     from ..pairwise import RELATIONS
 
     factory = RELATIONS[table.relation.name]
-    options = _options("data.relation", table.relation.name, factory, ("names", "paths"), table.relation.settings)
+    options = options_of("data.relation", table.relation.name, factory, ("names", "paths"), table.relation.settings)
     with located("data.relation", table.relation):
         return factory(class_names, **options)
 
@@ -159,21 +158,12 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
 
     file, given = table.settings.get("weights"), _trunk_settings(table, trained)
     factory = _trunk_factory(table.name)
-    options = _options("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
+    options = options_of("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
     with located("model.trunk", table):
         trunk: torch.nn.Module = factory(channels, image_size, **options)
     if is_file(file) and not trained:
         load_weights(trunk, str(file))
     return trunk
-
-
-def build_tracker(table: NamedTable, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> Tracker:
-    """Build a tracker from ``[track]``; for the other arguments see :func:`pml_ext.registry.hooks.pml_ext_trackers`."""
-    factory = registry.factory("tracker", table.name)
-    filled = {"folder": folder, "recipe": recipe, "iteration": iteration, "epoch": epoch}
-    options = _options("track", table.name, factory, _FILLED_FOR_TRACKER, table.settings)
-    taken = registry.settings_of(factory)
-    return factory(**{name: value for name, value in filled.items() if name in taken}, **options)  # type: ignore[no-any-return]
 
 
 def build_network(
@@ -265,7 +255,7 @@ def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
     return {name: value for name, value in table.settings.items() if not (drops and name == "weights")}
 
 
-def _options(
+def options_of(
     key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options of a table, converted by the factory's annotations: for example text to a path."""
@@ -368,15 +358,15 @@ def check_names(recipe: Recipe) -> None:
     data, trunk = recipe.data, recipe.model.trunk
     with located("data.name"):
         factory = _dataset_factory(data.name)
-    _options("data", data.name, factory, _FILLED_FOR_DATA, data.settings)
-    _options("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
+    options_of("data", data.name, factory, _FILLED_FOR_DATA, data.settings)
+    options_of("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
     with located("model.trunk.name"):
         factory = _trunk_factory(trunk.name)
-    _options("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, _trunk_settings(trunk))
+    options_of("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, _trunk_settings(trunk))
     for tracker in recipe.track:
         with located("track.name"):
             factory = registry.factory("tracker", tracker.name)
-        _options("track", tracker.name, factory, _FILLED_FOR_TRACKER, tracker.settings)
+        options_of("track", tracker.name, factory, FILLED_FOR_TRACKER, tracker.settings)
     optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1], _stand_ins(data))
     for index, stage in enumerate(recipe.all_stages()):
         prefix = f"stages.{index}." if index < len(recipe.stages) else ""

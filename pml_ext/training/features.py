@@ -1,6 +1,6 @@
-"""Features of a frozen trunk: computed once for each image, and kept in a collection that runs share.
+"""Features of a frozen trunk: computed once for each image, and kept in a store that runs share.
 
-A collection belongs to one trunk with its weights, one preprocessing and one augmentation, whose digest is the name of
+A store belongs to one trunk with its weights, one preprocessing and one augmentation, whose digest is the name of
 its folder, ``features/DIGEST`` in the user's cache. A feature belongs to a file, with its size and time of change, or
 to the pixels of an image in memory; to its box; and to a view, each of which is augmented by random numbers of its own.
 """
@@ -12,7 +12,8 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pml_ext_search.collection import MISSING, Collection, FileStat, Vectors, file_stat, path_bytes
-
 from ..data import LabeledImages, cache_folder
+from ..data.published import temporary_cache
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import DataError
+from ..files.stat import MISSING, FileStat, file_stat, path_bytes
 from .batches import Batches, embed_batches, preserved_modes
+from .feature_store import FeatureStore, Vectors
 
 _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
@@ -61,57 +63,65 @@ class FeatureCache:
         workers: int = 0,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._trunk, self._device, self._tell = trunk, device, tell
-        self._batch_size, self._workers = batch_size, workers
-        digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-        for name, tensor in trunk.state_dict().items():
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        identity = digest.hexdigest()[:16]
-        place = cache_folder("features") / identity
-        self.collection = Collection(place, place, identity, size)
+        self._trunk = trunk
+        self._device = device
+        self._tell = tell
+        self._batch_size = batch_size
+        self._workers = workers
+        self.store = FeatureStore(_writable_folder(_digest(trunk, about)), size)
 
     def of(self, images: LabeledImages, view: int = 0) -> Features:
-        """Return the features of transformed images; compute those that the collection lacks.
+        """Return the features of transformed images; compute those that the store lacks.
 
         Several processes compute a part each; another run waits and takes what the first has computed. DataError for
         a feature that is NaN or infinite.
         """
         keys = [key + b"\0%d" % view for key in _keys(images)]
-        files = dict(zip(keys, map(_stat_of, images.paths or itertools.repeat(None)), strict=False))
-        collection = self.collection
-        with collection.locked(replace=True) if rank() == 0 else contextlib.nullcontext():
-            if rank() == 0:
-                collection.compact()
-            found = from_rank_0(collection.find(files)[0] if rank() == 0 else None)
-            first = {key: index for index, key in reversed([*enumerate(keys)])}  # equal images share one feature vector
-            missing = sorted(first[key] for key in files if key not in found)
-            own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
-            if missing and rank() == 0:
+        paths = images.paths or itertools.repeat(None)
+        stats = dict(zip(keys, map(_stat_of, paths), strict=False))
+        first = rank() == 0
+        with self.store.locked() if first else contextlib.nullcontext():
+            found = from_rank_0(self._found(stats) if first else None)
+            missing = _first_places(keys, found)
+            if missing and first:
                 self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
-            for part in from_ranks(self._computed(images, own, keys, files)):
+            start = len(missing) * rank() // num_processes()
+            stop = len(missing) * (rank() + 1) // num_processes()
+            for part in from_ranks(self._computed(images, missing[start:stop], keys, stats)):
                 found |= part
-            with collection.transaction() as current:
-                vectors = torch.from_numpy(current.vectors)
+            vectors = torch.from_numpy(self.store.vectors())
         return Features(vectors, torch.tensor([found[key] for key in keys]))
 
-    def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
-        """Return the features of the unchanged files in the collection, by index in the list."""
-        if not self.collection.exists:
+    def _found(self, stats: dict[bytes, FileStat]) -> dict[bytes, int]:
+        """Return the rows of the features that the store has; begin a damaged store anew."""
+        try:
+            rows, damaged = self.store.find(stats)
+        except DataError as error:
+            warnings.warn(f"features are computed again: {error}", UserWarning, stacklevel=2)
+            self.store.clear()
             return {}
+        if damaged:
+            warnings.warn(f"{self.store.folder}: features of {damaged} images were damaged", UserWarning, stacklevel=2)
+        return rows
+
+    def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
+        """Return the features of the unchanged files in the store, by index in the list."""
         keys = [_file_key(path) + _PLAIN for path in paths]
-        found, _, vectors = self.collection.find({key: _stat_of(path) for key, path in zip(keys, paths, strict=True)})
+        stats = {key: _stat_of(path) for key, path in zip(keys, paths, strict=True)}
+        found, _ = self.store.find(stats)
+        vectors = self.store.vectors()
         return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
 
-    def keep(self, paths: Sequence[Path], features: Tensor) -> None:
-        """Write the features of files, ``[N, F]``, without those that are NaN or infinite."""
+    def keep(self, paths: Sequence[Path], stats: Sequence[FileStat], features: Tensor) -> None:
+        """Write the features of files, ``[N, F]``, without those that are NaN or infinite.
+
+        ``stats`` are sizes and times from before the files were read: one that is replaced in between is read again.
+        """
         rows = features.float().cpu().numpy()
         finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
         if finite:
-            if not self.collection.exists:
-                self.collection.create(replace=False)
-            files = [paths[place] for place in finite]
-            self.collection.append([_file_key(path) + _PLAIN for path in files], [*map(_stat_of, files)], rows[finite])
+            keys = [_file_key(paths[place]) + _PLAIN for place in finite]
+            self.store.append(keys, [stats[place] for place in finite], rows[finite])
 
     def _computed(
         self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, FileStat]
@@ -133,8 +143,38 @@ class FeatureCache:
                 where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
                 raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
             own = [keys[index] for index in batch]
-            numbers |= self.collection.append(own, [files[key] for key in own], rows)
+            numbers |= self.store.append(own, [files[key] for key in own], rows)
         return numbers
+
+
+def _writable_folder(name: str) -> Path:
+    """Return a folder of the user's cache; a temporary one if that cannot be written."""
+    folder = cache_folder("features") / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        folder = temporary_cache() / name
+    return folder
+
+
+def _digest(trunk: nn.Module, about: Any) -> str:
+    """Return the digest of all that features depend on: weights, preprocessing, augmentation."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, tensor in trunk.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int]:
+    """Return the first place of each key that is not found: equal images share one feature vector."""
+    seen = set(found)
+    places = []
+    for place, key in enumerate(keys):
+        if key not in seen:
+            seen.add(key)
+            places.append(place)
+    return places
 
 
 def _keys(images: LabeledImages) -> list[bytes]:

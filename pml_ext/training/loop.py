@@ -16,7 +16,7 @@ from torch import nn
 from ..distributed import from_rank_0
 from ..errors import StoppedError
 from ..networks.trunks import fit_whitened_pca
-from ..recipe import build_tracker, flat
+from ..recipe import flat
 from . import outcome, signals
 from .batches import BatchReader, draw_for_all, indices_of
 from .checkpointing import Checkpointer
@@ -29,7 +29,7 @@ from .pseudo_labels import relabel
 from .records import CURVE, VALIDATION, RecordedValues, Records
 from .results import finish
 from .run import Run
-from .trackers import import_tracker
+from .trackers import build_tracker, import_tracker
 
 Metrics = dict[str, Any]
 Reader = BatchReader | FeatureReader

@@ -10,12 +10,12 @@ from ..distributed.devices import device_name
 from ..errors import first_of
 from ..files.checksums import SUMS
 from ..recipe import plugins_in
-from ..report import write_run_report
 from . import checkpoint
 from .checkpointing import Checkpointer
 from .evaluation import collapse, counts, metrics_after, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_json
 from .records import TEST, Records, write_csv_files
+from .report import write_run_report
 from .run import Run
 
 

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from .. import registry
 from ..errors import needs_extra
 from ..files import read_json, write_json
+from ..recipe.build import FILLED_FOR_TRACKER, options_of
+from ..recipe.schema import NamedTable
 
 
 class Tracker(Protocol):
@@ -208,3 +211,13 @@ class Trackio:
         if metrics:
             self._run.log(final_metrics(metrics))
         self._run.finish()
+
+
+def build_tracker(table: NamedTable, folder: Path, recipe: Mapping[str, Any], iteration: int, epoch: int) -> Tracker:
+    """Build a tracker from ``[track]``; for the other arguments see the hook ``pml_ext_trackers``."""
+    factory = registry.factory("tracker", table.name)
+    options = options_of("track", table.name, factory, FILLED_FOR_TRACKER, table.settings)
+    filled = {"folder": folder, "recipe": recipe, "iteration": iteration, "epoch": epoch}
+    accepted = registry.settings_of(factory)
+    given = {name: value for name, value in filled.items() if name in accepted}
+    return factory(**given, **options)  # type: ignore[no-any-return]

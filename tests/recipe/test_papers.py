@@ -12,7 +12,7 @@ from pml_ext.cli.app import app_for
 from pml_ext.cli.description import describe
 from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
 from pml_ext.recipe import is_full, load_recipes, papers, quoted, tables_of_papers, texts
-from pml_ext.report import paper_tables
+from pml_ext.training.report import paper_tables
 
 PLUGIN = """
     import importlib.resources

@@ -189,20 +189,20 @@ def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"model\.trunk gives NaN or infinity for 4 images, .*0\.png first"):
         cache(trunk).of(images)
     trunk = Counted()
-    place = cache(trunk).collection.place
+    place = cache(trunk).store.folder
     cache(trunk).of(images)
     vectors = place / "vectors.f32"
     content = bytearray(vectors.read_bytes())
     content[17] ^= 0xFF
     vectors.write_bytes(content)
-    with pytest.warns(UserWarning, match="1 image were damaged"):
+    with pytest.warns(UserWarning, match="features of 1 images were damaged"):
         assert cache(trunk).of(images)[1][0] == 1
     assert trunk.seen == 11
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pml_ext_search.collection.os.fsync", full)
+    monkeypatch.setattr("pml_ext.training.feature_store.os.fsync", full)
     with pytest.raises(UnwritableError, match=r"vectors\.f32: cannot be written \(No space left on device\)"):
         cache(Counted(3.0)).of(images)
 
@@ -253,7 +253,7 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
         own = [number for number, path in enumerate(expected.paths) if images == photos or path == "class-1/1.png"]
         torch.testing.assert_close(found, expected.embeddings[own], atol=1e-5, rtol=0)
         assert sum(passed) == (images == photos)
-    (database,) = (tmp_path / "cache").glob("pml_ext/features/*/images.sqlite")
+    (database,) = (tmp_path / "cache").glob("pml_ext/features/*/keys.sqlite")
     database.write_bytes(b"damaged")
     with pytest.warns(StoreWarning, match="features are computed, and not kept: .*damaged"):
         found = load_run(tmp_path / "run", store=tmp_path / "last").embed(photos)

@@ -1,0 +1,61 @@
+"""Pages of results: one HTML file that opens without a network, with figures and tables."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import needs_extra, one_line
+from ..evaluation.metrics import title_of
+
+with needs_extra("train", "a report"):
+    import jinja2
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+
+class ReportFigure(NamedTuple):
+    """A figure with its title and caption, or the reason why it could not be drawn."""
+
+    title: str
+    png: bytes = b""
+    caption: str = ""
+    problem: str = ""
+    photographs: bool = False  # keep the colors on a dark page, where other figures are inverted
+
+
+def draw(
+    title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", photographs: bool = False
+) -> ReportFigure:
+    """Draw a figure, or return the error as its problem, after the owner's name; other figures are drawn anyway."""
+    try:
+        buffer = io.BytesIO()
+        figure().savefig(buffer, format="png")
+    except (Exception, SystemExit) as error:  # components draw figures of their own
+        return ReportFigure(title, problem=owner + one_line(error))
+    return ReportFigure(title, buffer.getvalue(), caption, photographs=photographs)
+
+
+class ReportTable(NamedTuple):
+    """A table of the report."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str = ""
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page of this folder's template ``NAME.html.jinja``."""
+    environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, "."), autoescape=True)
+    environment.filters["title_of"] = title_of
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    return environment.get_template(f"{template}.html.jinja").render(**values)
+
+
+def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
+    """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None is empty."""
+    text = "" if value is None else f"{100 * value:{sign}.1f}"
+    return Markup("<b>{}</b>").format(text) if bold else text
