@@ -57,10 +57,10 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         loss: the loss.
         embedding_size: D, the length of an embedding.
         memory_size: how many embeddings the queue holds; at least the batch size.
-        miner: finds pairs or triplets between the batch and the queue, of which no embedding sees its own row; None for
-            all pairs. Our miners, and most of PML's, do so in one call. PML's ``BatchHardMiner``,
-            ``BatchEasyHardMiner`` and ``MultiSimilarityMiner`` are called once for each embedding, as any other
-            miner, which must treat anchors independently.
+        miner: finds pairs or triplets between the batch and the queue; None for all pairs. An embedding's own row in
+            the queue is left out before mining. PML's ``BatchHardMiner``, ``BatchEasyHardMiner`` and
+            ``MultiSimilarityMiner`` are therefore called once for each embedding, and so is a miner that is neither
+            PML's nor derived from ours; it must treat anchors independently, and a warning says so.
         detach_batch: whether the batch's own rows in the queue have no gradient either, as in PML's memory.
         first_epoch: in a run of ``pml-ext train``, the first epoch in which the memory is active.
 
@@ -110,9 +110,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 f"{' and '.join(sorted(missing))}{ours if name == 'MultipleLosses' else ''}"
             )
         if miner is not None and any(getattr(module, "miners", None) for module in loss.modules()):
-            raise ValueError(
-                "CrossBatchMemory has a miner, and so has the MultipleLosses inside; leave out one of them"
-            )
+            raise ValueError("CrossBatchMemory has a miner, and so has the MultipleLosses inside; leave out one")
         check_count(self, "embedding_size", embedding_size)
         check_count(self, "memory_size", memory_size)
         check_count(self, "first_epoch", first_epoch)
@@ -181,8 +179,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             in_queue = writes and enqueue_mask is None
             if in_queue and indices_tuple is not None and self.miner is None and not counts_repeats(self.loss):
                 raise ValueError(
-                    "an indices_tuple changes nothing: without a miner, all pairs of batch and queue are there, "
-                    "and the loss counts each once; leave it out, or type CrossBatchMemory(..., miner=...)"
+                    "an indices_tuple changes nothing: without a miner, all pairs of batch and queue are there, and "
+                    "the loss counts each once; leave it out, or type CrossBatchMemory(..., miner=...)"
                 )
             if enqueue_mask is not None:
                 entering = enqueue_mask.to(embeddings.device)

@@ -366,9 +366,8 @@ class WithRelation(torch.nn.Module):
             listed = {} if indices_tuple is None else {"indices_tuple": indices_tuple}
             return self.inner(embeddings, labels, ref_emb, ref_labels, relation=self.relation, **listed)  # type: ignore[no-any-return]
         if indices_tuple is not None and not isinstance(indices_tuple, AllButItself):
-            raise ValueError(
-                f"{type(self.inner).__name__} takes no indices_tuple; leave it out, or take a miner of ours"
-            )
+            name = type(self.inner).__name__
+            raise ValueError(f"{name} takes no indices_tuple; leave it out, or take a miner of ours")
         a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels, indices_tuple)
         columns = embeddings if ref_emb is None else ref_emb
         count = len(embeddings)  # pairs are listed anchor by anchor

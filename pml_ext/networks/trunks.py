@@ -265,11 +265,13 @@ def timm_library(name: str) -> Any:
 def timm_config(name: str, weights: str | None) -> Any:
     """Return timm's description of a model with weights; None if it has none; ConfigError for unknown weights."""
     timm = timm_library(name)
+    full = name if weights is None else f"{name}.{weights}"
     try:
-        return timm.get_pretrained_cfg(name if weights is None else f"{name}.{weights}", allow_unregistered=True)
+        return timm.get_pretrained_cfg(full, allow_unregistered=True)
     except RuntimeError:
-        known = [full.partition(".")[2] for full in timm.models.get_arch_pretrained_cfgs(name)]
-        raise ConfigError(f"{TIMM}{name}: {unknown('weights', str(weights), known)}") from None
+        architecture, _, tag = full.partition(".")
+        known = [each.partition(".")[2] for each in timm.models.get_arch_pretrained_cfgs(architecture)]
+        raise ConfigError(f"{TIMM}{name}: {unknown('weights', tag, known)}") from None
 
 
 def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:

@@ -50,7 +50,7 @@ def check_indices_tuple(indices_tuple: Any) -> Any:
             f"gives, or None; got {describe(indices_tuple)}. References go by name: type ref_emb=..., "
             "ref_labels=..."
         )
-    if type(indices_tuple) not in (tuple, list):  # None, or a named tuple of ours
+    if indices_tuple is None or type(indices_tuple) not in (tuple, list):  # or a named tuple of ours
         return indices_tuple
     try:
         return tuple(x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=torch.long) for x in indices_tuple)

@@ -270,6 +270,9 @@ def test_wrong_calls():
 # A miner, and each embedding's own copy in the queue
 
 
+WITHOUT_REFERENCES = ("EmbeddingsAlreadyPackagedAsTriplets", "AnchorSwapMiner", "HardQuadrupletMiner")
+
+
 def registered_miners():
     """Every miner, PML's and registered, that looks for partners among references."""
     for component in registry.components("miner"):
