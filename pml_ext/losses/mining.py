@@ -45,9 +45,9 @@ def mine(
     find = _OF_PML.get(type(miner), _by_anchor)
     mined = find(miner, embeddings, labels, ref_emb, ref_labels, own)
     if isinstance(miner, BaseMiner):  # the miner has recorded the pairs of one anchor, or copies too
-        miner.reset_stats()
+        miner.reset_stats()  # type: ignore[no-untyped-call]
         miner.output_assertion(mined)
-    return mined
+    return mined  # type: ignore[no-any-return]
 
 
 def without_copies(mined: tuple[Tensor, ...], own: Tensor) -> tuple[Tensor, ...]:
