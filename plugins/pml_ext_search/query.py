@@ -370,7 +370,11 @@ def answers_from(
     own = [None] * len(names) if gallery is None else gallery.images_of(names)
     found = store.search(points.cpu().numpy(), k + 1, where)
     of = "" if where.within is None else f" of the class {printable(where.within)}"
-    return answers_of(names, own, found, k, where, f"the store has no more images{of}")
+    if where.within is not None and len(points) and not any(found):
+        (any_of_class,) = store.search(points[:1].cpu().numpy(), 1, Where(where.within))
+        if not any_of_class:
+            raise ConfigError(f"--within {shortened(where.within, 100)}: no image of this class in the store")
+    return answers_of(names, own, found, k, where, f"the store gave no more images{of}")
 
 
 # Many queries

@@ -361,7 +361,7 @@ class TrainedRun:
         """
         if (named := SCHEME.fullmatch(store)) is None:
             schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
-            raise ConfigError(f"{store}: wanted SCHEME:ADDRESS, with one of {schemes}")
+            raise ConfigError(f"{masked(store)}: wanted SCHEME:ADDRESS, with one of {schemes}")
         table, size = f"pml_ext_{self.collection.identity}", self.collection.size
         return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
 

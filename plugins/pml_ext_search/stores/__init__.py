@@ -95,8 +95,18 @@ def _qdrant(address: str, table: str, size: int) -> Store:
 
 
 def masked(address: str) -> str:
-    """Return the address of a store without its password."""
-    return re.sub(r"//([^:/@]*):[^@/]*@", r"//\1:***@", address)
+    """Return the address of a store without what may be secret: of PostgreSQL, host and database."""
+    scheme, colon, rest = address.partition(":")
+    if scheme == "pgvector":
+        from .pgvector import public_part
+
+        return scheme + colon + public_part(rest)
+    if "://" not in address:
+        return re.sub(r"(password\s*=).*", r"\1***", address)
+    start, _, rest = address.partition("://")
+    user, _, place = rest.rpartition("@")
+    hidden = "***@" if user else ""
+    return f"{start}://{hidden}{place.partition('?')[0]}"
 
 
 @contextlib.contextmanager

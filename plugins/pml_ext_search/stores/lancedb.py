@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,11 +26,13 @@ class LanceDB:
     def __init__(self, address: str, table: str, size: int) -> None:
         self._title, self._size = table, size
         self._errors = functools.partial(database_errors, f"lancedb:{address}", RuntimeError, ValueError, OSError)
+        self._address = address
+        self._table: Any = None
+        if "://" not in address and not os.path.exists(address):  # connecting would create the folder
+            return
         with self._errors():
-            self._database = lancedb.connect(address)
-            self._table: Any = None
             try:
-                self._table = self._database.open_table(table)
+                self._table = lancedb.connect(address).open_table(table)
             except ValueError as error:
                 if "not found" not in str(error):
                     raise
@@ -42,7 +45,7 @@ class LanceDB:
                 columns = {"id": batch.ids, "mark": batch.marks, "path": [*batch.paths], "class": [*batch.classes]}
                 table = pyarrow.table(columns | {"embedding": vectors})
                 if self._table is None:
-                    self._table = self._database.create_table(self._title, table)
+                    self._table = lancedb.connect(self._address).create_table(self._title, table)
                 else:
                     merge = self._table.merge_insert("id").when_matched_update_all().when_not_matched_insert_all()
                     merge.execute(table)
@@ -56,7 +59,7 @@ class LanceDB:
             self._table.optimize()
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
-        """Search the nearest lists, or all images of a table without lists."""
+        """Search the nearest lists; all images with a class, or of a table without lists."""
         if self._table is None or not len(vectors):
             return [[] for _ in vectors]
         with self._errors():
@@ -67,7 +70,8 @@ class LanceDB:
                 query = query.select(columns).nprobes(probes)
                 if where.within is not None:
                     quoted = where.within.replace("'", "''")
-                    query = query.where(f"class = '{quoted}'", prefilter=True)
+                    # the nearest lists may have fewer than k images of the class
+                    query = query.where(f"class = '{quoted}'", prefilter=True).bypass_vector_index()
                 if where.radius is not None:
                     query = query.distance_range(upper_bound=math.nextafter(where.radius**2, math.inf))
                 rows = [[row[name] for name in columns] for row in query.to_arrow().to_pylist()]

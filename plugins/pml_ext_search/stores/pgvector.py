@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from urllib.parse import quote
 
-from pml_ext.tool import DataError, needs_extra
+from pml_ext.tool import ConfigError, DataError, needs_extra
 
-from . import Found, Rows, Vectors, Where, database_errors
+from . import Found, Rows, Vectors, Where, database_errors, masked
 
 with needs_extra("pgvector", "the store pgvector:"):
     import pgvector.psycopg
     import psycopg
+    import psycopg.conninfo
     from psycopg import sql
 
 CANDIDATES = 200  # minimum hnsw.ef_search: candidates of a graph search
+MOST_CANDIDATES = 1000  # pgvector's limit of hnsw.ef_search
 
 
 class PgVector:
     """A table of PostgreSQL with an HNSW index of its embeddings and a B-tree of its classes."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._size, self._errors = size, functools.partial(database_errors, f"pgvector:{address}", psycopg.Error)
+        self._size, self._address, self._title = size, address, table
+        self._errors = functools.partial(database_errors, f"pgvector:{address}", psycopg.Error)
+        if not is_readable(address):
+            raise ConfigError(
+                f"{masked(f'pgvector:{address}')}: no address of a PostgreSQL database; wanted "
+                "postgresql://USER@HOST/DATABASE, with / and @ in a password as %2F and %40, or 'host=... dbname=...'"
+            )
         names = {"table": table, "hnsw": f"{table}_hnsw", "by_class": f"{table}_class"}
         self._names = {key: sql.Identifier(name) for key, name in names.items()}
         self._there = False
         with self._errors():
-            self._connection = psycopg.connect(address, autocommit=True)
-            if not self._execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
-                self._execute("CREATE EXTENSION IF NOT EXISTS vector")
-            (version,) = self._execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
-            pgvector.psycopg.register_vector(self._connection)
-            self._there = self._execute("SELECT to_regclass(%s)", f'"{table}"').fetchone()[0] is not None
+            self._connect()
+
+    def _connect(self) -> None:
+        self._connection = psycopg.connect(self._address, autocommit=True)
+        if not self._execute("SELECT 1 FROM pg_extension WHERE extname = 'vector'").fetchone():
+            self._execute("CREATE EXTENSION IF NOT EXISTS vector")
+        (version,) = self._execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()
         if tuple(map(int, version.split(".")[:2])) < (0, 8):
             raise DataError(f"pgvector: version {version} in this database; wanted 0.8 or later")
+        pgvector.psycopg.register_vector(self._connection)
+        self._there = self._execute("SELECT to_regclass(%s)", f'"{self._title}"').fetchone()[0] is not None
 
     def _execute(self, query: str, *values: Any) -> Any:
+        if self._connection.closed:  # the server was started again
+            self._connect()
         return self._connection.execute(sql.SQL(query).format(**self._names), values or None)  # type: ignore[arg-type]
 
     def write(self, rows: Iterable[Rows]) -> None:
@@ -64,21 +79,38 @@ class PgVector:
             self._execute("ANALYZE {table}")
 
     def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
-        """Search the graph; with a class, go on until k of its images are found or pgvector's limit is reached."""
+        """Search the graph; exactly with a class, or for more images than a graph search finds.
+
+        A graph search with a filter ends after ``hnsw.max_scan_tuples`` images, however few of the class it has found.
+        """
         if not self._there:
             return [[] for _ in vectors]
+        exact = where.within is not None or k > MOST_CANDIDATES
         query = sql.SQL(
             "SELECT * FROM (SELECT id, path, class, embedding <-> %(point)s AS distance FROM {table}{within} "
-            "ORDER BY embedding <-> %(point)s LIMIT %(k)s) AS nearest{radius} ORDER BY distance"
+            "ORDER BY {order} LIMIT %(k)s) AS nearest{radius} ORDER BY distance"
         ).format(
             table=self._names["table"],
+            # PostgreSQL takes the graph for the distance alone, not for a sum
+            order=sql.SQL("(embedding <-> %(point)s) + 0" if exact else "embedding <-> %(point)s"),
             within=sql.SQL(" WHERE class = %(within)s" if where.within is not None else ""),
             radius=sql.SQL(" WHERE distance <= %(radius)s" if where.radius is not None else ""),
         )
         values = [{"point": vector, "k": k, **where._asdict()} for vector in vectors]
+        candidates = min(max(CANDIDATES, k), MOST_CANDIDATES)
+        with self._errors():
+            try:
+                return self._answers(query, values, candidates)
+            except psycopg.OperationalError:
+                if not self._connection.closed:
+                    raise
+            self._connect()  # the server was started again
+            return self._answers(query, values, candidates)
+
+    def _answers(self, query: sql.Composed, values: list[dict[str, Any]], candidates: int) -> list[list[Found]]:
         found: list[list[Found]] = []
-        with self._errors(), self._connection.transaction(), self._connection.cursor() as cursor:
-            self._execute(f"SET LOCAL hnsw.ef_search = {min(max(CANDIDATES, k), 1000)}")
+        with self._connection.transaction(), self._connection.cursor() as cursor:
+            self._execute(f"SET LOCAL hnsw.ef_search = {candidates}")
             self._execute("SET LOCAL hnsw.iterative_scan = strict_order")
             cursor.executemany(query, values, returning=True)
             while len(found) < len(values):
@@ -101,3 +133,34 @@ class PgVector:
         """Read all ids and marks."""
         with self._errors():
             return dict(self._execute("SELECT id, mark FROM {table}").fetchall()) if self._there else {}
+
+
+def _conninfo(address: str) -> dict[str, Any] | None:
+    """Return the parts of an address as PostgreSQL's client library reads them; None where it misreads a password."""
+    try:
+        parts: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(address)
+    except psycopg.ProgrammingError:  # its text quotes the address
+        return None
+    url = re.match(r"postgres(?:ql)?://([^?]*)", address)
+    user = url[1].rpartition("@")[0] if url is not None else ""
+    ports = str(parts.get("port", "")).split(",")
+    misread = "/" in user or "@" in user or not all(port.isdecimal() or not port for port in ports)
+    return None if misread else parts
+
+
+def is_readable(address: str) -> bool:
+    """Return whether an address is one of a database, with a password that is quoted as it must be."""
+    return _conninfo(address) is not None
+
+
+def public_part(address: str) -> str:
+    """Return an address with host, port and database alone; ``***`` for an address that is none."""
+    parts = _conninfo(address)
+    if parts is None:
+        return "***"
+    host, port, database = (str(parts.get(key, "")) for key in ("host", "port", "dbname"))
+    if ":" in host:
+        host = f"[{host}]"
+    if port:
+        host += f":{port}"
+    return f"postgresql://{quote(host, safe=',:[]')}/{quote(database, safe='')}"

@@ -25,19 +25,29 @@ class Qdrant:
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._table, self._size = table, size
+        self._client: Any = None
         raised = ApiException, RuntimeError, ValueError, OSError
         self._errors = functools.partial(database_errors, f"qdrant:{address}", *raised)
-        place: dict[str, Any] = {"path": address}
-        if "://" in address:
-            place = {"url": address, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": 60}
-        with self._errors(), warnings.catch_warnings(action="ignore"):  # about the server's version and many points
-            self._client = QdrantClient(**place)
+        self._address, self._there = address, False
+        if "://" not in address and not os.path.exists(address):  # connecting would create the folder
+            return
+        with self._errors():
+            self._connect()
             self._there = self._client.collection_exists(table)
 
+    def _connect(self) -> None:
+        place: dict[str, Any] = {"path": self._address}
+        if "://" in self._address:
+            place = {"url": self._address, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": 60}
+        with warnings.catch_warnings(action="ignore"):  # about the server's version and many points
+            self._client = QdrantClient(**place)
+
     def write(self, rows: Iterable[Rows]) -> None:
-        """Send points in requests of 1,000, each of which is atomic."""
+        """Send points in requests of 1,000, each of which is atomic on a server, but not in a folder."""
         with self._errors(), warnings.catch_warnings(action="ignore"):
             if not self._there:
+                if self._client is None:
+                    self._connect()
                 about = models.VectorParams(size=self._size, distance=models.Distance.EUCLID)
                 self._client.create_collection(self._table, vectors_config=about)
                 self._client.create_payload_index(self._table, "class", models.PayloadSchemaType.KEYWORD)

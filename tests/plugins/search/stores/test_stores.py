@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from pml_ext import load_run, registry
-from pml_ext.errors import DataError
+from pml_ext.errors import ConfigError, DataError
 from pml_ext_search.browse import open_collections
 from pml_ext_search.collection import RetrievalWarning
-from pml_ext_search.stores import Rows, Where
+from pml_ext_search.stores import Rows, Where, masked
 
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 table = map("test_{}".format, itertools.count())
@@ -101,8 +101,10 @@ def test_an_index_is_brought_over_and_only_what_has_changed_is_written(address, 
         for one, other in zip(mine, theirs, strict=True):
             assert one.distances == pytest.approx(other.distances, abs=1e-3)
             assert not any(one.query.endswith(path) for path in other.paths)
-    with pytest.warns(RetrievalWarning, match="of the class nothing"):
-        assert run.query(names[5], store=address, within="nothing")[0].paths == []
+    with pytest.raises(ConfigError, match="--within nothing: no image of this class in the store"):
+        run.query(names[5], store=address, within="nothing")
+    with pytest.warns(RetrievalWarning, match="the store gave no more images of the class 3"):
+        assert len(run.query(names[5], k=100, store=address, within="3")[0].paths) < 100
 
 
 def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monkeypatch):
@@ -148,14 +150,105 @@ def test_a_server_that_stops_is_one_line_and_the_next_run_goes_on(server, make, 
         server.start()
     assert told.returncode == 2
     for text in (str(caught.value), told.stderr):
-        assert "postgres:***@127.0.0.1" in text
+        assert f"pgvector:postgresql://127.0.0.1:{server.port}/postgres" in text
         assert "secret" not in text
         assert "type the command again to go on" in text
         assert text.strip().count("\n") <= 3
     done = command("index", runs[0], images, "--store", tmp_path / "of commands", "--to", address, "--json")
     about = json.loads(done.stdout)["store"]
-    assert "postgres:***@" in about["to"]
+    assert about["to"] == f"pgvector:postgresql://127.0.0.1:{server.port}/postgres"
     assert (about["recall_at_10"] >= 0.95, about["new"] + about["changed"] + about["same"]) == (True, 201)
+
+
+ADDRESSES = [
+    "host=127.0.0.1 port=1 user=postgres password=s3cret dbname=photos",
+    "host=127.0.0.1 port=1 user=postgres password='s3cret' dbname=photos",
+    "postgresql://127.0.0.1:1/photos?user=postgres&password=s3cret",
+    "postgresql://postgres:s3cret@127.0.0.1:1/photos",
+    "postgresql://postgres:%40s3cret%2F@127.0.0.1:1/photos",
+]
+MISREAD = [
+    "postgresql://postgres:1/s3cret@127.0.0.1:1/photos",
+    "postgresql://postgres:x/s3cret@127.0.0.1:1/photos",
+    "postgresql://postgres:x@s3cret@127.0.0.1:1/photos",
+    "postgresql://postgres:x?a/s3cret@127.0.0.1:1/photos",
+    "host=127.0.0.1 port=1 password=x s3cret dbname=photos",
+]
+
+
+@pytest.mark.parametrize("address", [*ADDRESSES, *MISREAD])
+def test_no_error_prints_a_password(command, runs, folder, tmp_path, address):
+    pytest.importorskip("psycopg", reason="needs the extra pgvector")
+    photo = folder / "3" / "0003.png"
+    told = command("query", runs[0], photo, "--store", f"pgvector:{address}", "--json")
+    assert told.returncode == 2
+    assert "s3cret" not in told.stdout + told.stderr
+    shown = "pgvector:postgresql://127.0.0.1:1/photos failed" if address in ADDRESSES else "/ and @ in a password as"
+    assert shown in told.stderr
+    own = command("index", runs[0], folder, "--store", tmp_path / "own", "--to", address)
+    assert (own.returncode, "s3cret" in own.stdout + own.stderr) == (2, False)
+
+
+def test_other_addresses_are_shown_without_a_password():
+    assert masked("qdrant:https://user:pa/s3cret@host:6333/x?api_key=s3cret") == "qdrant:https://***@host:6333/x"
+    assert masked("lancedb:s3://bucket/photos") == "lancedb:s3://bucket/photos"
+    assert masked("qdrant:a folder") == "qdrant:a folder"
+
+
+def test_a_class_is_complete_beside_a_large_one(address):
+    """The other class is nearer to each query than all of the class that is asked for."""
+    store, half = opened(address), 1000
+    noise = np.random.default_rng(0).standard_normal((2 * half, 8)).astype(np.float32) * 0.1
+    noise[:half, 0] += 1
+    noise[half:, 0] -= 1
+    points = noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    classes = ["near"] * half + ["far"] * half
+    ids = np.arange(2 * half)
+    store.write([Rows(ids, ids, [f"{id}.jpg" for id in ids], classes, points)])
+    if address.startswith("pgvector:"):
+        for setting in ("hnsw.max_scan_tuples = 100", "enable_sort = off", "enable_bitmapscan = off"):
+            store._connection.execute(f"SET {setting}")
+    (found,) = store.search(points[:1], 10, Where("far"))
+    distances = np.linalg.norm(points[half:] - points[0], axis=1)
+    assert [each.id for each in found] == (half + np.argsort(distances, kind="stable")[:10]).tolist()
+    (every,) = store.search(points[:1], 1500, Where())
+    assert len(every) == 1500
+
+
+def test_a_search_outlives_a_restart_of_the_server(server):
+    pytest.importorskip("psycopg", reason="needs the extra pgvector")
+    store, images = opened(f"pgvector:{server.address}"), rows(30)
+    store.write([images])
+    server.stop()
+    try:
+        with pytest.raises(DataError, match="failed"):
+            store.search(images.vectors[:1], 1, Where())
+    finally:
+        server.start()
+    assert store.search(images.vectors[:1], 1, Where())[0][0].id == 0
+    server.stop()
+    server.start()
+    assert store.search(images.vectors[:1], 1, Where())[0][0].id == 0
+    server.stop()
+    server.start()
+    with pytest.raises(DataError, match="failed"):
+        store.count()
+    assert store.count() == 30
+
+
+@pytest.mark.parametrize("scheme", ["lancedb", "qdrant"])
+def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
+    pytest.importorskip({"lancedb": "lancedb", "qdrant": "qdrant_client"}[scheme], reason=f"needs the extra {scheme}")
+    new = tmp_path / "new"
+    told = command("query", runs[0], folder / "3" / "0003.png", "--store", f"{scheme}:{new}")
+    assert (told.returncode, "no images of" in told.stderr) == (2, True)
+    assert not new.exists()
+    store = opened(f"{scheme}:{new}")
+    store.delete([1])
+    assert (store.count(), dict(store.marks()), store.search(rows(1).vectors, 1, Where())) == (0, {}, [[]])
+    assert not new.exists()
+    store.write([rows(3)])
+    assert store.count() == 3
 
 
 def test_commands_search_in_a_store(command, runs, folder, tmp_path):
