@@ -383,7 +383,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             counted = not_lone_query_mask.cpu()
 
         if self.return_per_class:
-            _, means = class_means(values, labels, counted)
+            means = class_means(values, labels, counted)[1]
             return means.tolist() or [math.nan] * len(label_counts[0])
         if self.avg_of_avgs:
             return mean_of_class_means(values, labels, counted)
