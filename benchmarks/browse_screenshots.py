@@ -1,6 +1,6 @@
 """Draw the pictures of docs/browse.md: two runs on Omniglot's small sets, and the page in headless Chromium.
 
-python benchmarks/browse_screenshots.py DATA [--work FOLDER], DATA having images_background_small1.zip and
+python -m benchmarks.browse_screenshots DATA [--work FOLDER], DATA having images_background_small1.zip and
 images_background_small2.zip; five minutes, or seconds with the runs of an earlier --work FOLDER.
 """
 

@@ -1,4 +1,4 @@
-"""Measure pictures and clusters: ``python benchmarks/contact_sheets.py``.
+"""Measure pictures and clusters: ``python -m benchmarks.contact_sheets``.
 
 Twelve JPEGs of 12 megapixels on a contact sheet, from thumbnails and from all their pixels, and the clusters of made-up
 embeddings of size 64 (``--images``, ``--clusters``), by the rule of ``pml-ext cluster``. Seconds of the processor.

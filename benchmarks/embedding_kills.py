@@ -1,4 +1,4 @@
-"""Kill ``pml-ext index`` at made-up moments and start it again: ``python benchmarks/embedding_kills.py``.
+"""Kill ``pml-ext index`` at made-up moments and start it again: ``python -m benchmarks.embedding_kills``.
 
 The index of a command that is killed three times (``--kills``) is compared with that of one that nobody disturbed, and
 the images that are embedded twice are counted. Then 200 images are added, 100 deleted and 50 replaced (of 10,000;
@@ -19,11 +19,12 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-from embedding_speed import a_run, photographs
 from PIL import Image
 
 from pml_ext import load_run
 from pml_ext_search.embedding import WRITTEN
+
+from .embedding_speed import a_run, photographs
 
 COMMAND = [sys.executable, "-m", "pml_ext"]
 

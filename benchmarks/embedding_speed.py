@@ -1,4 +1,4 @@
-"""Measure how fast a folder of photographs is indexed: ``python benchmarks/embedding_speed.py``.
+"""Measure how fast a folder of photographs is indexed: ``python -m benchmarks.embedding_speed``.
 
 It makes JPEGs (10,000; ``--count`` says another number), and prints images per second of the parts and of a whole index
 with 0 and with 2 workers, beside a plain loop. Ways take turns; each figure is the median of the passes, by the clock

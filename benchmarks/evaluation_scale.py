@@ -1,7 +1,7 @@
 """Metrics at the size of Stanford Online Products, beside a plain faiss search: run by hand, some minutes.
 
-python benchmarks/evaluation_scale.py            # time, memory and ratio of the calculator
-python benchmarks/evaluation_scale.py --spread 1 # embeddings that have classes; 0 (the default): random ones
+python -m benchmarks.evaluation_scale            # time, memory and ratio of the calculator
+python -m benchmarks.evaluation_scale --spread 1 # embeddings that have classes; 0 (the default): random ones
 """
 
 import argparse
@@ -56,7 +56,10 @@ def main():
     given = parser.parse_args()
     if given.part is None:  # each in a process of its own, which has a peak of memory of its own
         for part in ("plain_search", "ranking", "clusters"):
-            subprocess.run([sys.executable, __file__, "--spread", str(given.spread), "--part", part], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.evaluation_scale", "--spread", str(given.spread), "--part", part],
+                check=True,
+            )
         return
     import torch
 

@@ -1,6 +1,6 @@
 """Iterations of a head on 20,000 cached features of length 384, beside a bare loop and beside a ViT-S in the loop.
 
-``python benchmarks/frozen_trunks.py`` writes 20,000 images of 8 x 8 to a temporary folder, computes their features by
+``python -m benchmarks.frozen_trunks`` writes 20,000 images of 8 x 8 to a temporary folder, computes their features by
 a frozen ``mlp`` of 384 outputs, and times steps of ``cbml/frozen`` in turns with a bare loop over a tensor of the
 features; then forward and backward passes of a ViT-S/16 at 224 pixels with the same batch.
 """

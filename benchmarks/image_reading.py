@@ -1,4 +1,4 @@
-"""Images per second that a pipeline reads: ``python benchmarks/image_reading.py``.
+"""Images per second that a pipeline reads: ``python -m benchmarks.image_reading``.
 
 Images are read as a run reads them. Passes of all ways take turns, so that what else the machine does falls on all
 alike. Without workers these are CPU seconds, medians of passes; with them seconds of the clock, of the

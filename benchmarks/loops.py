@@ -1,25 +1,20 @@
 """Processor time of components beside the slow loops that their tests compare them with, values alone.
 
-``python benchmarks/loops.py``: float64 and one thread; the median of five calls, and one of the loop.
+``python -m benchmarks.loops``: float64 and one thread; the median of five calls, and one of the loop.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from pml_ext import PDDMDistance, PDDMLoss
 from pml_ext_density import ClusteringLoss
 from pml_ext_pddm import MahalanobisDistance
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-
-from plugins.density.test_clustering import reference as clustering
-from plugins.pddm import loops
+from tests.plugins.density.test_clustering import reference as clustering
+from tests.plugins.pddm import loops
 
 
 def measured(function: Callable[[], object]) -> tuple[float, torch.Tensor]:

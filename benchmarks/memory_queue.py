@@ -1,6 +1,6 @@
 """A step of ``CrossBatchMemory`` over a large queue: seconds and peak memory, in a process of its own.
 
-python benchmarks/memory_queue.py --rows 1000000 --batch 512 --size 128
+python -m benchmarks.memory_queue --rows 1000000 --batch 512 --size 128
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Measure a query of many made-up embeddings, from the shell and from Python: seconds and memory.
 
-``python benchmarks/million.py [--images 1000000] [--size 64]`` trains a small network on digits, writes indexes of
+``python -m benchmarks.million [--images 1000000] [--size 64]`` trains a small network on digits, writes indexes of
 random embeddings around as many centers as there are classes, and prints seconds and bytes beside those of importing
 torch and of faiss alone. Building the graph of HNSW takes a quarter of an hour for a million; ``--kinds exact ivf``
 leaves it out. Timings are medians of runs that take turns, on as many threads as OMP_NUM_THREADS says.

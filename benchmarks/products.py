@@ -1,6 +1,6 @@
 """A whole run on a made-up set in the layout of Stanford Online Products: memory, and the time of its tests.
 
-``python benchmarks/products.py`` makes 12,000 + 12,000 JPEGs of 1,000 + 1,000 classes, trains a small network on them
+``python -m benchmarks.products`` makes 12,000 + 12,000 JPEGs of 1,000 + 1,000 classes, trains a small network on them
 at 224 x 224 for an epoch, and prints the greatest resident memory, and how the time of the tests compares with a bare
 loop that reads and embeds every image as often as it has to be: each test image once before training and once after.
 The loop runs right before and right after the run, with the same images, batches and workers. It is no test, since it
@@ -149,7 +149,14 @@ def main():
         if not place.exists():
             make(place, given.images, given.classes)
         options = [f"--{name}={value}" for name, value in vars(given).items() if name not in ("child", "place")]
-        line = [sys.executable, __file__, "--child", f"--place={place}", *(o.replace("_", "-") for o in options)]
+        line = [
+            sys.executable,
+            "-m",
+            "benchmarks.products",
+            "--child",
+            f"--place={place}",
+            *(o.replace("_", "-") for o in options),
+        ]
         told = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
     print(told)
     for number, unit in enumerate(("clock", "processor")):

@@ -1,6 +1,6 @@
 """Draws time and peak memory over the batch: ``pml-ext bench --scale --json > points.json``, then this file.
 
-``python benchmarks/scale_figure.py points.json scale.png``; a line ends where its loss failed.
+``python -m benchmarks.scale_figure points.json scale.png``; a line ends where its loss failed.
 """
 
 import json

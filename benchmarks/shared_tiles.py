@@ -1,6 +1,6 @@
 """The loss's part of a step, shared by processes, against the same loss on the whole batch in each of them.
 
-    python benchmarks/shared_tiles.py --processes 2 --batch 4096 --size 128
+    python -m benchmarks.shared_tiles --processes 2 --batch 4096 --size 128
 
 Both are timed in every process, in turns, with one thread, forward and backward; the median of the slowest process is
 printed, and the ratio.

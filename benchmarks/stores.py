@@ -1,4 +1,4 @@
-"""Write, search, filter, change and delete in each store: ``python benchmarks/stores.py [--images 200000]``.
+"""Write, search, filter, change and delete in each store: ``python -m benchmarks.stores [--images 200000]``.
 
 Made-up embeddings around 1,000 centers, as those of classes lie, are indexed here and brought over to LanceDB in a
 folder, to PostgreSQL with pgvector on a server that ``postgresql.py`` starts, and to Qdrant in a folder. It prints
@@ -17,15 +17,16 @@ import warnings
 from pathlib import Path
 
 import numpy as np
-import postgresql
 import torch
-from million import made_up_images, made_up_run, write_index
 
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.evaluation import default_neighbors
 from pml_ext_search.query import Gallery, bring_over, recall_of
 from pml_ext_search.stores import Store, Where
+
+from . import postgresql
+from .million import made_up_images, made_up_run, write_index
 
 CHANGED, QUERIES = 1000, 200
 

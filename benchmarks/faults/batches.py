@@ -4,7 +4,7 @@ A batch that is finite has embeddings, or raw vectors of norms up to ``NORM``, i
 gradients; one with NaN or infinity in it gives a value that is not finite either, or an error. A miner gives indices
 inside of the batch.
 
-``python benchmarks/faults/batches.py --count 100000`` is the sweep; it fails if one of ours surprises, and lists
+``python -m benchmarks.faults.batches --count 100000`` is the sweep; it fails if one of ours surprises, and lists
 what components of pytorch-metric-learning do.
 """
 

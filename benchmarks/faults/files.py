@@ -1,6 +1,6 @@
 """Every file of a run, an index and an export, damaged in five ways: one line, or recovery, never another result.
 
-The files are those that lie on the disk; none is forgotten. ``python benchmarks/faults/files.py`` damages each
+The files are those that lie on the disk; none is forgotten. ``python -m benchmarks.faults.files`` damages each
 of them in each way, and takes some minutes.
 """
 
@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parent))
-import kills
+from . import kills
 
 DAMAGES = ("flipped", "cut", "empty", "garbage", "another's")
 RECIPE = "cbml/digits"

@@ -1,6 +1,6 @@
 """Recipes, overrides, settings and files mutated, with fixed seeds: the project's own error, or a valid recipe.
 
-As commands: ``python benchmarks/faults/fuzz.py recipes --count 10000``, ``... settings --count 60000`` and
+As commands: ``python -m benchmarks.faults.fuzz recipes --count 10000``, ``... settings --count 60000`` and
 ``... files --count 2000`` print what got through raw.
 """
 

@@ -4,7 +4,7 @@ A place is a moment: before and after each file is moved, linked or removed, bef
 records, after each iteration, before and after each test. They are counted from the beginning of a run, so that place
 number 17 is the same moment in each run of a scenario.
 
-``python benchmarks/faults/kills.py --kills 200`` spreads kills over all scenarios and prints what differs.
+``python -m benchmarks.faults.kills --kills 200`` spreads kills over all scenarios and prints what differs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A long run: resident memory, threads and open files at the end, beside those at iteration 1,000.
 
-``python benchmarks/faults/soak.py --iterations 10000`` trains digits and fails if one has grown by more than 5 percent.
+``python -m benchmarks.faults.soak --iterations 10000`` trains digits and fails if one has grown by more than 5 percent.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, unknown
-from ..pairwise import Hierarchy, NegativesOnly, Relation
+from ..pairwise import NegativesOnly, Relation
 from ..pml import EQUALITY, AccuracyCalculator
 from .clustering import kmeans
-from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of, relevant_counts
-from .neighbors import NearestNeighbors, default_neighbors
+from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
+from .neighbors import default_neighbors
+from .retrieval import Comparison, MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
 
 PREFIX = "calculate_"
 
@@ -34,6 +35,30 @@ class Evaluation:
     distances: Tensor  # to the nearest neighbors, [Q, keep], or fewer columns if the gallery is smaller
     indices: Tensor  # rows of these neighbors in the gallery
     right: Tensor  # whether each neighbor has the query's class, or is positive under a relation
+
+
+@dataclass
+class MetricArguments:
+    """The arguments of a metric, as PML names them; those of neighbors and clusters only where a metric needs them."""
+
+    query: Tensor
+    query_labels: Tensor
+    reference: Tensor
+    reference_labels: Tensor
+    ref_includes_query: bool
+    label_comparison_fn: Comparison
+    per_query: Mapping[str, Tensor] = field(default_factory=dict)  # values of metrics of neighbors, [Q] each
+    label_counts: tuple[Tensor, Tensor] | None = None  # classes of the queries, and their items in the gallery
+    lone_query_labels: Tensor | None = None
+    not_lone_query_mask: Tensor | None = None
+    knn_labels: Tensor | None = None
+    knn_distances: Tensor | None = None
+    cluster_labels: Tensor | None = None
+
+    def keywords(self) -> dict[str, Any]:
+        """Return the arguments that are known."""
+        known = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in known.items() if value is not None}
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
@@ -109,49 +134,69 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
         self.lone_queries = lone_queries
+        self.relation = relation
         include = tuple(include)
         self._named = frozenset(include)
-        self._own: dict[str, Metric] = {}  # metrics that no subclass overrides
-        self.relation = relation
-        levels = () if relation is None else relation.levels
+
+        levels: Iterable[int] = ()
         if relation is not None:
+            levels = relation.levels
             label_comparison_fn = relation.positive
-            exclude = [*exclude, *(() if include else super().requires_clustering())]
-            clusters_per_class = () if not include else clusters_per_class
-        table = metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels)
-        for metric in table:
+        if relation is not None and not include:
+            exclude = [*exclude, *super().requires_clustering()]
+            clusters_per_class = ()
+
+        self._rows: dict[str, Metric] = {}  # the table's metrics that no subclass overrides
+        for metric in metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels):
             method = PREFIX + metric.accuracy
             if getattr(type(self), method, None) is getattr(AccuracyCalculator, method, None):
-                self._own[metric.accuracy] = metric
+                self._rows[metric.accuracy] = metric
             if not hasattr(self, method):
                 setattr(self, method, functools.partial(self._value, metric))
+
         self._of_plugins = plugin_metrics(self)
         for name, function in self._of_plugins.items():
-            setattr(self, PREFIX + name, function)
-        searches = knn_func or default_neighbors(), kmeans_func or kmeans
-        means = avg_of_avgs, return_per_class
-        super().__init__(include, tuple(exclude), *means, k, label_comparison_fn, device, *searches)
+            setattr(self, PREFIX + name, functools.partial(_value_of_plugin, name, function))
+
+        super().__init__(
+            include=include,
+            exclude=tuple(exclude),
+            avg_of_avgs=avg_of_avgs,
+            return_per_class=return_per_class,
+            k=k,
+            label_comparison_fn=label_comparison_fn,
+            device=device,
+            knn_func=knn_func or default_neighbors(),
+            kmeans_func=kmeans_func or kmeans,
+        )
 
     def requires_knn(self) -> list[str]:
         """Return the names of the metrics that need neighbors."""
-        own = [name for name, metric in self._own.items() if not metric.clusters]
-        return [*super().requires_knn(), *own, "mean_reciprocal_rank", *self._of_plugins]
+        ours = [name for name, metric in self._rows.items() if not metric.clusters]
+        return [*super().requires_knn(), *ours, "mean_reciprocal_rank", *self._of_plugins]
 
     def requires_clustering(self) -> list[str]:
         """Return the names of the metrics that need clusters."""
-        own = [name for name, metric in self._own.items() if metric.clusters]
-        others = [name for name, function in self._of_plugins.items() if needs_clusters(function)]
-        return [*super().requires_clustering(), *own, *others]
+        ours = [name for name, metric in self._rows.items() if metric.clusters]
+        of_plugins = [name for name, function in self._of_plugins.items() if needs_clusters(function)]
+        return [*super().requires_clustering(), *ours, *of_plugins]
 
     def get_function_dict(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> dict[str, Any]:
-        """Return the metrics to compute; excluding all of PML's clustering metrics excludes ours as well."""
+        """Return the metrics to compute: functions of :class:`MetricArguments`, ours, PML's and those of plugins alike.
+
+        Excluding all of PML's clustering metrics excludes ours as well.
+        """
         chosen: dict[str, Any] = super().get_function_dict(include, exclude)
+        for name in chosen:
+            if name in self._rows:
+                chosen[name] = functools.partial(self._value, self._rows[name])
+
         clustering = set(super().requires_clustering())
-        if clustering & set(exclude) and not clustering & set(chosen):
-            kept = self._named.union(include)
-            ours = {name for name, metric in self._own.items() if metric.clusters == 1}
-            return {name: function for name, function in chosen.items() if name in kept or name not in ours}
-        return chosen
+        if clustering.isdisjoint(exclude) or clustering & set(chosen):
+            return chosen
+        kept = self._named.union(include)
+        excluded = {name for name, metric in self._rows.items() if metric.clusters == 1}
+        return {name: function for name, function in chosen.items() if name in kept or name not in excluded}
 
     def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
         """Raise ValueError for an unknown metric."""
@@ -188,39 +233,58 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
-        query, query_labels = self._points("query", query, query_labels)
-        if reference is None:
-            reference, reference_labels, ref_includes_query = query, query_labels, True
-        else:
-            reference, reference_labels = self._points("reference", reference, reference_labels)
-            first, first_labels = reference[: len(query)], reference_labels[: len(query)]
-            if ref_includes_query and not (torch.equal(query_labels, first_labels) and torch.allclose(query, first)):
-                raise ValueError(
-                    f"with ref_includes_query, a gallery must begin with all {len(query)} queries and their labels"
-                )
-        seen = {"query": query, "query_labels": query_labels, "label_comparison_fn": self.label_comparison_fn}
-        seen |= {"reference": reference, "reference_labels": reference_labels, "ref_includes_query": ref_includes_query}
-        kept, relevant = [torch.empty(len(query), 0, dtype=kind) for kind in _KINDS], torch.empty(0, dtype=torch.int64)
-        if keep or set(self.requires_knn()).intersection(self.get_curr_metrics()):
-            more, relevant, kept = self._search(seen, keep)
-            seen |= more
+        sides = self._sides(query, query_labels, reference, reference_labels, ref_includes_query)
+        arguments = MetricArguments(**vars(sides), label_comparison_fn=self.label_comparison_fn)
+
+        neighbors = Neighbors.empty(len(sides.query), 0)
+        relevant = torch.empty(0, dtype=torch.int64)
+        if keep or not set(self.requires_knn()).isdisjoint(self.curr_function_dict):
+            classes = self._classes(sides)
+            neighbors = self._search(sides, classes, keep, arguments)
+            relevant = classes.relevant
+
         accuracies: dict[str, Any] = {}
         clusters: dict[int, Tensor] = {}  # by number of clusters per class
         for name, function in self.curr_function_dict.items():
-            own, arguments = self._own.get(name), seen
+            arguments.cluster_labels = None
             if name in self.requires_clustering():
-                count = own.clusters if own else 1
-                if count not in clusters:
-                    number = count * len(torch.unique(query_labels, dim=0))
-                    clusters[count] = torch.as_tensor(self.kmeans_func(query, number))
-                arguments = {**seen, "cluster_labels": clusters[count]}
-            try:
-                accuracies[name] = self._value(own, **arguments) if own else function(**arguments)
-            except Exception as error:
-                if name not in self._of_plugins:
-                    raise
-                raise PluginError(f"the metric {name!r} of a plugin failed: {one_line(error)}") from error
-        return Evaluation(accuracies, relevant, *(each[:, :keep] for each in kept))
+                per_class = self._rows[name].clusters if name in self._rows else 1
+                if per_class not in clusters:
+                    clusters[per_class] = self._cluster(sides, per_class)
+                arguments.cluster_labels = clusters[per_class]
+            accuracies[name] = function(**arguments.keywords())
+
+        kept = neighbors.nearest(keep)
+        return Evaluation(accuracies, relevant, kept.distances, kept.indices, kept.right)
+
+    def _sides(
+        self, query: Any, query_labels: Any, reference: Any, reference_labels: Any, ref_includes_query: bool
+    ) -> Sides:
+        """Return checked queries and gallery; without a gallery, the queries are their own."""
+        query, query_labels = self._points("query", query, query_labels)
+        if reference is None:
+            return Sides(query, query_labels, query, query_labels, ref_includes_query=True)
+
+        reference, reference_labels = self._points("reference", reference, reference_labels)
+        if ref_includes_query:
+            first = reference[: len(query)]
+            first_labels = reference_labels[: len(query)]
+            if not (torch.equal(query_labels, first_labels) and torch.allclose(query, first)):
+                raise ValueError(
+                    f"with ref_includes_query, a gallery must begin with all {len(query)} queries and their labels"
+                )
+        return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
+
+    def _classes(self, sides: Sides) -> QueryClasses:
+        classes = query_classes(sides, self.label_comparison_fn, self.relation)
+        if classes.lone.all():
+            logging.getLogger("PML").warning("None of the query labels are in the reference set.")
+        return classes
+
+    def _cluster(self, sides: Sides, per_class: int) -> Tensor:
+        """Return the cluster of each query, ``[Q]``."""
+        number = per_class * len(torch.unique(sides.query_labels, dim=0))
+        return torch.as_tensor(self.kmeans_func(sides.query, number))
 
     def _points(self, name: str, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
         """Return embeddings in float32 and their labels; ValueError if they are not finite or do not fit."""
@@ -254,95 +318,48 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
         return points, labels
 
-    def _search(self, seen: Mapping[str, Any], keep: int) -> tuple[dict[str, Any], Tensor, list[Tensor]]:
-        """Search once; return arguments for all metrics, the relevant counts, and the neighbors to keep."""
-        query, query_labels, reference, reference_labels = map(seen.__getitem__, _SIDES)
-        same, itself = self.label_comparison_fn, int(seen["ref_includes_query"])
-        classes, places = torch.unique(query_labels, dim=0, return_inverse=True)
-        if same is EQUALITY:
-            counts = relevant_counts(classes, reference_labels)
-        else:
-            counts = torch.stack([same(label[None], reference_labels).sum() for label in classes])
-        own = same(classes, classes) * itself
-        lone = counts <= own
-        if lone.all():
-            logging.getLogger("PML").warning("None of the query labels are in the reference set.")
-        relevant = (counts - (itself if self.relation is None else own)).clamp(min=0)[places].cpu()
+    def _search(self, sides: Sides, classes: QueryClasses, keep: int, arguments: MetricArguments) -> Neighbors:
+        """Search once for all metrics; complete their arguments, and return the neighbors."""
+        pml_k = self.determine_k(classes.counts, len(sides.reference), sides.ref_includes_query)
+        pml_k = min(max(1, pml_k), sides.size)
 
-        size = len(reference) - itself
-        pml_k = min(max(1, self.determine_k(counts, len(reference), bool(itself))), size)
-        current = set(self.get_curr_metrics())
-        wanted = {name: metric for name, metric in self._own.items() if name in current and not metric.clusters}
-        columns = {}
-        for name, metric in wanted.items():
-            of_pml = hasattr(AccuracyCalculator, PREFIX + name)
-            columns[name] = metric.columns(int(relevant.max()), pml_k if of_pml else size)
-        # a subclass's metric may use neighbors even if requires_knn() does not list it
-        others = pml_k if current - self._own.keys() else 0
-        values = {name: torch.empty(len(query), dtype=torch.float64) for name in wanted}
-        kept = [torch.empty(len(query), min(max(keep, others), size), dtype=kind) for kind in _KINDS]
-        most = max([min(1, size), keep, others, *columns.values()])
-        ideal = {
-            name: self._greatest_gains(classes, reference_labels, counts, columns[name], bool(itself))[places].cpu()
-            for name, metric in wanted.items()
-            if metric.graded
-        }
-        levels = {metric.level for metric in wanted.values() if metric.level}
-        trees = {level: self.relation.at(level) for level in levels} if isinstance(self.relation, Hierarchy) else {}
-        if isinstance(self.knn_func, NearestNeighbors):
-            width = query_labels[:1].numel()
-            rows = None if width <= 1 else max(1, (1 << 23) // (max(1, most) * width))
-            tiles: Iterable[Any] = self.knn_func.tiles(query, most, reference, bool(itself), rows)
-        else:
-            tiles = [(slice(0, len(query)), *self.knn_func(query, most, reference, bool(itself)))]
-        for rows, distances, indices in tiles:
-            ends, there = (query_labels[rows][:, None], reference_labels[indices]), indices >= 0
-            right = (same(*ends).bool() & there).cpu()  # metrics are float64, which some devices lack
-            gains = right
-            if ideal and self.relation is not None:
-                gains = (self.relation.weights(*ends).nan_to_num() * there).cpu()
-            for all_kept, tile in zip(kept, (distances, indices, right), strict=True):
-                all_kept[rows] = tile[:, : all_kept.shape[1]].cpu()
-            of_level = {level: (tree.positive(*ends) & there).cpu() for level, tree in trees.items()}
-            for name, metric in wanted.items():
-                seen_by = gains if metric.graded else of_level.get(metric.level, right)
-                best = ideal[name][rows] if metric.graded else relevant[rows]
-                values[name][rows] = metric.function(seen_by[:, : columns[name]], best)
-        without = int((kept[1][:, :others] < 0).any(1).sum())
-        if without:
-            names = ", ".join(sorted(current - self._own.keys()))
+        metrics = []
+        for name in self.curr_function_dict:
+            metric = self._rows.get(name)
+            if metric is not None and not metric.clusters:
+                of_pml = hasattr(AccuracyCalculator, PREFIX + name)
+                columns = metric.columns(int(classes.relevant.max()), pml_k if of_pml else sides.size)
+                metrics.append(MetricOfNeighbors(metric, columns, len(sides.query)))
+
+        # A subclass's metric may use neighbors even if requires_knn() does not list it.
+        others = sorted(self.curr_function_dict.keys() - self._rows.keys())
+        pml_columns = pml_k if others else 0
+
+        search = MetricSearch(
+            sides=sides,
+            classes=classes,
+            compare=self.label_comparison_fn,
+            relation=self.relation,
+            metrics=metrics,
+            keep=max(keep, pml_columns),
+        )
+        neighbors = search.run(self.knn_func)
+
+        seen_by_others = neighbors.nearest(pml_columns)
+        incomplete = int((seen_by_others.indices < 0).any(1).sum())
+        if incomplete:
+            names = ", ".join(others)
             raise ValueError(
-                f"the search found fewer than {others} neighbors of {without} of {len(query)} queries, and {names} "
-                "cannot count the missing ones as wrong; take an exact search, or exclude them"
+                f"the search found fewer than {pml_columns} neighbors of {incomplete} of {len(sides.query)} queries, "
+                f"and {names} cannot count the missing ones as wrong; take an exact search, or exclude them"
             )
-        for_others = {
-            "per_query": values,
-            "label_counts": (classes, counts),
-            "lone_query_labels": classes[lone],
-            "not_lone_query_mask": ~lone[places],
-            "knn_labels": reference_labels[kept[1][:, :others].to(reference_labels.device)],
-            "knn_distances": kept[0][:, :others].to(query.device),
-        }
-        return for_others, relevant, kept
-
-    def _greatest_gains(
-        self, classes: Tensor, reference_labels: Tensor, counts: Tensor, k: int, itself: bool
-    ) -> Tensor:
-        """Return the k greatest gains in the gallery for a query of each class, without the query, ``[C, k]``."""
-        if self.relation is None:
-            found = (counts - int(itself)).clamp(min=0)
-            return (torch.arange(k, device=found.device) < found[:, None]).to(torch.float64)
-        tops = []
-        for part in torch.split(classes, 256):
-            weights = self.relation.matrix(part, reference_labels).nan_to_num()
-            top = weights.topk(min(k + itself, weights.shape[1]), dim=1).values
-            if itself:
-                own = top == self.relation.weights(part, part).nan_to_num()[:, None]
-                own &= own.cumsum(1) == 1
-                own[:, -1] |= ~own.any(1)
-                top = top[~own].view(len(top), -1)
-            tops.append(top.to("cpu", torch.float64))
-        return torch.cat(tops).to(classes.device)
+        arguments.per_query = {metric.metric.accuracy: metric.values for metric in metrics}
+        arguments.label_counts = (classes.classes, classes.counts)
+        arguments.lone_query_labels = classes.classes[classes.lone]
+        arguments.not_lone_query_mask = ~classes.lone[classes.class_of_query]
+        arguments.knn_labels = sides.reference_labels[seen_by_others.indices.to(sides.reference_labels.device)]
+        arguments.knn_distances = seen_by_others.distances.to(sides.query.device)
+        return neighbors
 
     def _value(
         self,
@@ -354,24 +371,38 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         cluster_labels: Any = None,
         **_: Any,
     ) -> float | list[float]:
+        """Return one of our metrics: of clusters, or the mean of its values per query."""
         labels = query_labels.cpu()
         if metric.clusters:
             return float(metric.function(labels, torch.as_tensor(cluster_labels).cpu()))
+
         values = per_query[metric.accuracy]
-        all_count = not_lone_query_mask is None or (metric.lone_queries and self.lone_queries == "miss")
-        counted = None if all_count else not_lone_query_mask.cpu()  # type: ignore[union-attr]
+        counted = None  # all queries
+        lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
+        if not_lone_query_mask is not None and not lone_queries_miss:
+            counted = not_lone_query_mask.cpu()
+
         if self.return_per_class:
-            return class_means(values, labels, counted)[1].tolist() or [math.nan] * len(label_counts[0])
-        return mean_of_class_means(values, labels, counted) if self.avg_of_avgs else mean(values, counted)
+            means = class_means(values, labels, counted)[1]
+            return means.tolist() or [math.nan] * len(label_counts[0])
+        if self.avg_of_avgs:
+            return mean_of_class_means(values, labels, counted)
+        return mean(values, counted)
+
+
+def _value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
+    """Return the metric of a plugin; name the metric if it fails."""
+    try:
+        return function(**arguments)
+    except Exception as error:
+        raise PluginError(f"the metric {name!r} of a plugin failed: {one_line(error)}") from error
 
 
 def _without_column(labels: Any) -> Any:
     """Return labels ``[N, 1]``, as PML's testers give them, as ``[N]``; other labels unchanged."""
-    return labels[:, 0] if getattr(labels, "ndim", 0) == 2 and labels.shape[1] == 1 else labels
-
-
-_SIDES = ("query", "query_labels", "reference", "reference_labels")
-_KINDS = (torch.float32, torch.int64, torch.bool)  # dtypes of distances, of indices and of the mask of right neighbors
+    if getattr(labels, "ndim", 0) == 2 and labels.shape[1] == 1:
+        return labels[:, 0]
+    return labels
 
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:

@@ -36,12 +36,7 @@ def nearest_class_mean(
     """
     if not (points.isfinite().all() and means.isfinite().all()):
         raise ValueError("points or means have values that are not finite")
-    ordered, order = classes.to(points.device).sort()
-    labels = labels.to(points.device)
-    places = torch.searchsorted(ordered, labels).clamp(max=len(ordered) - 1)
-    if unknown := labels[ordered[places] != labels].tolist():
-        raise ValueError(f"label {unknown[0]} has no mean; wanted one for each label")
-    own = order[places]
+    own_class = _rows_of(classes.to(points.device), labels.to(points.device))
     distinct, group = torch.unique(means.to(points), dim=0, return_inverse=True)  # equal means give exact ties
     sizes = torch.bincount(group).double().cpu()
     squares = distinct.square().sum(1)
@@ -50,11 +45,26 @@ def nearest_class_mean(
     for start in range(0, len(points), tile):
         rows = slice(start, start + tile)
         distances = squares - 2 * points[rows] @ distinct.T  # squared distances minus the squared norm of the point
-        mine = distances.gather(1, group[own[rows]][:, None])
-        nearer, alike = ((compared.double().cpu() @ sizes) for compared in (distances < mine, distances == mine))
+        own_group = group[own_class[rows]]
+        own_distance = distances.gather(1, own_group[:, None])
+        nearer = (distances < own_distance).double().cpu() @ sizes
+        equally_near = (distances == own_distance).double().cpu() @ sizes
         for k in credit:
-            credit[k] += float(((k - nearer) / alike).clamp(0, 1).sum())
-    return {f"top_{k}": total / len(points) if len(points) else float("nan") for k, total in credit.items()}
+            credit[k] += float(((k - nearer) / equally_near).clamp(0, 1).sum())
+
+    if not len(points):
+        return {f"top_{k}": float("nan") for k in credit}
+    return {f"top_{k}": total / len(points) for k, total in credit.items()}
+
+
+def _rows_of(classes: Tensor, labels: Tensor) -> Tensor:
+    """Return the position of each label among the distinct classes; ValueError for a label that is not there."""
+    ordered, order = classes.sort()
+    places = torch.searchsorted(ordered, labels).clamp(max=len(ordered) - 1)
+    missing = labels[ordered[places] != labels].tolist()
+    if missing:
+        raise ValueError(f"label {missing[0]} has no mean; wanted one for each label")
+    return order[places]
 
 
 def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Parents) -> Tensor:
@@ -66,17 +76,30 @@ def related_means(names: Sequence[str], known: Mapping[str, Tensor], parents: Pa
     ``known`` maps names to means, ``[D]``; ``parents`` maps classes and ancestors to their parents. The result is
     ``[C, D]``, in the order of the names. A class that is its own ancestor raises :class:`DataError`.
     """
-    below = defaultdict[str, set[str]](set)
+    descendants = defaultdict[str, set[str]](set)  # known descendants of each ancestor
     for name in known:
         for level in ancestors(name, parents):
             for ancestor in level:
-                below[ancestor].add(name)
+                descendants[ancestor].add(name)
+
     estimates = []
     for name in names:
-        by_level = (set[str]().union(*(below[each] for each in level)) - {name} for level in ancestors(name, parents))
-        relatives = next(filter(None, by_level), set(known))
-        estimates.append(torch.stack([known[relative] for relative in sorted(relatives)]).mean(0))
+        related = sorted(_nearest_relatives(name, parents, descendants) or known)
+        means = torch.stack([known[relative] for relative in related])
+        estimates.append(means.mean(0))
     return torch.stack(estimates)
+
+
+def _nearest_relatives(name: str, parents: Parents, descendants: Mapping[str, set[str]]) -> set[str]:
+    """Return the known descendants of the nearest ancestors that have any; empty if none has."""
+    for level in ancestors(name, parents):
+        relatives: set[str] = set()
+        for ancestor in level:
+            relatives |= descendants[ancestor]
+        relatives.discard(name)
+        if relatives:
+            return relatives
+    return set()
 
 
 def ancestors(name: str, parents: Parents) -> list[list[str]]:
@@ -89,5 +112,8 @@ def ancestors(name: str, parents: Parents) -> list[list[str]]:
             raise DataError(f"{name} is its own ancestor in the hierarchy of classes; mend its list of parents")
         levels.append(level)
         met |= set(level)
-        level = [each for each in dict.fromkeys(p for one in level for p in parents.get(one, ())) if each not in met]
+        next_level: dict[str, None] = {}  # in the order of the parents, each once
+        for each in level:
+            next_level |= dict.fromkeys(parents.get(each, ()))
+        level = [each for each in next_level if each not in met]
     return levels

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import needs_extra
@@ -25,9 +26,13 @@ with needs_extra("train", "a figure"):
 if TYPE_CHECKING:
     from ..pml import BaseDistance
 
-BLUE, ORANGE, GRAY = "#2b6cb0", "#dd6b20", "#718096"
-RIGHT, WRONG = "#2f9e44", "#e03131"
-_COLORS, _LINES = (BLUE, ORANGE, GRAY, RIGHT), ("o-", "s--", "^:", "d-.")
+BLUE = "#2b6cb0"
+ORANGE = "#dd6b20"
+GRAY = "#718096"
+RIGHT = "#2f9e44"
+WRONG = "#e03131"
+_COLORS = (BLUE, ORANGE, GRAY, RIGHT)
+_LINES = ("o-", "s--", "^:", "d-.")
 _MARKERS = "os^D"  # indexed by a class's marker number
 _LEGEND = 10  # largest number of classes in a legend
 _THUMBNAIL = 220  # longest side of a thumbnail in pixels, twice its drawn size
@@ -71,9 +76,11 @@ def _note(axes: Any, text: str) -> None:
 
 
 def _plot_percent(axes: Any, curves: Series) -> None:
-    for number, (label, (xs, values)) in enumerate(curves.items()):  # the 5th has the 1st color, the 2nd style
-        color, style = _COLORS[number % 4], _LINES[(number + number // 4) % 4]
-        axes.plot(xs, [100 * value for value in values], style, color=color, markersize=3.5, label=label)
+    for number, (label, (xs, values)) in enumerate(curves.items()):
+        color = _COLORS[number % 4]
+        style = _LINES[(number + number // 4) % 4]  # the 5th curve has the 1st color and the 2nd style
+        percent = [100 * value for value in values]
+        axes.plot(xs, percent, style, color=color, markersize=3.5, label=label)
 
 
 def loss_curves(series: Series) -> Figure:
@@ -81,10 +88,13 @@ def loss_curves(series: Series) -> Figure:
 
     ``series`` is ``{name: (iterations, values)}``.
     """
-    figure, panels = subplots(min(3.4 * max(1, len(series)), 13), len(series))
+    width = min(3.4 * max(1, len(series)), 13)
+    figure, panels = subplots(width, len(series))
     for axes, (name, (iterations, values)) in zip(panels, series.items(), strict=False):
-        window = np.ones(max(1, len(values) // 20))  # the window is shorter at the ends
-        smoothed = np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
+        window = np.ones(max(1, len(values) // 20))
+        sums = np.convolve(values, window, "same")
+        counts = np.convolve(np.ones(len(values)), window, "same")  # the window is shorter at the ends
+        smoothed = sums / counts
         axes.plot(iterations, values, color=BLUE, alpha=0.3, linewidth=0.8)
         axes.plot(iterations, smoothed, color=BLUE, linewidth=1.6)
         label_axes(axes, title=name, xlabel="iteration")
@@ -105,7 +115,7 @@ def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw Recall@K over K: ``{label: {K: fraction}}``."""
     figure, (axes,) = subplots(3.6, 1)
     _plot_percent(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
-    ks = sorted({k for curve in curves.values() for k in curve})
+    ks = sorted(set().union(*curves.values()))
     axes.set_xscale("log" if len(ks) > 1 else "linear")
     axes.set_xticks(ks, map(str, ks))
     axes.minorticks_off()
@@ -129,31 +139,49 @@ def similarity_distributions(
     figure, panels = subplots(3.6 * len(parts), len(parts), sharex=not learned, sharey=not learned)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = sample_indices(len(labels), max_items, seed=0)
-        points, classes = embeddings.detach().float()[chosen], labels.cpu()[chosen]
+        points = embeddings.detach().float()[chosen]
         if title in learned:
             similarity = matrix_under(learned[title], points).cpu()
+            high = float(similarity.max())
+            xlabel = "learned score"
         else:
             points = directions(points)
             similarity = (points @ points.T).clamp(-1, 1)
-        above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
-        same = classes[:, None] == classes
-        low, high = float(similarity.min()), float(similarity.max()) if title in learned else 1.0
-        alike = high - low <= ONE_POINT * max(1.0, abs(high))  # the histogram would have an empty range
-        if alike:
-            _note(axes, f"all pairs have the value {high:.3g}")
-        for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
-            values = similarity[mask].numpy()
-            if not len(values):
-                continue
-            label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
-            if alike:
-                axes.axvline(high, color=color, alpha=0.55, linewidth=4, label=label)
-            else:
-                bins: dict[str, Any] = {"bins": 80, "range": (low, high), "density": True, "histtype": "stepfilled"}
-                axes.hist(values, color=color, alpha=0.55, label=label, **bins)
-        label_axes(axes, legend=True, title=title, xlabel="learned score" if title in learned else "cosine similarity")
+            high = 1.0
+            xlabel = "cosine similarity"
+        _plot_distributions(axes, similarity, labels.cpu()[chosen], high)
+        label_axes(axes, legend=True, title=title, xlabel=xlabel)
     panels[0].set_ylabel("density")
     return figure
+
+
+def _plot_distributions(axes: Any, similarity: Tensor, classes: Tensor, high: float) -> None:
+    """Draw a histogram of the positive pairs and one of the negative pairs, up to the value ``high``."""
+    low = float(similarity.min())
+    all_equal = high - low <= ONE_POINT * max(1.0, abs(high))  # a histogram would have an empty range
+    if all_equal:
+        _note(axes, f"all pairs have the value {high:.3g}")
+
+    above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
+    same = classes[:, None] == classes
+    for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
+        values = similarity[mask].numpy()
+        if not len(values):
+            continue
+        label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"
+        if all_equal:
+            axes.axvline(high, color=color, alpha=0.55, linewidth=4, label=label)
+        else:
+            axes.hist(
+                values,
+                bins=80,
+                range=(low, high),
+                density=True,
+                histtype="stepfilled",
+                color=color,
+                alpha=0.55,
+                label=label,
+            )
 
 
 def projections(
@@ -174,9 +202,8 @@ def projections(
         max_items: largest number of rows per part; a larger part is sampled at random.
         seed: seed of the sample and of t-SNE.
     """
-    named = 1.1 if len(class_names) else 0.0  # width of the legend, in inches
-    shapes = [style.get_path().transformed(style.get_transform()) for style in map(MarkerStyle, _MARKERS)]
-    figure, panels = subplots(3.6 * len(parts) + named, len(parts), 3.7)
+    legend_width = 1.1 if len(class_names) else 0.0  # in inches
+    figure, panels = subplots(3.6 * len(parts) + legend_width, len(parts), 3.7)
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = sample_indices(len(labels), max_items, seed)
         classes, ranks = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
@@ -185,27 +212,53 @@ def projections(
         if not flat.any():
             how = "collapsed"
             _note(axes, "all images lie on one point")
-        marks = [mark(rank) for rank in range(len(classes))]
-        drawn = axes.scatter(*flat.T, c=[marks[rank][0] for rank in ranks], s=14, alpha=0.85, linewidths=0)
-        drawn.set_paths([shapes[marks[rank][1]] for rank in ranks])
-        if named and axes is panels[-1]:
-            order = np.bincount(ranks).argsort(kind="stable")[::-1][:_LEGEND]
-            for rank in sorted(order):
-                color, shape = marks[rank]
-                style = {"color": color, "marker": _MARKERS[shape], "linestyle": "", "markersize": 5}
-                axes.plot([], [], label=str(class_names[classes[rank]]), **style)
-            heading = f"{_LEGEND} of {len(classes)} classes" if len(classes) > _LEGEND else None
-            at = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
-            axes.legend(title=heading, frameon=False, fontsize=8, title_fontsize=8, **at)
+
+        _scatter(axes, flat, ranks)
+        if legend_width and axes is panels[-1]:
+            names = [str(class_names[label]) for label in classes]
+            _class_legend(axes, names, ranks)
         axes.set(xticks=[], yticks=[])
         axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
         axes.spines[:].set_visible(False)
     return figure
 
 
+def _scatter(axes: Any, flat: NDArray[np.float32], ranks: NDArray[np.int64]) -> None:
+    """Draw points ``[N, 2]`` with the color and the marker of their class's rank."""
+    marks = [mark(rank) for rank in ranks]
+    colors = [color for color, _ in marks]
+    drawn = axes.scatter(*flat.T, c=colors, s=14, alpha=0.85, linewidths=0)
+
+    shapes = []
+    for marker in map(MarkerStyle, _MARKERS):
+        shapes.append(marker.get_path().transformed(marker.get_transform()))
+    drawn.set_paths([shapes[number] for _, number in marks])
+
+
+def _class_legend(axes: Any, names: Sequence[str], ranks: NDArray[np.int64]) -> None:
+    """Add a legend of the most frequent classes, beside the panel."""
+    most_frequent = np.bincount(ranks).argsort(kind="stable")[::-1][:_LEGEND]
+    for rank in sorted(most_frequent):
+        color, number = mark(rank)
+        axes.plot([], [], label=names[rank], color=color, marker=_MARKERS[number], linestyle="", markersize=5)
+
+    heading = None
+    if len(names) > _LEGEND:
+        heading = f"{_LEGEND} of {len(names)} classes"
+    axes.legend(
+        title=heading,
+        frameon=False,
+        fontsize=8,
+        title_fontsize=8,
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+    )
+
+
 def _at_most(image: Tensor, side: int) -> Tensor:
     """Return an image on the CPU whose longer side has at most ``side`` pixels."""
-    if (scale := side / max(image.shape[-2:])) < 1:
+    scale = side / max(image.shape[-2:])
+    if scale < 1:
         size = [max(1, round(scale * length)) for length in image.shape[-2:]]
         pixels = torch.nn.functional.interpolate(image[None].float(), size, mode="bilinear", antialias=True)
         image = pixels[0].round().to(image.dtype)
@@ -220,24 +273,36 @@ def answer(image: Tensor, caption: str, right: bool | None) -> Cell:
 
 def gallery(rows: Sequence[Sequence[Cell | None]]) -> Figure:
     """Draw rows of thumbnails with captions and frames on one Axes, which is faster than one Axes per thumbnail."""
-    captions = [cell[1] for row in rows for cell in row if cell is not None]
-    above = 0.12 * (2 + max(text.count("\n") for text in captions))  # space above a thumbnail, in inches
-    width, height = 1.08 * max(map(len, rows)) + 0.1, (1 + above) * len(rows) + 0.1
+    most_lines = 1
+    for row in rows:
+        for cell in row:
+            if cell is not None:
+                _, caption, _ = cell
+                most_lines = max(most_lines, 1 + caption.count("\n"))
+
+    above = 0.12 * (1 + most_lines)  # space above a thumbnail, in inches
+    width = 1.08 * max(map(len, rows)) + 0.1
+    height = (1 + above) * len(rows) + 0.1
     figure = PlainFigure(figsize=(width, height), dpi=110)
     axes = figure.add_axes((0, 0, 1, 1))  # in inches, from the top left corner
     axes.set_axis_off()
-    for row, cells in enumerate(rows):
-        for column, cell in enumerate(cells):
-            if cell is None:
-                continue
-            image, caption, color = cell
-            left, top = 0.06 + 1.08 * column, above + (1 + above) * row
-            scale = 1 / max(image.shape[-2:])
-            right, bottom = left + scale * image.shape[-1], top + scale * image.shape[-2]
-            shown = _at_most(image, _THUMBNAIL).expand(3, -1, -1).permute(1, 2, 0).numpy()
-            axes.imshow(shown, interpolation="nearest", extent=(left, right, bottom, top))
-            axes.text(left + 0.5, top - 0.03, caption, fontsize=7.5, color=color, ha="center", va="bottom")
-            frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)
-            axes.add_patch(frame)
+    for row_number, row in enumerate(rows):
+        for column, cell in enumerate(row):
+            if cell is not None:
+                top = above + (1 + above) * row_number
+                _draw_cell(axes, cell, left=0.06 + 1.08 * column, top=top)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="auto")
     return figure
+
+
+def _draw_cell(axes: Any, cell: Cell, left: float, top: float) -> None:
+    """Draw a thumbnail with its caption above and a frame."""
+    image, caption, color = cell
+    scale = 1 / max(image.shape[-2:])
+    right = left + scale * image.shape[-1]
+    bottom = top + scale * image.shape[-2]
+    pixels = _at_most(image, _THUMBNAIL).expand(3, -1, -1).permute(1, 2, 0).numpy()
+    axes.imshow(pixels, interpolation="nearest", extent=(left, right, bottom, top))
+    axes.text(left + 0.5, top - 0.03, caption, fontsize=7.5, color=color, ha="center", va="bottom")
+    frame = Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=color, linewidth=3)
+    axes.add_patch(frame)

@@ -17,10 +17,13 @@ _REVERSING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 def drawable(text: str) -> str:
     """Return a text with a placeholder for control characters and for bytes that are not UTF-8."""
-    return "".join(
-        "�" if letter in _REVERSING or (letter != "\n" and unicodedata.category(letter) in ("Cc", "Cs")) else letter
-        for letter in text
-    )
+    return "".join("�" if _is_not_drawable(letter) else letter for letter in text)
+
+
+def _is_not_drawable(letter: str) -> bool:
+    if letter == "\n":
+        return False
+    return letter in _REVERSING or unicodedata.category(letter) in ("Cc", "Cs")
 
 
 def short_name(name: str, columns: int = 18) -> str:
@@ -38,15 +41,24 @@ def families() -> list[str]:
     from matplotlib.font_manager import fontManager
 
     names = {entry.name for entry in fontManager.ttflist if entry.style == "normal"}
-    return ["DejaVu Sans", *(name for start in _WIDE for name in sorted(names) if name.startswith(start))]
+    found = ["DejaVu Sans"]
+    for start in _WIDE:
+        found += sorted(name for name in names if name.startswith(start))
+    return found
 
 
 def font_file(text: str) -> str:
     """Return the font file of the first family that has every letter of a text, else that of DejaVu Sans."""
     from matplotlib.font_manager import findfont
 
-    files = [findfont(family) for family in families()] if not text.isascii() else [findfont("DejaVu Sans")]
-    return next((file for file in files if set(map(ord, text)) <= _letters(file)), files[0])
+    if text.isascii():
+        return findfont("DejaVu Sans")
+    files = [findfont(family) for family in families()]
+    codes = set(map(ord, text))
+    for file in files:
+        if codes <= _letters(file):
+            return file
+    return files[0]
 
 
 @functools.cache

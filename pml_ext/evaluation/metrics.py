@@ -133,8 +133,11 @@ class Metric:
 
     def columns(self, most_relevant: int, gallery: int) -> int:
         """Return the number of neighbors needed, given the largest R of a query and the size of the gallery."""
-        limits = {"relevant": most_relevant, "gallery": gallery}
-        return min(limits[self.neighbors] if isinstance(self.neighbors, str) else self.neighbors or 0, gallery)
+        if self.neighbors == "gallery":
+            return gallery
+        if self.neighbors == "relevant":
+            return min(most_relevant, gallery)
+        return min(self.neighbors or 0, gallery)
 
 
 _METRICS = (
@@ -174,21 +177,31 @@ def metrics_of(
     def precision(k: int) -> Metric:
         return Metric(f"precision_at_{k}", f"P@{k}", lambda right, _: precision_at_k(right, k), k)
 
-    more_clusters = [
-        replace(metric, name=f"{metric.name}_{c}", title=f"{metric.title}, {c} per class", clusters=c, pml_name="")
-        for c in _counts("clusters_per_class", clusters_per_class)
-        if c > 1
-        for metric in _METRICS
-        if metric.clusters and metric.in_runs
-    ]
-    graded = [Metric(f"ndcg_at_{k}", f"NDCG@{k}", ndcg, k, graded=True) for k in _counts("ndcg_at", ndcg_at)]
-    of_levels = [
-        replace(recall(k), name=f"recall_at_{k}_level_{level}", title=f"Recall@{k}, level {level}", level=level)
-        for level in levels
-        for k in recall_at
-    ]
-    precisions = [precision(k) for k in _counts("precision_at", precision_at)]
-    return [*map(recall, recall_at), *precisions, *graded, *of_levels, *_METRICS, *more_clusters]
+    def graded(k: int) -> Metric:
+        return Metric(f"ndcg_at_{k}", f"NDCG@{k}", ndcg, k, graded=True)
+
+    def recall_at_level(k: int, level: int) -> Metric:
+        name = f"recall_at_{k}_level_{level}"
+        return replace(recall(k), name=name, title=f"Recall@{k}, level {level}", level=level)
+
+    def with_clusters(metric: Metric, count: int) -> Metric:
+        title = f"{metric.title}, {count} per class"
+        return replace(metric, name=f"{metric.name}_{count}", title=title, clusters=count, pml_name="")
+
+    cluster_counts = _counts("clusters_per_class", clusters_per_class)
+    ndcg_at = _counts("ndcg_at", ndcg_at)
+    precision_at = _counts("precision_at", precision_at)
+
+    table = [recall(k) for k in recall_at]
+    table += [precision(k) for k in precision_at]
+    table += [graded(k) for k in ndcg_at]
+    for level in levels:
+        table += [recall_at_level(k, level) for k in recall_at]
+    table += _METRICS
+    for count in cluster_counts:
+        if count > 1:
+            table += [with_clusters(metric, count) for metric in _METRICS if metric.clusters and metric.in_runs]
+    return table
 
 
 def title_of(name: str) -> str:

@@ -72,7 +72,8 @@ class NearestNeighbors:
         k = min(k + ref_includes_query, len(reference))
         if rows is None:
             rows = max(1, _NEIGHBORS // max(1, k))
-            rows -= rows % 4096 if rows > 4096 else 0
+            if rows > 4096:
+                rows -= rows % 4096
         starts = range(0, max(1, len(query) // rows) * rows, rows)
         for first, last in zip(starts, [*starts[1:], len(query)], strict=True):
             distances, indices = self.search(query[first:last], k, reference)
@@ -103,9 +104,11 @@ def nearest_of(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor
     if query.device.type == "cpu" and has_faiss():
         import faiss
 
-        points, gallery = (np.ascontiguousarray(x.detach().float().numpy()) for x in (query, reference))
-        squared, indices = map(torch.from_numpy, faiss.knn(points, gallery, k))
-        return squared.clamp_(min=0).sqrt_(), indices
+        points = np.ascontiguousarray(query.detach().float().numpy())
+        gallery = np.ascontiguousarray(reference.detach().float().numpy())
+        found_squared, found_indices = faiss.knn(points, gallery, k)
+        squared = torch.from_numpy(found_squared)
+        return squared.clamp_(min=0).sqrt_(), torch.from_numpy(found_indices)
     from ..pml import FaissKNN, LpDistance
 
     if k > _FAISS_GPU_NEIGHBORS or not faiss_sees_a_gpu():
@@ -159,7 +162,11 @@ def reranked_under(
     """
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-        points, gallery = (x if normalized else torch.nn.functional.normalize(x) for x in (query, reference))
+        points = query
+        gallery = reference
+        if not normalized:
+            points = torch.nn.functional.normalize(query)
+            gallery = torch.nn.functional.normalize(reference)
         _, candidates = nearest(points, min(max(k, shortlist), len(reference)), gallery)
         candidates = candidates.to(reference.device)
         width = candidates.shape[1]
@@ -170,8 +177,8 @@ def reranked_under(
             for start in range(0, len(query), tile):
                 rows = candidates[start : start + tile]
                 others = distance.maybe_normalize(reference[rows.flatten()])
-                ends = query[start : start + tile].repeat_interleave(width, 0), others
-                values[start : start + tile] = distance.pairwise_distance(*ends).view(rows.shape)
+                repeated = query[start : start + tile].repeat_interleave(width, 0)
+                values[start : start + tile] = distance.pairwise_distance(repeated, others).view(rows.shape)
         values.masked_fill_(candidates < 0, -torch.inf if distance.is_inverted else torch.inf)
         best = values.topk(k, dim=1, largest=distance.is_inverted)
         return best.values, candidates.gather(1, best.indices)
@@ -184,6 +191,7 @@ def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
     from ..pml import BaseDistance
 
     for part in parts:
-        if isinstance(metric := getattr(part, "metric", None), BaseDistance):
+        metric = getattr(part, "metric", None)
+        if isinstance(metric, BaseDistance):
             return metric
     return None

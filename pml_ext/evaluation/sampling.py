@@ -27,12 +27,16 @@ def some_of_each_class(labels: Any, most: int, seed: int = 0) -> NDArray[np.int6
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(labels))
     by_class = order[np.argsort(labels[order], kind="stable")]
-    _, starts, of, counts = np.unique(labels[by_class], return_index=True, return_inverse=True, return_counts=True)
-    place = np.arange(len(labels)) - starts[of]  # position of each image within its class
+    _, starts, class_of, counts = np.unique(
+        labels[by_class], return_index=True, return_inverse=True, return_counts=True
+    )
+    place = np.arange(len(labels)) - starts[class_of]  # position of each image within its class
     rank = np.argsort(generator.permutation(len(counts)))  # random rank of each class
-    limits = range(PER_CLASS, counts.max() + 1)
-    per_class = next((limit for limit in limits if np.minimum(counts, limit).sum() >= most), PER_CLASS)
-    by_rank = np.argsort(rank[of], kind="stable")
+
+    per_class = PER_CLASS
+    while np.minimum(counts, per_class).sum() < most:
+        per_class += 1
+    by_rank = np.argsort(rank[class_of], kind="stable")
     chosen = by_rank[place[by_rank] < per_class][:most]
     return np.sort(by_class[chosen])
 

@@ -11,26 +11,41 @@ from torch import Tensor
 
 def all_close(one: Sequence[Tensor], other: Sequence[Tensor], rtol: float = 1e-9, atol: float | None = None) -> bool:
     """Return whether two lists of tensors are equal within ``rtol`` and ``atol`` (default ``rtol``); NaN equals NaN."""
-    atol = rtol if atol is None else atol
-    return len(one) == len(other) and all(
-        x.shape == y.shape and torch.allclose(x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True)
-        for x, y in zip(one, other, strict=True)
-    )
+    if atol is None:
+        atol = rtol
+    if len(one) != len(other):
+        return False
+    for x, y in zip(one, other, strict=True):
+        if x.shape != y.shape:
+            return False
+        if not torch.allclose(x.double(), y.double(), rtol=rtol, atol=atol, equal_nan=True):
+            return False
+    return True
 
 
 def equal(one: Any, other: Any) -> bool:
     """Return whether two values, or the index tuples of two miners, are exactly equal."""
-    one, other = (each if isinstance(each, tuple) else (each,) for each in (one, other))
+    if not isinstance(one, tuple):
+        one = (one,)
+    if not isinstance(other, tuple):
+        other = (other,)
     return all_close(one, other, 0)
 
 
 def close(actual: Any, expected: Any, text: str, rtol: float = 1e-6, atol: float = 1e-8) -> None:
     """Raise AssertionError if two tensors or lists of tensors differ; NaN equals NaN, as other checks report NaN."""
-    outcomes = ([each] if isinstance(each, Tensor) else each for each in (actual, expected))
-    for pair in zip(*outcomes, strict=True):
-        if not all_close(pair[:1], pair[1:], rtol, atol):
-            shown = " instead of ".join(str(tensor.detach().flatten()[:4].tolist()) for tensor in pair)
-            raise AssertionError(f"{text}: {shown}")
+    if isinstance(actual, Tensor):
+        actual = [actual]
+    if isinstance(expected, Tensor):
+        expected = [expected]
+    for found, wanted in zip(actual, expected, strict=True):
+        if not all_close([found], [wanted], rtol, atol):
+            raise AssertionError(f"{text}: {_first_values(found)} instead of {_first_values(wanted)}")
+
+
+def _first_values(tensor: Tensor) -> list[float]:
+    values: list[float] = tensor.detach().flatten()[:4].tolist()
+    return values
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
@@ -38,7 +53,10 @@ def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
     if not value.requires_grad or not leaves:
         return [torch.zeros_like(leaf) for leaf in leaves]
     slopes = torch.autograd.grad(value, leaves, retain_graph=True, allow_unused=True)
-    return [torch.zeros_like(leaf) if slope is None else slope for slope, leaf in zip(slopes, leaves, strict=True)]
+    found = []
+    for slope, leaf in zip(slopes, leaves, strict=True):
+        found.append(torch.zeros_like(leaf) if slope is None else slope)
+    return found
 
 
 def gradient(value: Tensor, x: Tensor) -> Tensor:
@@ -59,8 +77,10 @@ def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
     if len(indices) == 3:
         rows = torch.stack(indices, 1)
     else:
-        kinds = enumerate((indices[:2], indices[2:]))
-        rows = torch.cat([torch.stack([x, y, torch.full_like(x, kind)], 1) for kind, (x, y) in kinds])
+        anchors, positives, other_anchors, negatives = indices
+        positive_rows = torch.stack([anchors, positives, torch.zeros_like(anchors)], 1)
+        negative_rows = torch.stack([other_anchors, negatives, torch.ones_like(other_anchors)], 1)
+        rows = torch.cat([positive_rows, negative_rows])
     unique: Tensor = torch.unique(rows, dim=0)
     return unique
 
@@ -69,7 +89,13 @@ def check_tuple(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = ""
     """Raise AssertionError for an invalid index tuple; ``twice`` allows duplicates, for miners that draw at random."""
     if not isinstance(actual, tuple) or len(actual) not in (3, 4):
         raise AssertionError(f"a miner must return a tuple of three or four index tensors; got {type(actual).__name__}")
-    a, p, b, n = actual if len(actual) == 4 else (actual[0], actual[1], actual[0], actual[2])
+    if len(actual) == 4:
+        a, p, b, n = actual
+        count = len(a) + len(b)
+    else:
+        a, p, n = actual
+        b = a
+        count = len(a)
     for number, (index, of) in enumerate(zip((a, p, b, n), (labels, ref_labels) * 2, strict=True)):
         if index.dtype != torch.long or index.ndim != 1:
             raise AssertionError(f"index tensor {number} must be int64 [N]; got {index.dtype}, {index.ndim}")
@@ -81,5 +107,5 @@ def check_tuple(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = ""
         raise AssertionError(f"a positive is not of its anchor's class, or a negative is{where}")
     if ref_labels is labels and (a == p).any():
         raise AssertionError("an anchor is its own positive, at distance 0; leave the diagonal out, as pair_masks does")
-    if len(sorted_rows(actual)) < len(a) + len(b) * (len(actual) == 4) and not twice:
+    if len(sorted_rows(actual)) < count and not twice:
         raise AssertionError(f"a pair or a triplet is listed twice{where}, and counts twice in the loss")

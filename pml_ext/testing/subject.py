@@ -17,7 +17,8 @@ from .. import pml, registry
 from ..errors import ConfigError
 from ..registry import BuildContext, check_settings, fill_settings
 
-SIZE, CLASSES = 8, 6  # default embedding size and number of classes
+SIZE = 8  # default embedding size
+CLASSES = 6  # default number of classes
 # Arguments of PML's base classes, which the checks of settings do not vary.
 INHERITED = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size", "relation"} | {
     *("embedding_regularizer", "embedding_reg_weight", "weight_regularizer", "weight_reg_weight", "weight_init_func")
@@ -55,8 +56,12 @@ class Subject:
     def has_class_rows(self) -> bool:
         """Whether a tensor has a dimension that is a multiple of num_classes, so that labels index it."""
         component = self.make()
-        tensors = [*component.parameters(), *component.buffers()] if isinstance(component, torch.nn.Module) else []
-        return any(length and length % self.classes == 0 for tensor in tensors for length in tensor.shape)
+        if not isinstance(component, torch.nn.Module):
+            return False
+        for tensor in (*component.parameters(), *component.buffers()):
+            if any(length and length % self.classes == 0 for length in tensor.shape):
+                return True
+        return False
 
 
 Check = Callable[[Subject], str | None]
@@ -116,19 +121,29 @@ def subject_of(
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:
     tables = [settings] if isinstance(settings, Mapping) else list(settings)
-    for name, values in (item for table in tables for item in table.items()):
-        if not isinstance(values, (list, tuple)) or not values:
-            raise ConfigError(
-                f"each setting needs a list of values, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
-            )
-    return [dict(zip(table, values, strict=True)) for table in tables for values in itertools.product(*table.values())]
+    for table in tables:
+        for name, values in table.items():
+            if not isinstance(values, (list, tuple)) or not values:
+                raise ConfigError(
+                    f"each setting needs a list of values, such as {{{name!r}: [{values!r}]}}; got {name!r}: {values!r}"
+                )
+
+    grid = []
+    for table in tables:
+        for combination in itertools.product(*table.values()):
+            grid.append(dict(zip(table, combination, strict=True)))
+    return grid
 
 
 def _of_instance(component: Any, size: int | None, classes: int | None) -> Subject:
     def first(*names: str) -> int:
         parts = component.modules() if isinstance(component, torch.nn.Module) else [component]
-        values = (getattr(part, name, None) for part in parts for name in names)
-        return next((value for value in values if isinstance(value, int) and value > 0), 0)
+        for part in parts:
+            for name in names:
+                value = getattr(part, name, None)
+                if isinstance(value, int) and value > 0:
+                    return value
+        return 0
 
     return Subject(
         type(component).__name__,
@@ -181,7 +196,8 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
     served = [c for c in registry.components() if what in (c.plugin, c.path.partition(":")[0].partition(".")[0])]
-    if found := served or registry.candidates(what):
+    found = served or registry.candidates(what)
+    if found:
         names = [c.name for c in found]
         return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in found]
     try:
@@ -196,8 +212,8 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     bases = tuple(base for each in pml.BASES.values() for base in each)
     members = getattr(imported, "__dict__", {})
     classes = [(name, c) for name, c in members.items() if isinstance(c, type) and issubclass(c, bases)]
-    own = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
-    if not own:
+    defined_here = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
+    if not defined_here:
         wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
         raise ConfigError(f"{what}: no component in it; wanted {wanted}")
-    return own
+    return defined_here

@@ -1,10 +1,6 @@
-"""A small selection of :mod:`batches`, over our components: finite in, finite out."""
+"""A small selection of :mod:`benchmarks.faults.batches`, over our components: finite in, finite out."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
-import batches
+from benchmarks.faults import batches
 
 
 def test_finite_batches_give_finite_values_and_gradients():

@@ -1,14 +1,9 @@
-"""A selection of :mod:`files`: files of a run, an index and an export, damaged in one way each, by turns."""
-
-import sys
-from pathlib import Path
+"""A selection of :mod:`benchmarks.faults.files`: files of a run, an index and an export, damaged in one way each."""
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
-import files
-
+from benchmarks.faults import files
 from pml_ext.files.checksums import SUMS, changed_files
 
 

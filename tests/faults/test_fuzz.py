@@ -1,9 +1,7 @@
-"""A small selection of :mod:`fuzz`: recipes, overrides, settings and files that nobody meant."""
+"""A small selection of :mod:`benchmarks.faults.fuzz`: recipes, overrides, settings and files that nobody meant."""
 
 import itertools
 import random
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,9 +9,7 @@ pytest.importorskip("hypothesis")
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
-import fuzz
-
+from benchmarks.faults import fuzz
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipes, read_tables, validate
 

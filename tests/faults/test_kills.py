@@ -1,14 +1,11 @@
-"""A small selection of :mod:`kills`: processes killed at chosen places, resumed, and compared with one that was not."""
+"""A selection of :mod:`benchmarks.faults.kills`: processes killed, resumed, and compared with one that was not."""
 
 import dataclasses
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "faults"))
-import kills
+from benchmarks.faults import kills
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from planted import correct, failing, others
-from planted import losses as bugs
 from pytorch_metric_learning import losses, miners, regularizers
 
 import pml_ext
@@ -17,6 +15,8 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError
 from pml_ext.testing import check_component, parametrize_with_checks
 from pml_ext.testing.subject import find_components, subject_of
+from tests.testing.planted import correct, failing, others
+from tests.testing.planted import losses as bugs
 
 
 def ours():
@@ -120,7 +120,7 @@ def test_targets():
     assert {name for name, _ in find_components("pddm")} == names
     assert find_components("pml_ext.distances.EuclideanDistance")[0][1] is pml_ext.distances.EuclideanDistance
     assert find_components("local-positive")[0][1].cls is pml_ext.LocalPositiveMiner
-    assert ("ByHand", correct.ByHand) in find_components("planted.correct")
+    assert ("ByHand", correct.ByHand) in find_components("tests.testing.planted.correct")
     assert len(find_components("pml")) > 30
     with pytest.raises(ConfigError, match="nowhere_at_all: no package, class, entry point or component"):
         find_components("nowhere_at_all")
@@ -129,7 +129,7 @@ def test_targets():
 
 
 def test_the_command(pml_ext_command):
-    done = pml_ext_command("check", "planted.others.StopsHalfway", "-v")
+    done = pml_ext_command("check", "tests.testing.planted.others.StopsHalfway", "-v")
     assert done.returncode == 1
     assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at others.py:\d+\)", done.stdout)
     assert re.search(r'File ".*others.py", line \d+, in <lambda>\n +images=lambda self, rows: 1 / 0', done.stdout)

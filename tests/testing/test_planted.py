@@ -3,14 +3,14 @@
 import re
 
 import pytest
-from planted import PLANTED, REFERENCE, correct, failing, loop
 from pytorch_metric_learning import losses, regularizers
 
 import pml_ext
 from pml_ext import registry
 from pml_ext.testing import check_component, checks_of
+from tests.testing.planted import PLANTED, REFERENCE, correct, failing, loop
 
-WANTED = {"loss": 0.6}  # of the bugs in losses, whose equation nothing but a reference knows; 0.8 of others
+SHARE_OF_FAST_CHECKS = 0.8  # of the bugs of each kind, that the fast checks find
 
 
 @pytest.mark.parametrize("bug", PLANTED.values(), ids=PLANTED)
@@ -22,12 +22,12 @@ def test_a_bug_is_found_and_named(bug):
 
 
 def test_the_fast_kit_finds_enough():
-    """Each bug is found by the check that its row names, so that all fast checks find at least these shares."""
-    assert len(PLANTED) >= 90
+    """Each bug is found by the check that its row names, so that all fast checks find at least this share."""
+    assert len(PLANTED) >= 50
     for kind in {bug.kind for bug in PLANTED.values()}:
         fast = {check.__name__ for check in checks_of(kind, fast=True)}
         checks = [bug.check for bug in PLANTED.values() if bug.kind == kind]
-        assert sum(check in fast for check in checks) >= WANTED.get(kind, 0.8) * len(checks)
+        assert sum(check in fast for check in checks) >= SHARE_OF_FAST_CHECKS * len(checks)
 
 
 def test_every_check_has_a_bug():

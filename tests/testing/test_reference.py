@@ -4,8 +4,6 @@ import re
 
 import pytest
 import torch
-from planted import correct, loop
-from planted import losses as bugs
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.miners import BatchHardMiner
 from pytorch_metric_learning.regularizers import LpRegularizer
@@ -13,6 +11,8 @@ from pytorch_metric_learning.regularizers import LpRegularizer
 from pml_ext.distances import GramCosineSimilarity
 from pml_ext.errors import ConfigError
 from pml_ext.testing import SkipCheck, check_component
+from tests.testing.planted import correct, loop
+from tests.testing.planted import losses as bugs
 
 COMPARED = ["check_reference", "check_settings"]
 KINDS = {"kind": ["plain", "square"]}

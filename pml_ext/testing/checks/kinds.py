@@ -23,7 +23,8 @@ from .reference import declared, variants
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_capabilities(subject: Subject) -> None:
     """Wrappers look up ``capabilities`` by name; a misspelled one is never found."""
-    if unknown := set(subject.capabilities) - CAPABILITIES:
+    unknown = set(subject.capabilities) - CAPABILITIES
+    if unknown:
         raise AssertionError(f"unknown capabilities {sorted(unknown)}; known are {sorted(CAPABILITIES)}")
 
 
@@ -50,14 +51,18 @@ def check_mined_references(subject: Subject) -> None:
         needs(subject, "references")
         raise SkipCheck(f"it refuses references with {type(error).__name__}") from None
     for images in (5, 4):
-        other, mined = batch_of(subject, (CLASSES, images), seed=1), []
-        for order in (shuffle(len(other.labels), seed) for seed in (3, 4)):
+        other = batch_of(subject, (CLASSES, images), seed=1)
+        mined = []
+        for seed in (3, 4):
+            order = shuffle(len(other.labels), seed)
             references = other.ordered(order)
             found = seeded(subject.make(), batch, references.embeddings, references.labels)
             where = f", among {len(order)} references; partners are rows of ref_emb, with ref_labels"
             check_tuple(found, batch.labels, references.labels, where, is_random(subject))
-            partners = {1, 2} if len(found) == 3 else {1, 3}
-            mined.append(sorted_rows(tuple(order[x] if n in partners else x for n, x in enumerate(found))))
+            in_batch_order = list(found)
+            for partner in (1, 2) if len(found) == 3 else (1, 3):
+                in_batch_order[partner] = order[found[partner]]
+            mined.append(sorted_rows(tuple(in_batch_order)))
         if not all_close(mined[:1], mined[1:]) and not is_random(subject):
             text = f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images"
             raise AssertionError(f"{text}; mine among ref_emb, and say references=True to pair_masks")
@@ -66,16 +71,22 @@ def check_mined_references(subject: Subject) -> None:
 @applies_to("distance")
 def check_distance(subject: Subject) -> None:
     """A distance gives ``[B, R]``, symmetric for one set and equal to its form for pairs; equal points are nearest."""
-    x, distance = batch_of(subject).embeddings, with_noise(subject.make().eval())
+    x = batch_of(subject).embeddings
+    distance = with_noise(subject.make().eval())
     close(distance(x), distance(x).T, "the matrix of a set with itself is not symmetric", 1e-5, 1e-7)
     for images in (2, 4, 5):
         y = batch_of(subject, (subject.classes, images), seed=1).embeddings
-        matrix, count = distance(x, y), min(len(x), len(y))
+        matrix = distance(x, y)
         for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
-            if (shape := distance(rows, columns).shape) != (len(rows), len(columns)):
+            shape = distance(rows, columns).shape
+            if shape != (len(rows), len(columns)):
                 raise AssertionError(f"of {len(rows)} and {len(columns)} embeddings the matrix is {tuple(shape)}")
-        normalized = [distance.maybe_normalize(z[:count]) for z in (x, y)]
-        pairs, alone = distance.pairwise_distance(*normalized), torch.cat([distance(row[None], y) for row in x])
+
+        count = min(len(x), len(y))
+        normalized_x = distance.maybe_normalize(x[:count])
+        normalized_y = distance.maybe_normalize(y[:count])
+        pairs = distance.pairwise_distance(normalized_x, normalized_y)
+        alone = torch.cat([distance(row[None], y) for row in x])
         close(pairs, matrix.diagonal()[:count], "pairwise_distance differs from the diagonal of the matrix", 1e-5, 1e-7)
         close(alone, matrix, "the distance of two embeddings depends on others of the batch", 1e-5, 1e-7)
     if not gradient(weighted(distance(x, y)), y).any():
@@ -84,8 +95,12 @@ def check_distance(subject: Subject) -> None:
     matrix = distance(twice)
     if not matrix.requires_grad or not gradient(matrix.sum(), twice).isfinite().all():
         raise AssertionError("the gradient between equal points is missing or not finite; roots want eps below them")
-    own, others = matrix.diagonal(4), matrix[~torch.eye(4, dtype=torch.bool).repeat(2, 2)]
-    near = own.min() >= others.max() - 1e-6 if distance.is_inverted else own.max() <= others.min() + 1e-6
+    equal_points = matrix.diagonal(4)
+    others = matrix[~torch.eye(4, dtype=torch.bool).repeat(2, 2)]
+    if distance.is_inverted:
+        near = equal_points.min() >= others.max() - 1e-6
+    else:
+        near = equal_points.max() <= others.min() + 1e-6
     if not near and not [*distance.parameters()]:  # a distance with parameters learns what is near
         raise AssertionError("equal points are not the nearest; where large is near, pass is_inverted=True to super()")
 
@@ -93,7 +108,8 @@ def check_distance(subject: Subject) -> None:
 @applies_to("sampler")
 def check_sampler(subject: Subject) -> None:
     """A pass gives as many indices as ``len`` and ``length_before_new_iter`` say, and no image twice in a batch."""
-    sampler, count = subject.make(), 4 * CLASSES
+    sampler = subject.make()
+    count = 4 * CLASSES
     if iter(sampler) is sampler:
         raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
     for _ in range(2):
@@ -102,8 +118,9 @@ def check_sampler(subject: Subject) -> None:
             raise AssertionError(f"a pass gives {len(drawn)} items, but len() says {len(sampler)}")
         if not {*_flat(drawn)} <= {*range(count)}:
             raise AssertionError(f"an index is outside of 0 to {count - 1}")
-    size, batches = getattr(sampler, "batch_size", None), _batches(sampler, drawn)
-    if size and (wrong := sorted({len(batch) for batch in batches[:-1]} - {size})):
+    size = getattr(sampler, "batch_size", None)
+    wrong = sorted({len(batch) for batch in _batches(sampler, drawn)[:-1]} - {size})
+    if size and wrong:
         raise AssertionError(f"a batch has {wrong[0]} images, but batch_size is {size}")
     if any(len(set(batch)) != len(batch) for batch in drawn if isinstance(batch, list)):
         raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
@@ -130,16 +147,21 @@ def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
 @applies_to("sampler")
 def check_sampler_state(subject: Subject) -> None:
     """A resumed run must draw the same indices as an uninterrupted run."""
-    one, other = subject.make(), subject.make()
+    one = subject.make()
+    other = subject.make()
     list(one)
-    own = hasattr(one, "state_dict")
-    given = one.state_dict() if own else {}
-    state, saved = copy.deepcopy(given if own else vars(one)), pickle.dumps(given)
+    has_state_dict = hasattr(one, "state_dict")
+    given = one.state_dict() if has_state_dict else {}
+    state = copy.deepcopy(given if has_state_dict else vars(one))
+    saved = pickle.dumps(given)
     _seed(1)
     expected = list(one)
     if pickle.dumps(given) != saved:
         raise AssertionError("what state_dict() gave goes on changing with the sampler; return a copy")
-    other.load_state_dict(state) if own else vars(other).update(state)
+    if has_state_dict:
+        other.load_state_dict(state)
+    else:
+        vars(other).update(state)
     _seed(1)
     if list(other) != expected:
         raise AssertionError("after its state is put back it draws something else; give it state_dict()")
@@ -222,7 +244,9 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
 @applies_to("reducer")
 def check_reducer(subject: Subject) -> None:
     """A reducer returns a scalar for elements, pairs and triplets, and 0 with a gradient if there are no values."""
-    batch, reducer, rows = batch_of(subject), subject.make(), torch.arange(8)
+    batch = batch_of(subject)
+    reducer = subject.make()
+    rows = torch.arange(8)
     losses = batch.embeddings[:8].square().sum(1)
     for kind, count in (("element", 1), ("pos_pair", 2), ("neg_pair", 2), ("triplet", 3)):
         indices = rows if count == 1 else (rows,) * count

@@ -1,6 +1,6 @@
 """Components with one bug each, of the kinds that authors of plugins make, and the correct ones that they derive from.
 
-``python -m planted``, in this folder's parent, prints which of the fast checks finds each, and the share that is found.
+``python -m tests.testing.planted`` prints which of the fast checks finds each, and the share that is found.
 """
 
 from . import correct, losses, others

@@ -1,9 +1,7 @@
 """Losses with one bug each."""
 
-import copy
 import logging
 import multiprocessing
-import sys
 import threading
 import warnings
 
@@ -11,33 +9,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from pml_ext.plugin import PairLoss, masked_mean, per_anchor, reduced
+from pml_ext.plugin import PairLoss, per_anchor, reduced
 
-from .correct import ByHand, ByNames, Deviance, InHalf, Parameter, Ramp, Tuples, TwoTerms, eye
+from .correct import ByHand, ByNames, Deviance, InHalf, Parameter, Ramp, Tuples
 from .table import REFERENCE, plant, planted
 
-softplus, normalize = nn.functional.softplus, nn.functional.normalize
-NAMES, PAIRS, TRIPLETS = "check_names_of_classes", "check_indices_tuple_of_pairs", "check_indices_tuple_of_triplets"
-MODES, DTYPES, DEGENERATE = "check_modes", "check_dtypes", "check_degenerate_batches"
-ARGUMENTS, INPUTS, GLOBALS = "check_arguments", "check_inputs_unchanged", "check_globals_unchanged"
-CALLS, TENSORS, GRADIENTS = (
-    "check_calls_are_independent",
-    "check_tensors_are_registered",
-    "check_parameters_get_gradients",
-)
-ORDER, INDICES, MANY = "check_order_does_not_matter", "check_indices_belong_to_values", "check_many_references"
-PICKLE, WAITS, NAN, FORMS = "check_pickle", "check_no_host_sync", "check_nan_shows", "check_call_forms"
+softplus = nn.functional.softplus
+normalize = nn.functional.normalize
 
 # The equation and its settings. Nothing but a reference knows the paper.
 
-plant("MeanOfSome", ByHand, "anchors without a positive are left out of the mean", REFERENCE)(
-    values=lambda self, matrix, positives, negatives: (
-        ByHand.values(self, matrix, positives, negatives) * positives.any(1) / positives.any(1).double().mean()
-    )
-)
-plant("AlphaForBeta", Deviance, "alpha stands where beta belongs", "check_settings", "beta changes neither")(
-    push=lambda self, gap, far: masked_mean(softplus(self.alpha * gap), far)
-)
 plant("MarginOrDefault", Deviance, "a margin of 0 is none", "check_settings", "margin=0 gives what the default does")(
     __init__=lambda self, margin=0.5, **kwargs: Deviance.__init__(self, margin=margin or 0.5, **kwargs)
 )
@@ -51,23 +32,18 @@ plant("ZeroForMasked", Deviance, "masked entries are 0, which is more than the h
 plant("GradientCut", ByHand, "half of the value has no gradient", "check_gradients", "differs from finite differences")(
     values=lambda self, s, *masks: (ByHand.values(self, s, *masks) + ByHand.values(self, s.detach(), *masks)) / 2
 )
-plant("Detached", ByHand, "no gradient at all", "check_call_forms", r"no gradient .* look for detach\(\)")(
-    values=lambda self, s, *masks: ByHand.values(self, s.detach(), *masks)
-)
-plant("ReferencesDetached", ByHand, "references get no gradient", "check_gradients", "the gradient of ref_emb")(
-    similarity=lambda self, x, y: ByHand.similarity(self, x, y if y is x else y.detach())
-)
-plant("SortedLabels", ByHand, "right for sorted labels alone", ORDER, "the order of the batch changes the loss")(
-    compute_loss=lambda self, x, labels, *more: ByHand.compute_loss(self, x, labels.sort().values, *more)
-)
+plant(
+    "SortedLabels",
+    ByHand,
+    "right for sorted labels alone",
+    "check_order_does_not_matter",
+    "the order of the batch changes the loss",
+)(compute_loss=lambda self, x, labels, *more: ByHand.compute_loss(self, x, labels.sort().values, *more))
 plant("CubicMemory", ByHand, "forms all triplets", "check_memory_growth", "times the memory; form no triplets")(
     values=lambda self, s, near, far: (
         ByHand.values(self, s, near, far)
         + 0 * ((s[:, :, None] - s[:, None]) * (near[:, :, None] & far[:, None])).sum((1, 2))
     )
-)
-plant("HoardsMatrices", ByHand, "saves a hundred matrices", "check_saved_bytes", "tiles can be computed again")(
-    values=lambda self, s, *masks: ByHand.values(self, s + 1e-3 * sum(torch.sin(k * s) for k in range(1, 100)), *masks)
 )
 plant("LoopOverAnchors", ByHand, "goes through the anchors in Python", "check_no_loop_over_anchors", "a loop over")(
     values=lambda self, *matrices: torch.cat(
@@ -78,41 +54,26 @@ plant("LoopOverAnchors", ByHand, "goes through the anchors in Python", "check_no
 
 # What is kept between calls.
 
-plant("WeightAsNumber", Parameter, "a learned weight is read as a number", GRADIENTS, "scale get no gradient")(
-    weight=lambda self: float(self.scale)
-)
+plant(
+    "WeightAsNumber",
+    Parameter,
+    "a learned weight is read as a number",
+    "check_parameters_get_gradients",
+    "scale get no gradient",
+)(weight=lambda self: float(self.scale))
 plant("MovesInEval", Ramp, "counts calls in eval() too", "check_eval_keeps_state", "mode changes steps of its state")(
     counts=lambda self: True
 )
-plant("WarmUp", Ramp, "counts steps in a tensor that nobody saves", TENSORS, r"steps of .*register_buffer\('steps'")(
-    register_buffer=lambda self, name, value: setattr(self, name, value)
-)
-plant("CannotBePickled", ByHand, "holds a lambda", PICKLE, "it cannot be copied or pickled")(
-    __init__=lambda self, **kwargs: (ByHand.__init__(self, **kwargs), setattr(self, "function", lambda x: x))[0]
-)
-plant("CopyShares", Parameter, "deepcopy shares the parameters", PICKLE, "deepcopy.. shares .* with the original")(
-    __deepcopy__=lambda self, memo: copy.copy(self)
-)
-plant("UnpickledAsDefault", Deviance, "is unpickled with the settings' defaults", PICKLE)(
+plant(
+    "WarmUp",
+    Ramp,
+    "counts steps in a tensor that nobody saves",
+    "check_tensors_are_registered",
+    r"steps of .*register_buffer\('steps'",
+)(register_buffer=lambda self, name, value: setattr(self, name, value))
+plant("UnpickledAsDefault", Deviance, "is unpickled with the settings' defaults", "check_pickle")(
     __reduce__=lambda self: (type(self), ())
 )
-
-
-@planted("the masks of pairs are kept by the length of the batch", CALLS)
-class MasksKeptByLength(ByHand):
-    _kept = None
-
-    def masks(self, matrix, *batch):
-        if self._kept is None or self._kept[0].shape != matrix.shape:
-            self._kept = super().masks(matrix, *batch)
-        return self._kept
-
-
-@planted("keeps the embeddings of all batches", TENSORS, "holds more tensors with each call")
-class KeepsAll(ByHand):
-    def masks(self, matrix, *batch):
-        self.seen = [*getattr(self, "seen", ()), matrix.detach()]
-        return super().masks(matrix, *batch)
 
 
 @planted("a moving mean of similarities moves the margin, and is not saved", "check_state_dict", "the next loss is")
@@ -124,7 +85,7 @@ class MovingMargin(Deviance):
         return super().values(matrix - self._mean, *masks)
 
 
-@planted("is switched off for good by an empty batch", CALLS)
+@planted("is switched off for good by an empty batch", "check_calls_are_independent")
 class OffAfterEmpty(ByHand):
     _off = False
 
@@ -146,41 +107,26 @@ class RecordsVector(ByHand):
 
 # Labels, a miner's tuple, references.
 
-plant("NamesInInt32", ByNames, "compares names in int32", NAMES)(names=lambda self, labels: labels.int())
+plant("NamesInInt32", ByNames, "compares names in int32", "check_names_of_classes")(
+    names=lambda self, labels: labels.int()
+)
 plant("LabelsUnseen", ByNames, "does not look at the labels", "check_labels_are_used", "labels are ignored")(
     names=lambda self, labels: torch.zeros_like(labels)
 )
 plant("NamesByRemainder", ByNames, "names 1,009 apart are one", "check_sizes")(names=lambda self, labels: labels % 1009)
-plant("MinedNegativesIgnored", Tuples, "all negative pairs, whatever is mined", PAIRS, "the negative pairs that")(
-    mined=lambda self, t, same: (*t[:2], *torch.where(~same)) if len(t) == 4 else t
-)
-plant("MinedTripletsIgnored", Tuples, "all pairs, whatever triplets are mined", TRIPLETS, "the triplets that a miner")(
-    mined=lambda self, t, same: t if len(t) == 4 else None
-)
-plant("TripletsSwapped", Tuples, "reads a tuple of three as anchor, negative, positive", TRIPLETS)(
-    mined=lambda self, t, same: t if len(t) == 4 else (t[0], t[2], t[1])
-)
-plant("ReferencesIgnored", ByHand, "compares with the batch", "check_references", "ref_emb is accepted and ignored")(
-    capabilities=frozenset({"labels", "indices_tuple"}),
-    compute_loss=lambda self, x, labels, mined, *references: ByHand.compute_loss(self, x, labels, mined, x, labels),
-)
+plant(
+    "MinedNegativesIgnored",
+    Tuples,
+    "all negative pairs, whatever is mined",
+    "check_indices_tuple_of_pairs",
+    "the negative pairs that",
+)(mined=lambda self, t, same: (*t[:2], *torch.where(~same)) if len(t) == 4 else t)
+plant(
+    "TripletsSwapped", Tuples, "reads a tuple of three as anchor, negative, positive", "check_indices_tuple_of_triplets"
+)(mined=lambda self, t, same: t if len(t) == 4 else (t[0], t[2], t[1]))
 plant("LeavesOutRow", ByHand, "leaves out the reference in the same row", "check_references", "references=True to")(
     masks=lambda self, matrix, *batch: ByHand.masks(self, matrix, *batch[:3], False)
 )
-
-
-@planted("counts classes by their names", NAMES, r"IndexError: .* \(at losses.py:\d+\)")
-class LabelsAsIndex(ByHand):
-    def packed(self, values, labels):
-        counts = torch.zeros(len(labels), device=labels.device).index_add(0, labels, torch.ones_like(labels).float())
-        return per_anchor(values / counts[labels])
-
-
-@planted("an image is a positive of itself", PAIRS)
-class ItselfIsPositive(ByHand):
-    def masks(self, matrix, labels, indices_tuple, ref_labels, references):
-        positives, negatives = super().masks(matrix, labels, indices_tuple, ref_labels, references)
-        return positives | eye(matrix) if not references and indices_tuple is None else positives, negatives
 
 
 @planted("takes the first label of a set alone", "check_relation", "label sets with SharedLabel")
@@ -193,17 +139,7 @@ class FirstLabelAlone(Deviance):
 
 # Modes, threads, devices, numbers.
 
-plant("DropsCoordinates", ByHand, "drops a tenth of the coordinates in training", MODES)(
-    similarity=lambda self, x, y: ByHand.similarity(
-        self, z := nn.functional.dropout(x, 0.1, self.training), z if y is x else y
-    )
-)
-plant("CheapWithoutGradient", Deviance, "looks at half of the columns where no gradient is wanted", MODES)(
-    push=lambda self, gap, far: Deviance.push(
-        self, gap, far & (torch.is_grad_enabled() | (torch.arange(gap.shape[1]) % 2 == 0))
-    )
-)
-plant("OfOneThread", Deviance, "is right in the main thread alone", MODES, "another thread changes")(
+plant("OfOneThread", Deviance, "is right in the main thread alone", "check_modes", "another thread changes")(
     push=lambda self, gap, far: Deviance.push(
         self, gap if threading.current_thread() is threading.main_thread() else gap / 2, far
     )
@@ -211,29 +147,22 @@ plant("OfOneThread", Deviance, "is right in the main thread alone", MODES, "anot
 plant(
     "OfOneProcess", Deviance, "is right in the first process alone", "check_other_process", "it gives another result"
 )(push=lambda self, gap, far: Deviance.push(self, gap if multiprocessing.parent_process() is None else gap / 2, far))
-planted("stays in half precision and in autocast", DTYPES, "compute it in float32 or float64|autocast changes")(InHalf)
+planted("stays in half precision and in autocast", "check_dtypes", "compute it in float32 or float64|autocast changes")(
+    InHalf
+)
 plant("ForgetsDevice", ByHand, "makes a tensor on the CPU", "check_devices", r"at losses.py:\d+ mixes a tensor")(
     values=lambda self, s, *masks: ByHand.values(self, s, *masks) + torch.zeros(len(s))
 )
-plant("CallsItem", ByHand, "looks at the largest similarity", WAITS, r"a value read at losses.py:\d+")(
+plant("CallsItem", ByHand, "looks at the largest similarity", "check_no_host_sync", r"a value read at losses.py:\d+")(
     values=lambda self, s, *masks: ByHand.values(self, s, *masks) * (1 if s.max().item() < 10 else 2)
 )
-plant("Overflows", ByHand, "an exponential that float32 does not hold", DTYPES, "torch.float32 embeddings give")(
-    values=lambda self, s, *masks: ByHand.values(self, s, *masks) + 0 * (200 * s).exp().sum(1)
-)
-plant("RootOfEqual", ByHand, "the root of a distance of 0", DEGENERATE, "duplicates gives a gradient that is not")(
-    similarity=lambda self, x, y: (
-        -(x[:, None] - y).square().sum(2).masked_fill(eye(x @ y.T) & (y is x), 1).sqrt(),
-        y is not x,
-    )
-)
-plant("MeanOfNone", ByHand, "the mean of no positives", DEGENERATE, "a batch without positives gives nan")(
-    pull=lambda self, gap, near: (softplus(-self.alpha * gap) * near).sum(1) / near.sum(1)
-)
-plant("NanIsZero", ByHand, "puts 0 for NaN among the embeddings", NAN)(
+plant(
+    "MeanOfNone", ByHand, "the mean of no positives", "check_degenerate_batches", "a batch without positives gives nan"
+)(pull=lambda self, gap, near: (softplus(-self.alpha * gap) * near).sum(1) / near.sum(1))
+plant("NanIsZero", ByHand, "puts 0 for NaN among the embeddings", "check_nan_shows")(
     forward=lambda self, x, *args, **kwargs: ByHand.forward(self, x.nan_to_num(), *args, **kwargs)
 )
-plant("CountsInFloat16", Deviance, "counts pairs in float16", MANY)(
+plant("CountsInFloat16", Deviance, "counts pairs in float16", "check_many_references")(
     push=lambda self, gap, far: (softplus(self.beta * gap) * far).sum(1) / far.half().sum(1).clamp(min=1).to(gap.dtype)
 )
 plant("First64", ByHand, "looks at the first 64 coordinates only", "check_dimensions")(
@@ -241,33 +170,28 @@ plant("First64", ByHand, "looks at the first 64 coordinates only", "check_dimens
 )
 
 
-@planted("a batch in half precision leaves the weight in half precision", DTYPES, "leave scale in torch.bfloat16")
-class WeightCast(Parameter):
-    def forward(self, embeddings, *args, **kwargs):
-        self.scale.data = self.scale.data.to(embeddings.dtype)
-        return super().forward(embeddings, *args, **kwargs)
-
-
 # Arguments, inputs, globals.
 
-plant("OwnSimilarity", ByHand, "distance= changes nothing", ARGUMENTS, "distance= changes nothing")(
+plant("OwnSimilarity", ByHand, "distance= changes nothing", "check_arguments", "distance= changes nothing")(
     similarity=lambda self, x, y: (normalize(x) @ normalize(y).T, y is not x)
 )
 plant("MeanInside", ByHand, "reducer= changes nothing", "check_reducers", "reduced already, so that a reducer")(
     packed=lambda self, values, labels: reduced(values.mean())
 )
-plant("TurnsTuple", Tuples, "turns the miner's tuple round in place", INPUTS, r"changes indices_tuple\[0\] in place")(
-    mined=lambda self, t, same: (*(index.copy_(index.flip(0)) for index in t[:2]), *t[2:])
-)
-plant("SwitchesGradientOn", ByHand, "its input has a gradient", INPUTS, "switches on the gradient of embed")(
-    compute_loss=lambda self, x, *more: ByHand.compute_loss(self, x if x.is_inference() else x.requires_grad_(), *more)
-)
 plant(
-    "NoRegularizerWeight", ByHand, "embedding_reg_weight= changes nothing", ARGUMENTS, "embedding_reg_weight=0.5 gives"
-)(__init__=lambda self, embedding_reg_weight=1, **kwargs: ByHand.__init__(self, **kwargs))
-plant("Silences", Deviance, "silences all warnings of the process", GLOBALS, "it changes warnings.filters")(
-    values=lambda self, *matrices: (warnings.simplefilter("ignore"), Deviance.values(self, *matrices))[1]
-)
+    "TurnsTuple",
+    Tuples,
+    "turns the miner's tuple round in place",
+    "check_inputs_unchanged",
+    r"changes indices_tuple\[0\] in place",
+)(mined=lambda self, t, same: (*(index.copy_(index.flip(0)) for index in t[:2]), *t[2:]))
+plant(
+    "Silences",
+    Deviance,
+    "silences all warnings of the process",
+    "check_globals_unchanged",
+    "it changes warnings.filters",
+)(values=lambda self, *matrices: (warnings.simplefilter("ignore"), Deviance.values(self, *matrices))[1])
 plant("RandomByNumpy", ByHand, "draws by NumPy's generator", "check_determinism", "draw by torch's generators")(
     values=lambda self, *matrices: ByHand.values(self, *matrices) * (1 + np.random.rand())
 )
@@ -275,15 +199,13 @@ plant("RandomByNumpy", ByHand, "draws by NumPy's generator", "check_determinism"
 
 # PML's dictionary, torch's transforms, promises.
 
-plant("NamesForgotten", TwoTerms, "does not name its terms", FORMS, "; name them in _sub_loss_names")(
-    _sub_loss_names=lambda self: ["loss"]
-)
-plant("ValueAlone", ByHand, "compute_loss returns a value", FORMS, r"returns a tensor of shape \(\); wanted {'loss'")(
-    packed=lambda self, values, labels: values.mean()
-)
-plant("Exits", ByHand, "exits", FORMS, r"SystemExit: no such mode \(at losses.py:\d+\)")(
-    values=lambda self, *matrices: sys.exit("no such mode")
-)
+plant(
+    "ValueAlone",
+    ByHand,
+    "compute_loss returns a value",
+    "check_call_forms",
+    r"returns a tensor of shape \(\); wanted {'loss'",
+)(packed=lambda self, values, labels: values.mean())
 plant("SaysOneGraph", ByHand, "says that it is one graph", "check_compile", "it says fullgraph = True, but")(
     fullgraph=True,
     values=lambda self, s, *masks: (logging.getLogger("planted").debug(len(s)), ByHand.values(self, s, *masks))[1],
@@ -296,7 +218,7 @@ plant("SaysTiles", ByHand, "says that it has tiles", "check_saved_bytes", "altho
 )
 
 
-@planted("a value per class, with the indices of the first images", INDICES)
+@planted("a value per class, with the indices of the first images", "check_indices_belong_to_values")
 class ValuePerClass(ByHand):
     def packed(self, values, labels):
         classes, rows = labels.unique(return_inverse=True)

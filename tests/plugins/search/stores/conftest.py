@@ -1,14 +1,10 @@
 """A PostgreSQL server for the tests of stores, with a trained run and images from the tests of retrieval."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-from ..conftest import command, folder, make  # noqa: F401 (fixtures)
+from benchmarks import postgresql
 
-sys.path.insert(0, str(Path(__file__).parents[4] / "benchmarks"))
-import postgresql
+from ..conftest import command, folder, make  # noqa: F401 (fixtures)
 
 
 @pytest.fixture(scope="session")

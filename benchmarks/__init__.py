@@ -1,0 +1,1 @@
+"""Scripts that measure speed, memory and robustness: ``python -m benchmarks.NAME``."""

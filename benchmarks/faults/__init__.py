@@ -1,0 +1,1 @@
+"""Sweeps of damage: kills, damaged files, made-up recipes and batches."""

@@ -1,0 +1,240 @@
+"""The search that serves all metrics of neighbors: what goes in, what each metric takes of it, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..pairwise import Hierarchy, Relation
+from ..pml import EQUALITY
+from .metrics import Metric, relevant_counts
+from .neighbors import NearestNeighbors
+
+_LABEL_VALUES = 1 << 23  # values of neighbors' labels in memory at a time
+_CLASSES = 256  # classes whose weights are sorted at a time
+
+Comparison = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Queries and a gallery, which may begin with the queries."""
+
+    query: Tensor  # embeddings, [Q, D]
+    query_labels: Tensor  # [Q] or [Q, L]
+    reference: Tensor  # embeddings of the gallery, [R, D]
+    reference_labels: Tensor
+    ref_includes_query: bool
+
+    @property
+    def size(self) -> int:
+        """The number of gallery items that a query is compared with: all, or all but itself."""
+        return len(self.reference) - int(self.ref_includes_query)
+
+
+@dataclass(frozen=True)
+class QueryClasses:
+    """The classes of the queries, and how many gallery items each has."""
+
+    classes: Tensor  # distinct labels, [C] or [C, L]
+    counts: Tensor  # gallery items that are right for a query of the class, [C]
+    lone: Tensor  # whether a query of the class has no right item but itself, [C]
+    class_of_query: Tensor  # row of each query's class, [Q]
+    relevant: Tensor  # right gallery items of each query, without the query itself, [Q], on the CPU
+
+
+def query_classes(sides: Sides, compare: Comparison, relation: Relation | None) -> QueryClasses:
+    """Return the classes of the queries, with the number of right items of each in the gallery."""
+    classes, class_of_query = torch.unique(sides.query_labels, dim=0, return_inverse=True)
+    if compare is EQUALITY:
+        counts = relevant_counts(classes, sides.reference_labels)
+    else:
+        counts = torch.stack([compare(label[None], sides.reference_labels).sum() for label in classes])
+
+    itself = int(sides.ref_includes_query)
+    right_for_itself = compare(classes, classes) * itself
+    lone = counts <= right_for_itself
+    without_query = counts - (itself if relation is None else right_for_itself)
+    relevant = without_query.clamp(min=0)[class_of_query].cpu()
+    return QueryClasses(classes, counts, lone, class_of_query, relevant)
+
+
+@dataclass(frozen=True)
+class Neighbors:
+    """The nearest neighbors of all queries, on the CPU, nearest first."""
+
+    distances: Tensor  # [Q, K], float32
+    indices: Tensor  # rows in the gallery, [Q, K], int64; -1 where the search found none
+    right: Tensor  # whether each has the query's class, or is positive under a relation, [Q, K], booleans
+
+    @classmethod
+    def empty(cls, queries: int, columns: int) -> Neighbors:
+        """Return room for the neighbors of all queries."""
+        return cls(
+            distances=torch.empty(queries, columns, dtype=torch.float32),
+            indices=torch.empty(queries, columns, dtype=torch.int64),
+            right=torch.empty(queries, columns, dtype=torch.bool),
+        )
+
+    def put(self, rows: slice, distances: Tensor, indices: Tensor, right: Tensor) -> None:
+        """Store the neighbors of some queries, as many as there is room for."""
+        columns = self.indices.shape[1]
+        self.distances[rows] = distances[:, :columns].cpu()
+        self.indices[rows] = indices[:, :columns].cpu()
+        self.right[rows] = right[:, :columns].cpu()
+
+    def nearest(self, count: int) -> Neighbors:
+        """Return the ``count`` nearest."""
+        return Neighbors(self.distances[:, :count], self.indices[:, :count], self.right[:, :count])
+
+
+class MetricOfNeighbors:
+    """A metric during a search: how many neighbors it takes, and its values per query.
+
+    ``ideal``, ``[Q, columns]``, are the greatest gains in the gallery for each query, for a graded metric only.
+    """
+
+    def __init__(self, metric: Metric, columns: int, queries: int) -> None:
+        self.metric = metric
+        self.columns = columns
+        self.values = torch.empty(queries, dtype=torch.float64)
+        self.ideal: Tensor | None = None
+
+    def put(self, rows: slice, tile: TileOfNeighbors, relevant: Tensor) -> None:
+        """Compute the values of some queries."""
+        if self.ideal is not None:
+            gains = tile.gains[:, : self.columns]
+            self.values[rows] = self.metric.function(gains, self.ideal[rows])
+        else:
+            right = tile.right_at_level(self.metric.level)[:, : self.columns]
+            self.values[rows] = self.metric.function(right, relevant[rows])
+
+
+class TileOfNeighbors:
+    """Which neighbors of some queries are right, and their gains; on the CPU, since some devices lack float64."""
+
+    def __init__(self, query_labels: Tensor, reference_labels: Tensor, indices: Tensor, compare: Comparison) -> None:
+        self._query_labels = query_labels[:, None]
+        self._neighbor_labels = reference_labels[indices]
+        self._is_there = indices >= 0
+        self._at_levels: dict[int, Tensor] = {}
+        self.right = (compare(self._query_labels, self._neighbor_labels).bool() & self._is_there).cpu()
+        self.gains = self.right
+
+    def weigh(self, relation: Relation) -> None:
+        """Take the relation's weights as gains."""
+        weights = relation.weights(self._query_labels, self._neighbor_labels).nan_to_num()
+        self.gains = (weights * self._is_there).cpu()
+
+    def compare_at(self, level: int, tree: Hierarchy) -> None:
+        """Note which neighbors are right at a level of the tree."""
+        positive = tree.positive(self._query_labels, self._neighbor_labels)
+        self._at_levels[level] = (positive & self._is_there).cpu()
+
+    def right_at_level(self, level: int) -> Tensor:
+        """Return which neighbors are right at a level; 0 is the relation's own."""
+        return self._at_levels.get(level, self.right)
+
+
+class MetricSearch:
+    """One search for all metrics of neighbors.
+
+    Args:
+        sides: queries and gallery.
+        classes: classes of the queries.
+        compare: says which labels are equal.
+        relation: replaces equality; gives gains and levels.
+        metrics: the metrics to compute, each with its number of neighbors.
+        keep: number of neighbors to keep of each query.
+    """
+
+    def __init__(
+        self,
+        sides: Sides,
+        classes: QueryClasses,
+        compare: Comparison,
+        relation: Relation | None,
+        metrics: Sequence[MetricOfNeighbors],
+        keep: int,
+    ) -> None:
+        self.sides = sides
+        self.classes = classes
+        self.compare = compare
+        self.relation = relation
+        self.metrics = metrics
+        self.neighbors = Neighbors.empty(len(sides.query), min(keep, sides.size))
+        most = [metric.columns for metric in metrics]
+        self.columns = max(min(1, sides.size), keep, *most)
+
+    def run(self, knn_func: Any) -> Neighbors:
+        """Search, compute each metric's values, and return the neighbors to keep."""
+        graded = [metric for metric in self.metrics if metric.metric.graded]
+        for metric in graded:
+            metric.ideal = self._greatest_gains(metric.columns)[self.classes.class_of_query].cpu()
+
+        trees = self._trees()
+        for rows, distances, indices in self._tiles(knn_func):
+            tile = TileOfNeighbors(self.sides.query_labels[rows], self.sides.reference_labels, indices, self.compare)
+            if graded and self.relation is not None:
+                tile.weigh(self.relation)
+            for level, tree in trees.items():
+                tile.compare_at(level, tree)
+
+            self.neighbors.put(rows, distances, indices, tile.right)
+            for metric in self.metrics:
+                metric.put(rows, tile, self.classes.relevant)
+        return self.neighbors
+
+    def _trees(self) -> dict[int, Hierarchy]:
+        """Return the relation at each level that a metric names."""
+        trees: dict[int, Hierarchy] = {}
+        if isinstance(self.relation, Hierarchy):
+            for metric in self.metrics:
+                level = metric.metric.level
+                if level:
+                    trees[level] = self.relation.at(level)
+        return trees
+
+    def _tiles(self, knn_func: Any) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield queries with the distances and indices of their neighbors; PML's searches give all at once."""
+        sides = self.sides
+        if not isinstance(knn_func, NearestNeighbors):
+            distances, indices = knn_func(sides.query, self.columns, sides.reference, sides.ref_includes_query)
+            yield slice(0, len(sides.query)), distances, indices
+            return
+
+        rows = None
+        label_values = sides.query_labels[:1].numel()
+        if label_values > 1:
+            values_per_query = max(1, self.columns) * label_values
+            rows = max(1, _LABEL_VALUES // values_per_query)
+        yield from knn_func.tiles(sides.query, self.columns, sides.reference, sides.ref_includes_query, rows)
+
+    def _greatest_gains(self, k: int) -> Tensor:
+        """Return the k greatest gains in the gallery for a query of each class, without the query, ``[C, k]``."""
+        itself = int(self.sides.ref_includes_query)
+        if self.relation is None:
+            found = (self.classes.counts - itself).clamp(min=0)
+            return (torch.arange(k, device=found.device) < found[:, None]).to(torch.float64)
+
+        tops = []
+        for part in torch.split(self.classes.classes, _CLASSES):
+            weights = self.relation.matrix(part, self.sides.reference_labels).nan_to_num()
+            top = weights.topk(min(k + itself, weights.shape[1]), dim=1).values
+            if itself:
+                weight_of_itself = self.relation.weights(part, part).nan_to_num()
+                top = _without_first(top, weight_of_itself)
+            tops.append(top.to("cpu", torch.float64))
+        return torch.cat(tops).to(self.classes.classes.device)
+
+
+def _without_first(top: Tensor, value: Tensor) -> Tensor:
+    """Return rows ``[C, k]`` without the first entry equal to ``value``, ``[C]``, or else without the last one."""
+    removed = top == value[:, None]
+    removed &= removed.cumsum(1) == 1
+    removed[:, -1] |= ~removed.any(1)
+    return top[~removed].view(len(top), -1)

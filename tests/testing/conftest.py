@@ -1,6 +1,0 @@
-"""Make the package of planted bugs importable, in other processes too."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
