@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
-import functools
 import hashlib
 import http.client
 import os
@@ -18,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..errors import DataError, one_line
+from ..errors import DataError, UnwritableError, one_line
 from .reading import Box
 from .splits import DataSplits, LabeledImages
 
@@ -29,7 +27,7 @@ EVERYTHING = Box(0, 0, 1e9, 1e9)
 def cache_folder(name: str) -> Path:
     """Return a folder of the user's cache: ``$XDG_CACHE_HOME/pml_ext/NAME``, by default ``~/.cache/pml_ext/NAME``.
 
-    Without a home folder, as in some containers, it is a temporary one of this process, with a warning.
+    Raise UnwritableError for a user without a home folder, as in some containers.
     """
     given = os.environ.get("XDG_CACHE_HOME")
     if given:
@@ -37,16 +35,7 @@ def cache_folder(name: str) -> Path:
     try:
         return Path.home() / ".cache" / "pml_ext" / name
     except RuntimeError:
-        return temporary_cache() / name
-
-
-@functools.cache
-def temporary_cache() -> Path:
-    """Return a temporary folder for what would be cached, which ends with this process; warn of it once."""
-    folder = tempfile.TemporaryDirectory(prefix="pml_ext-")
-    atexit.register(folder.cleanup)
-    warnings.warn("no cache of the user can be written: nothing is kept; XDG_CACHE_HOME=FOLDER names one", stacklevel=3)
-    return Path(folder.name)
+        raise UnwritableError("no home folder for a cache; set HOME or XDG_CACHE_HOME") from None
 
 
 class Count(NamedTuple):
@@ -114,7 +103,11 @@ class DatasetInfo:
         """The default folder, without ``--data``: ``$PML_EXT_DATA/NAME``, or one in the user's cache."""
         if set_by_user := os.environ.get("PML_EXT_DATA"):
             return Path(set_by_user).expanduser() / self.name
-        return cache_folder(self.name)
+        try:
+            return cache_folder(self.name)
+        except UnwritableError:
+            warnings.warn("no home folder for data; set PML_EXT_DATA (now: the current folder)", stacklevel=2)
+            return Path.cwd() / self.name
 
 
 def get_archives(about: DatasetInfo, place: Path) -> None:

@@ -45,8 +45,8 @@ def mine(
     find = _OF_PML.get(type(miner), _by_anchor)
     mined = find(miner, embeddings, labels, ref_emb, ref_labels, own)
     if isinstance(miner, BaseMiner):  # the miner has recorded the pairs of one anchor, or copies too
-        miner.reset_stats()  # type: ignore[no-untyped-call]
-        miner.output_assertion(mined)
+        miner.reset_stats()
+        miner.output_assertion(mined)  # type: ignore[no-untyped-call]
     return mined  # type: ignore[no-any-return]
 
 

@@ -7,11 +7,14 @@ to the pixels of an image in memory; to its box; and to a view, each of which is
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
 import os
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,9 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import LabeledImages, cache_folder
-from ..data.published import temporary_cache
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
-from ..errors import DataError
+from ..errors import DataError, one_line
 from ..files.stat import MISSING, FileStat, file_stat, path_bytes
 from .batches import Batches, embed_batches, preserved_modes
 from .feature_store import FeatureStore, Vectors
@@ -148,13 +150,23 @@ class FeatureCache:
 
 
 def _writable_folder(name: str) -> Path:
-    """Return a folder of the user's cache; a temporary one if that cannot be written."""
-    folder = cache_folder("features") / name
+    """Return a folder of the user's cache; with a warning a temporary one of this process if that cannot be written."""
     try:
+        folder = cache_folder("features") / name
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        folder = temporary_cache() / name
-    return folder
+        return folder
+    except OSError as error:  # UnwritableError is one
+        text = f"features are not kept for other runs: {one_line(error)}; XDG_CACHE_HOME=FOLDER names a writable folder"
+        warnings.warn(text, UserWarning, stacklevel=3)
+        return _temporary_folder() / name
+
+
+@functools.cache
+def _temporary_folder() -> Path:
+    """Return a temporary folder that ends with this process."""
+    folder = tempfile.TemporaryDirectory(prefix="pml-ext-features-")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def _digest(trunk: nn.Module, about: Any) -> str:

@@ -1,6 +1,8 @@
 """Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
 
+import contextlib
 import json
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
 from pml_ext.training.stages import extend_schedule
+from pml_ext_search import embedding, reading
 from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run
 
@@ -80,9 +83,8 @@ def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
     assert not torch.equal(state["trunk"]["5.weight"], torch.ones(8))
     last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
     assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
-    with sqlite3.connect(tmp_path / "run" / "records" / "logs.db") as records:
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records" / "logs.db")) as records:
         rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
-    records.close()
     assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
     with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
         freeze(convnet(3, 16), ["layer1"])
@@ -258,3 +260,75 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
     with pytest.warns(StoreWarning, match="features are computed, and not kept: .*damaged"):
         found = load_run(tmp_path / "run", store=tmp_path / "last").embed(photos)
     torch.testing.assert_close(found, expected.embeddings, atol=1e-5, rtol=0)
+
+
+def frozen_run(place, photos):
+    for number in range(24):
+        (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(photos / f"class-{number % 4}" / f"{number}.png")
+    data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
+    overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
+    overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
+    train("cbml/digits", overrides=["model.trunk.width=8", "model.trunk.weights=random", *overrides], out=place)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_file_replaced_before_it_is_read_is_not_stale(tmp_path, monkeypatch):
+    frozen_run(tmp_path / "run", tmp_path / "photos")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
+    listed = embedding.list_folder
+
+    def overtaken(folder):
+        listing = listed(folder)
+        for number in range(24):
+            pixels = np.random.default_rng(100 + number).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "old.png")
+            (tmp_path / "old.png").replace(folder / f"class-{number % 4}" / f"{number}.png")
+        return listing
+
+    def old_pixels(path, *rest, **more):
+        return read(Path(str(path).replace("photos", "before")), *rest, **more)
+
+    shutil.copytree(tmp_path / "photos", tmp_path / "before")
+    read = reading.read_image
+    monkeypatch.setattr(embedding, "list_folder", overtaken)
+    monkeypatch.setattr(reading, "read_image", old_pixels)  # read before the replacement, kept after it
+    load_run(tmp_path / "run", store=tmp_path / "one", workers=0).index(tmp_path / "photos")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
+    again = load_run(tmp_path / "run", store=tmp_path / "one").index(tmp_path / "photos").embedded
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "third cache"))
+    scratch = load_run(tmp_path / "run", store=tmp_path / "two").index(tmp_path / "photos").embedded
+    rows = [again.paths.index(path) for path in scratch.paths]
+    torch.testing.assert_close(again.embeddings[rows], scratch.embeddings, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("home", ["none", "unwritable"])
+def test_a_frozen_trunk_needs_no_home(tmp_path, monkeypatch, home):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    (tmp_path / "a file").write_text("")
+    if home == "none":
+        monkeypatch.delenv("HOME", raising=False)
+        monkeypatch.setattr("pml_ext.data.published.Path.home", no_home)
+    else:
+        monkeypatch.setenv("HOME", str(tmp_path / "a file"))
+    with pytest.warns(UserWarning, match="features are not kept for other runs: .*HOME"):
+        frozen_run(tmp_path / "run", tmp_path / "photos")
+    run = load_run(tmp_path / "run", store=tmp_path / "store")
+    assert len(run.index(tmp_path / "photos")) == 24
+
+
+def no_home():
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_data_sets_need_no_home(tmp_path, monkeypatch, pml_ext_command):
+    for name in ("XDG_CACHE_HOME", "PML_EXT_DATA", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pml_ext.data.published.Path.home", no_home)
+    monkeypatch.chdir(tmp_path)
+    told = pml_ext_command("data", "cub")
+    assert (told.returncode, "set PML_EXT_DATA" in told.stderr) == (1, True)
+    assert str(tmp_path / "cub") in told.stdout

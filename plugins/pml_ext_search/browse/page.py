@@ -86,10 +86,13 @@ class Page:
         token = secrets.token_hex(16)
         path = self.uploads / token
         file.seek(0)
-        path.write_bytes(file.read())
         try:
+            path.write_bytes(file.read())
             picture = base64.b64encode(jpeg(thumbnail(path, longest=480), 480)).decode()
-        except DataError as error:
+        except (DataError, OSError) as error:  # damaged, or the disk is full
+            path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise
             raise DataError(str(error).replace(str(path), name)) from None
         self._uploads[token] = path, name, f"data:image/jpeg;base64,{picture}"
         for old in [*self._uploads][:-UPLOADS]:

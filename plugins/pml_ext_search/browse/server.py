@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import tempfile
 import webbrowser
@@ -81,7 +82,10 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
         return RedirectResponse(f"/?{urlencode({'upload': token, 'k': k})}", 303)
 
     def picture(request: Request) -> Response:
-        run, number, size = (request.path_params[name] for name in ("run", "number", "size"))
+        parts = [request.path_params[name] for name in ("run", "number", "size")]
+        if not all(re.fullmatch(r"[0-9]{1,9}", part) for part in parts):
+            return PlainTextResponse("no such picture", 404)
+        run, number, size = map(int, parts)
         if run >= len(collections) or number >= len(collections[run]) or size not in SIZES:
             return PlainTextResponse("no such picture", 404)
         content = collections[run].jpeg(number, size)
@@ -91,7 +95,7 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
         *(Route(path, view) for path in ("/", "/clusters", "/map", "/answers")),
         Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         Route("/upload", upload, methods=["POST"]),
-        Route("/thumbnail/{run:int}/{number:int}/{size:int}", picture),
+        Route("/thumbnail/{run}/{number}/{size}", picture),
     ]
     hosts = Middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])  # against DNS rebinding
     return Starlette(routes=routes, middleware=[hosts, Middleware(BaseHTTPMiddleware, dispatch=refuse_other_sites)])

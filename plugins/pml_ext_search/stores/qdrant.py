@@ -33,7 +33,7 @@ class Qdrant:
             return
         with self._errors():
             self._connect()
-            self._there = self._client.collection_exists(table)
+            self._there = self._client.collection_exists(table)  # type: ignore[attr-defined]
 
     def _connect(self) -> None:
         place: dict[str, Any] = {"path": self._address}

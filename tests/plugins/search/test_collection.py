@@ -1,6 +1,7 @@
 """The collection: nothing is embedded twice, whatever was interrupted, damaged, added, deleted or replaced."""
 
 import contextlib
+import functools
 import math
 import multiprocessing
 import os
@@ -222,6 +223,153 @@ def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
 
 
 # Files
+
+
+def test_files_of_others_in_the_store_stay(make, images):
+    write_some(images, range(60))
+    store = images.parent / "store"
+    store.mkdir()
+    names = ["vectors.f32", "vectors-2.f32", "search-1.faiss", "search-2.faiss", ".notes.5.tmp", ".x.tmp"]
+    for name in names:
+        (store / name).write_bytes(b"mine")
+    run = make()
+    with pytest.warns(StoreWarning, match=r"vectors-2.f32 stays, as no table names it"):
+        run.index(images, factory="IVF4,Flat")
+    for path in sorted(images.glob("*/*"))[:30]:
+        path.unlink()
+    run.index(images, factory="IVF4,Flat")
+    run.index(images, factory="IVF2,Flat")
+    assert [(store / name).read_bytes() for name in names] == [b"mine"] * len(names)
+    own = {path.name for path in store.iterdir()} - {*names, ".lock", "images.sqlite"}
+    assert len(own) == 2, own  # the vectors, and the index of faiss
+    assert len(make().query(next(images.glob("*/*")), 5)[0].paths) == 5
+
+
+def test_what_a_killed_process_left_is_deleted(make, images, monkeypatch):
+    write_some(images, range(60))
+    run = make()
+    run.index(images)
+    monkeypatch.setattr(
+        "pml_ext_search.collection.write_atomically", lambda path, write: path.write_bytes(b"half") and full()
+    )
+    with pytest.raises(OSError, match="No space left"):
+        run.index(images, factory="IVF4,Flat")
+    monkeypatch.undo()
+    (images.parent / "store" / ".search-2.faiss.5-6.tmp").write_bytes(b"half")
+    run.index(images)
+    names = {path.name for path in (images.parent / "store").iterdir()}
+    assert names == {".lock", "images.sqlite", "vectors.f32"}
+
+
+@pytest.mark.parametrize("kind", ["database", "text"])
+def test_a_database_of_others_is_refused(make, images, kind):
+    write_some(images, range(10))
+    database = images.parent / "store" / "images.sqlite"
+    database.parent.mkdir()
+    if kind == "database":
+        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("CREATE TABLE collection (stamps TEXT)")
+    else:
+        database.write_text("my list")
+    before = database.read_bytes()
+    with pytest.raises(DataError, match=r"images.sqlite is not of a collection; wanted a folder of its own"):
+        make().index(images)
+    assert database.read_bytes() == before
+
+
+def pipe(place):
+    os.mkfifo(place / "class 0" / "pipe.png")
+    return ["class 0/pipe.png"]
+
+
+def loop(place):
+    (place / "class 0" / "loop.png").symlink_to(place / "class 0" / "loop.png")
+    return ["class 0/loop.png"]
+
+
+def vanishing(place):
+    (place / "class 0" / "vanishing.png").write_bytes(b"")
+    return ["class 0/vanishing.png"]
+
+
+@pytest.mark.parametrize("odd", [pipe, loop, vanishing])
+def test_an_odd_file_is_skipped_by_itself(make, images, monkeypatch, odd):
+    write_some(images, range(10))
+    names = odd(images)
+    real = os.scandir
+
+    def scandir(place):
+        found = [*real(place)]
+        (images / "class 0" / "vanishing.png").unlink(missing_ok=str(place).endswith("class 0"))
+        return contextlib.nullcontext(found)
+
+    if odd is vanishing:
+        monkeypatch.setattr("pml_ext_search.reading.os.scandir", scandir)
+        monkeypatch.setattr(Path, "unlink", unlink_missing)
+    with pytest.warns(SkippedImage):
+        embedded = make().index(images).embedded
+    assert (len(embedded.paths), sorted({*names} & {*embedded.paths})) == (10, [])
+    if odd is pipe:
+        with pytest.raises(DataError, match=r"pipe.png: not a regular file"):
+            make().embed(images / names[0])
+
+
+unlink_missing = functools.partialmethod(Path.unlink, missing_ok=True)
+
+
+def test_folders_may_be_nested_deeply(make, images):
+    write_some(images, range(5))
+    deep = images / "class 0" / "/".join(["d"] * 1200)
+    deep.mkdir(parents=True)
+    shutil.copy(next(images.glob("class 1/*")), deep / "deep.png")
+    assert any(path.endswith("d/d/deep.png") for path in make().embed_folder(images).paths)
+    os.system(f"rm -r '{images / 'class 0'}'")  # deeper than shutil.rmtree goes
+
+
+@pytest.mark.parametrize("inner", ["class 1", "class 1/inner"])
+def test_images_that_cannot_be_looked_at_keep_ids(make, images, monkeypatch, inner):
+    write_some(images, range(30))
+    (images / "class 1" / "inner").mkdir()
+    shutil.copy(next(images.glob("class 2/*")), images / "class 1" / "inner" / "more.png")
+    run = make()
+    run.index(images, factory="IVF4,Flat")
+    before = dict(zip(*of_index(run), strict=True))
+    real = os.scandir
+
+    def scandir(place):
+        if str(place) == str(images / inner):
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    for factory in ("IVF4,Flat", ""):
+        with pytest.warns(SkippedImage, match=f"{inner}: cannot be read"):
+            gallery = run.index(images, factory=factory)
+        assert dict(zip(*of_index(run), strict=True)) == before
+        assert gallery.changes == (0, 0, 0, 31)
+        assert len(run.query(next(images.glob("class 2/*")), 30)[0].paths) == 30
+    monkeypatch.undo()
+    assert run.index(images).changes == (0, 0, 0, 31)
+    assert dict(zip(*of_index(run), strict=True)) == before
+    assert make().embed_folder(images).new == 0
+
+
+def test_runs_and_contact_sheets_are_not_indexed(make, images, runs):
+    write_some(images, range(20))
+    shutil.copytree(runs[0], images / "class 1" / "my run", ignore=shutil.ignore_patterns("collection"))
+    assert [*(images / "class 1" / "my run").rglob("*.png")]
+    run = make()
+    with pytest.warns(SkippedImage) as heard:
+        run.cluster(images, 3, out=images / "groups")
+    told = [str(one.message) for one in heard if one.category is SkippedImage]
+    assert len(told) == 1
+    assert "my run: the folder of a run, whose figures are not read as images" in told[0]
+    (images / "groups" / "my own.png").write_bytes(next(images.glob("class 1/*.png")).read_bytes())
+    for _ in range(2):
+        with pytest.warns(SkippedImage, match="contact sheets are not read as images"):
+            embedded = run.index(images).embedded
+        assert len(embedded.paths) == 21
+        assert "groups/my own.png" in embedded.paths
 
 
 def test_file_names_need_not_be_text(make, images):
