@@ -11,6 +11,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.packaging
@@ -88,6 +89,12 @@ def test_an_outsiders_hour(environment, tmp_path, monkeypatch):
     assert "the plugin 'my-loss' of my-loss 0.1.0 is not installed; type: pip install my-loss==0.1.0" in gone
 
 
+def write_shapes(folder):
+    folder.mkdir()
+    for number in range(6):
+        Image.new("L", (16, 16), 40 * number).save(folder / f"{number}.png")
+
+
 @pytest.mark.timeout(600)
 def test_a_third_partys_package(environment, tmp_path):
     package = tmp_path / "package"
@@ -107,6 +114,10 @@ def test_a_third_partys_package(environment, tmp_path):
     environment.run("pml-ext train spread-out/shapes --out run --set schedule.epochs=3", tmp_path)
     report = (tmp_path / "run" / "report.html").read_text()
     assert "alignment" in report.lower()
+    write_shapes(tmp_path / "photos")
+    spread = json.loads(environment.run("pml-ext spread run photos --json", tmp_path))
+    assert spread["images"] == 6
+    assert -4 < spread["uniformity"] <= 0
     some = "not two_processes and not compile and not fullgraph"  # the longest three
     assert "passed" in environment.run(f"pytest -q -p no:cacheprovider -k '{some}'", package)
     environment.run("pip uninstall -y spread-out", tmp_path)

@@ -2,7 +2,7 @@
 
 import importlib.resources
 
-from pml_ext.plugin import Component, Paper, hookimpl
+from pml_ext.plugin import Command, Component, Paper, hookimpl
 
 from .losses import AlignmentUniformityLoss
 
@@ -31,3 +31,8 @@ def pml_ext_datasets():
     from .data import shapes  # torchvision and the like are imported when a data set is looked up
 
     return {"shapes": shapes}
+
+
+@hookimpl
+def pml_ext_commands():
+    return {"spread": Command("spread_out.commands:spread", "Measure how evenly a run spreads images on the sphere.")}
