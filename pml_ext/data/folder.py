@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import Literal
 
@@ -91,12 +91,12 @@ def folder(
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note=note)
 
 
-def is_run(place: Path, names: Iterable[str]) -> bool:
+def is_run(place: Path, names: Collection[str]) -> bool:
     """Return whether a folder, with the names in it, is that of a training run."""
     return "recipe.toml" in names and any(os.path.exists(place / name) for name in ("checkpoints", "records"))
 
 
-def contact_sheets(place: Path, names: Iterable[str]) -> set[str]:
+def contact_sheets(place: Path, names: Collection[str]) -> set[str]:
     """Return the names of the contact sheets that ``pml-ext cluster`` wrote into a folder, with the names in it."""
     return (listed_sheets(place / CLUSTERS_TABLE) or set()) if CLUSTERS_TABLE in names else set()
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import struct
 from pathlib import Path
 
@@ -86,6 +87,28 @@ def test_folders_inside_of_classes_are_named(tmp_path):
     (tmp_path / "tools").rename(tmp_path / "birds" / "class0" / "tools")
     with pytest.raises(DataError, match="found 1 class, birds; --set data.classes=leaf"):
         folder(path=str(tmp_path))
+
+
+def test_runs_sheets_and_odd_files_are_no_classes(tmp_path):
+    place = photos(tmp_path / "photos")
+    names = folder(path=str(place), split="image").train.class_names
+    run = place / "run 1"
+    for name in ("figures", "checkpoints"):
+        (run / name).mkdir(parents=True)
+    (run / "recipe.toml").write_text("")
+    (place / "class0" / "clusters.csv").write_text(
+        "path,cluster,distance_to_center,class,sheet\na.png,0,0.1,,cluster-000.png\nb.png,-1,,,noise.png\n"
+    )
+    image = next((place / "class1").iterdir())
+    for copy in (run / "figures" / "curve.png", *(place / "class0" / f"{name}.png" for name in ("noise", "own"))):
+        shutil.copy(image, copy)
+    os.mkfifo(place / "class1" / "pipe.png")
+    (place / "class1" / "loop.png").symlink_to("loop.png")
+    splits = folder(path=str(place), split="image")
+    found = {path.name for path in [*splits.train.paths, *splits.test.paths]}
+    assert splits.train.class_names == names
+    assert found & {"curve.png", "noise.png", "own.png", "pipe.png", "loop.png"} == {"own.png"}
+    assert splits.note == f"{run} is the folder of a run, whose figures are not read as images"
 
 
 def test_train_and_test_folders_are_used_as_they_are(tmp_path):

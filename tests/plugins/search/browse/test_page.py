@@ -22,7 +22,9 @@ import pytest
 from PIL import Image
 
 from pml_ext import load_run
+from pml_ext.errors import DataError
 
+from ..conftest import full
 from .conftest import SECRET
 
 server = pytest.importorskip("pml_ext_search.browse.server", reason="needs the extra browse", exc_type=ImportError)
@@ -164,6 +166,18 @@ def test_an_upload_that_is_no_image_or_too_large_is_refused_before_it_is_decoded
     assert (status, text in page.decode()) == (400, True)
 
 
+def test_a_refused_upload_leaves_no_file(pair, tmp_path, monkeypatch):
+    page, noise = server.Page(pair, tmp_path), io.BytesIO()
+    Image.effect_noise((64, 64), 90).save(noise, "PNG")
+    with pytest.raises(DataError, match="cut.png: not a readable image"):
+        page.keep(io.BytesIO(noise.getvalue()[:3000]), "cut.png")
+    assert [*tmp_path.iterdir()] == []
+    monkeypatch.setattr("pml_ext_search.browse.page.thumbnail", full)
+    with pytest.raises(OSError, match="No space left"):
+        page.keep(io.BytesIO(PNG), "mine.png")
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_an_upload_has_a_limit(served):
     for length in (str((64 << 20) + 1), "1" * 30, "x"):
         assert ask(served, "/upload", "POST", Content_Length=length)[0] in (400, 413), length
@@ -252,7 +266,7 @@ def test_no_file_is_served(served):
 
 
 def test_pictures_have_numbers_and_nothing_else(served):
-    for path in ("2/0/160", "-1/0/160", "0/202/160", "0/-1/160", "0/0/100000", "0/x/160", "0/0"):
+    for path in ("2/0/160", "-1/0/160", "0/202/160", "0/-1/160", "0/0/100000", "0/x/160", "0/0", f"0/{'9' * 4300}/160"):
         assert ask(served, f"/thumbnail/{path}")[0] == 404, path
     shown = [np.asarray(Image.open(io.BytesIO(ask(served, f"/thumbnail/0/{n}/160")[2]))) for n in range(202)]
     assert not any((np.abs(image.astype(int) - SECRET).max(axis=2) < 30).any() for image in shown)
