@@ -43,18 +43,18 @@ def made_up_run(place: Path, size: int) -> Path:
     return place / "run"
 
 
-def made_up_images(folder: Path, images: int, size: int) -> Any:
+def made_up_images(folder: Path, images: int, size: int, classes: int = CLASSES) -> Any:
     """Embeddings around centers, as those of classes lie; no files."""
     import torch
 
     from pml_ext_search.collection import Embedded
 
     generator = torch.Generator().manual_seed(0)
-    centers = torch.nn.functional.normalize(torch.randn(CLASSES, size, generator=generator))
+    centers = torch.nn.functional.normalize(torch.randn(classes, size, generator=generator))
     points = torch.randn(images, size, generator=generator).div_(size**0.5)
     for start in range(0, images, 1 << 16):
-        points[start : start + (1 << 16)] += centers[torch.arange(start, min(images, start + (1 << 16))) % CLASSES]
-    paths = [f"class {number % CLASSES:03d}/{number:08d}.jpg" for number in range(images)]
+        points[start : start + (1 << 16)] += centers[torch.arange(start, min(images, start + (1 << 16))) % classes]
+    paths = [f"class {number % classes:03d}/{number:08d}.jpg" for number in range(images)]
     return Embedded(folder, paths, torch.nn.functional.normalize(points, out=points), {})
 
 

@@ -1,10 +1,10 @@
-"""Write, search, filter, change and delete in each store: ``python -m benchmarks.stores [--images 200000]``.
+"""Write, search, filter, change and delete in each store.
 
-Made-up embeddings around 1,000 centers, as those of classes lie, are indexed here and brought over to LanceDB in a
-folder, to PostgreSQL with pgvector on a server that ``postgresql.py`` starts, and to Qdrant in a folder. It prints
-seconds, recall@10 against exact search, and queries per second (200, one at a time), with and without a class, beside
-our own index. Then 1,000 images change and 1,000 go. PostgreSQL is stopped in the middle of a write, and the write done
-again.
+``python -m benchmarks.stores [--images 200000] [--classes 1000]``. Made-up embeddings around the centers of classes are
+indexed here and brought over to LanceDB in a folder, to PostgreSQL with pgvector on a server that ``postgresql.py``
+starts, and to Qdrant in a folder. It prints seconds, recall@10 against exact search, and queries per second (200, one
+at a time), with and without a class, beside our own index. Then 1,000 images change and 1,000 go. PostgreSQL is stopped
+in the middle of a write, and the write done again.
 """
 
 import argparse
@@ -28,12 +28,14 @@ from pml_ext_search.stores import Store, Where
 from . import postgresql
 from .million import made_up_images, made_up_run, write_index
 
-CHANGED, QUERIES = 1000, 200
+CHANGED = 1000  # images
+QUERIES = 200
+CLASS = "class 001"  # the one that is searched alone
 
 
-def new_queries(images: int, size: int) -> torch.Tensor:
+def new_queries(images: int, size: int, classes: int) -> torch.Tensor:
     """Embeddings that are not in the index."""
-    points = made_up_images(Path("/photos"), images, size).embeddings[:QUERIES]
+    points = made_up_images(Path("/photos"), images, size, classes).embeddings[:QUERIES]
     noise = torch.randn(points.shape, generator=torch.Generator().manual_seed(7)).mul_(0.5 * size**-0.5)
     return torch.nn.functional.normalize(points + noise)
 
@@ -51,11 +53,11 @@ def per_second(search: object, queries: torch.Tensor) -> float:
 def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, first: float) -> None:
     """Print what a filled store does."""
     embedded = gallery.embedded
-    within, everything = Where("class 007"), Where()
+    within, everything = Where(CLASS), Where()
     plain = per_second(lambda points: store.search(points.numpy(), 10, everything), queries)
     filtered = per_second(lambda points: store.search(points.numpy(), 10, within), queries)
     answers = store.search(queries.numpy(), 10, within)
-    rows = torch.tensor([number for number, each in enumerate(embedded.classes) if each == "class 007"])
+    rows = torch.tensor([number for number, each in enumerate(embedded.classes) if each == CLASS])
     exact = rows[default_neighbors().search(queries, 10, embedded.embeddings[rows])[1]].numpy()
     found = np.mean(
         [
@@ -113,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=200_000)
     parser.add_argument("--size", type=int, default=64)
+    parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--stores", nargs="+", default=["lancedb", "pgvector", "qdrant"])
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -121,15 +124,15 @@ def main() -> None:
         run = load_run(made_up_run(Path(folder), options.size), "cpu", store=Path(folder) / "own")
         run.collection.create(replace=True)
         images, queries = (
-            made_up_images(Path("/photos"), options.images, options.size),
-            new_queries(options.images, options.size),
+            made_up_images(Path("/photos"), options.images, options.size, options.classes),
+            new_queries(options.images, options.size, options.classes),
         )
         for kind, factory in (("exact", "exact"), ("IVF", f"IVF{int(options.images**0.5)},Flat")):
             write_index(run.collection, images, factory)
             gallery = Gallery(run.collection, torch.device("cpu"))
             plain = per_second(lambda points, gallery=gallery: gallery.answer([""], points, 10, Where()), queries)
             filtered = per_second(
-                lambda points, gallery=gallery: gallery.answer([""], points, 10, Where("class 007")), queries
+                lambda points, gallery=gallery: gallery.answer([""], points, 10, Where(CLASS)), queries
             )
             recall = gallery.faiss.recall if gallery.faiss is not None else 1.0
             print(
