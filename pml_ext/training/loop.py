@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from torch import nn
 
 from ..distributed import from_rank_0
 from ..errors import StoppedError
-from ..networks.trunks import fit_whitened_pca
-from ..recipe import flat
 from . import outcome, signals
 from .batches import BatchReader, draw_for_all, indices_of
 from .checkpointing import Checkpointer
@@ -26,10 +21,11 @@ from .features import FeatureReader
 from .folder import NETWORK, REPORT, write_json
 from .listener import forward_warnings
 from .pseudo_labels import relabel
+from .recording import open_records
 from .records import CURVE, VALIDATION, RecordedValues, Records
 from .results import finish
 from .run import Run
-from .trackers import build_tracker, import_tracker
+from .trackers import import_tracker
 
 Metrics = dict[str, Any]
 Reader = BatchReader | FeatureReader
@@ -52,9 +48,9 @@ def train_run(
     """
     for table in run.recipe.track:
         import_tracker(table.name)
-    compute_frozen_features(run)
+    run.compute_frozen_features()
     checkpointer = prepare(run, resume)
-    records = open_records(run, checkpointer)
+    records = open_records(run, len(checkpointer.finished_losses()))
     reader = run.reader()
     status = "failed"
     metrics: Metrics = {}
@@ -79,19 +75,12 @@ def train_run(
 # Before the first epoch
 
 
-def compute_frozen_features(run: Run) -> None:
-    """Compute the features of a frozen trunk; each process computes a part."""
-    if run.frozen:
-        for split in run.splits:
-            run.features(split)
-
-
 def prepare(run: Run, resume: bool) -> Checkpointer:
     """Restore the state of a resumed run, or test the untrained network and prepare the components."""
     _ = run.engine  # raises its errors before the tests
     checkpointer = Checkpointer(run)
     if not (resume and checkpointer.resume()):
-        initialize_weights(run)
+        run.initialize_weights()
         test_before(run, checkpointer)
         relabel(run, run.stages[0])
         run.call_parts("prepare")
@@ -104,15 +93,6 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     return checkpointer
 
 
-def initialize_weights(run: Run) -> None:
-    """Load the weights of another run, or fit the embedder to principal components, where the recipe says so."""
-    model = run.recipe.model
-    if model.init is not None:
-        run.start_from(Path(model.init))
-    if model.embedder == "pca":
-        fit_whitened_pca(run.embeddings("train", "trunk"), cast(nn.Linear, run.embedder))
-
-
 def test_before(run: Run, checkpointer: Checkpointer) -> None:
     """Test raw pixels and the untrained network, on rank 0."""
     if run.rank > 0 or not run.recipe.evaluation.baselines:
@@ -122,19 +102,6 @@ def test_before(run: Run, checkpointer: Checkpointer) -> None:
     run.history.metrics = metrics_before(run)
     checkpointer.save_untrained()
     run.history.baseline_seconds += time.perf_counter() - started
-
-
-def open_records(run: Run, checkpointer: Checkpointer) -> Records | None:
-    """Return the records of a run and its trackers, which go on after the last checkpoint; None but on rank 0."""
-    if run.rank > 0:
-        return None
-    iteration = run.stages.iterations_until(run.epoch) + len(checkpointer.finished_losses())
-    settings = flat(run.recipe.as_dict())
-    trackers = []
-    for table in run.recipe.track:
-        factory = functools.partial(build_tracker, table, run.folder, settings, iteration, run.epoch)
-        trackers.append((table.name, factory))
-    return Records(run.folder, iteration, run.epoch, run.warn, trackers)
 
 
 # An epoch

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..distributed import join
 from ..distributed.devices import choose_device
 from ..errors import ConfigError, counted, shortened
-from ..networks.trunks import freeze
+from ..networks.trunks import fit_whitened_pca, freeze
 from ..recipe import Recipe
 from ..recipe.schema import frozen_patterns
 from . import checkpoint
@@ -157,6 +157,20 @@ class Run(View):
         if text and text not in self.history.warnings:
             self.history.warnings.append(text)
             self.listener.warn(text)
+
+    def compute_frozen_features(self) -> None:
+        """Compute the features of a frozen trunk; each process computes a part."""
+        if self.frozen:
+            for split in self.splits:
+                self.features(split)
+
+    def initialize_weights(self) -> None:
+        """Load the weights of another run, or fit the embedder to principal components, where the recipe says so."""
+        model = self.recipe.model
+        if model.init is not None:
+            self.start_from(Path(model.init))
+        if model.embedder == "pca":
+            fit_whitened_pca(self.embeddings("train", "trunk"), cast(torch.nn.Linear, self.embedder))
 
     def start_from(self, folder: Path) -> None:
         """Load the weights of another run: the trunk's, and the embedder's if its shapes match."""
