@@ -20,6 +20,7 @@ from ..pml import (
 from ..registry.components import capabilities
 from ..settings import check_count
 from .calling import (
+    WrapperCapabilities,
     WrapsLoss,
     call_loss,
     check_call,
@@ -80,7 +81,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     *Source:* Wang et al., Cross-Batch Memory for Embedding Learning, 2020, https://arxiv.org/abs/1912.06798.
     """
 
-    capabilities = frozenset({"labels", "indices_tuple", "state"})  # the queue serves as the loss's references
+    # The queue serves as the loss's references; without a miner, pairs that a loss counts once are all there.
+    capabilities = WrapperCapabilities(
+        {"labels", "indices_tuple", "state"},
+        lambda self: {"labels", "state"} | ({"indices_tuple"} if self.takes_more_pairs else set()),
+    )
     expected_failed_checks: ClassVar[dict[str, str]] = {
         "check_tensors_are_registered": "the queue is each process's own, and in the state dict without being a buffer"
     }
@@ -147,6 +152,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         """The number of rows that hold embeddings."""
         return self.memory_size if self.has_been_filled else self.queue_idx
 
+    @property
+    def takes_more_pairs(self) -> bool:
+        """Whether pairs of an ``indices_tuple`` add to those between batch and queue."""
+        return self.miner is not None or counts_repeats(self.loss)
+
     def forward(
         self,
         embeddings: Tensor,
@@ -177,7 +187,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]
             writes = self.training and torch.is_grad_enabled()
             in_queue = writes and enqueue_mask is None
-            if in_queue and indices_tuple is not None and self.miner is None and not counts_repeats(self.loss):
+            if in_queue and indices_tuple is not None and not self.takes_more_pairs:
                 raise ValueError(
                     "an indices_tuple changes nothing: without a miner, all pairs of batch and queue are there, and "
                     "the loss counts each once; leave it out, or type CrossBatchMemory(..., miner=...)"

@@ -262,7 +262,8 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
                 "Each worker imports the program's script again: let its work stand below "
                 "'if __name__ == \"__main__\":', or read without workers: data.workers = 0"
             )
-        return DataError(f"a data-loader worker died {text} ({shortened(error, 200)}). {remedy}")
+        reason = str(error) or type(error).__name__
+        return DataError(f"a data-loader worker died {text} ({shortened(reason, 200)}). {remedy}")
 
 
 @atexit.register

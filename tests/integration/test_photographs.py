@@ -23,8 +23,10 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch, pml_ext_command):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```bash\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
-    assert len(lines) == 7
+    assert len(lines) == 9
     for line in lines:
+        if "IMAGENET1K" in line or "cbml/frozen" in line:  # with weights that torchvision downloads
+            continue
         program, *arguments = shlex.split(line)
         assert program == "pml-ext"
         done = pml_ext_command(*arguments, *(SMALLER if arguments[0] == "train" else ()))

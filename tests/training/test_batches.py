@@ -149,7 +149,7 @@ def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sample
 
 
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
-    wanted = r"worker died while it read photographs/13.jpg \(DataLoader worker .*\)\. If memory ran out"
+    wanted = r"worker died while it read photographs/13.jpg \((DataLoader worker .*|EOFError|.*[Cc]onnection.*)\)\. If"
     reader = BatchReader(Deadly(), 2, CPU)
     with pytest.raises(DataError, match=wanted), reader.naming_images():
         list(reader.read(epoch_batches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
@@ -184,7 +184,7 @@ def test_workers_come_from_a_fork_server_of_one_thread():
     reader = BatchReader(Noisy(), 2, CPU)
     next(reader.read(epoch_batches([[0], [1], [2]], 0, 1)))
     assert worker_context().get_start_method() == ("forkserver" if sys.platform == "linux" else "spawn")
-    workers = reader.images.reading[:, 0].tolist()
+    workers = [worker for worker in reader.images.reading[:, 0].tolist() if worker > 0]  # the others have not begun
     if sys.platform == "linux":
         (server,) = {Path(f"/proc/{worker}/stat").read_text().split()[3] for worker in workers}
         assert int(server) != os.getpid()
