@@ -20,7 +20,7 @@ x, y = torch.randn(4, 2), torch.arange(4)
 
 assert_type(CBMLLoss(), Defined)
 assert_type(pml_ext.CBMLLoss(), Defined)
-assert_type(pml_ext.Component(CBMLLoss, "cbml"), pml_ext.registry.components.Component)
+assert_type(pml_ext.Component(CBMLLoss, "cbml"), pml_ext.registry.Component)
 assert_type(pml_ext.load_run("run"), pml_ext_search.TrainedRun)
 
 # Calls

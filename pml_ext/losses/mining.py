@@ -43,10 +43,10 @@ def mine(
     if takes_all_pairs(miner):
         return miner(embeddings, labels, ref_emb, ref_labels, indices_tuple=AllButItself(own))  # type: ignore[no-any-return]
     find = _OF_PML.get(type(miner), _by_anchor)
-    mined = find(miner, embeddings, labels, ref_emb, ref_labels, own)
+    mined = find(miner, embeddings, labels, ref_emb, ref_labels, own)  # type: ignore[no-untyped-call]
     if isinstance(miner, BaseMiner):  # the miner has recorded the pairs of one anchor, or copies too
         miner.reset_stats()
-        miner.output_assertion(mined)  # type: ignore[no-untyped-call]
+        miner.output_assertion(mined)
     return mined  # type: ignore[no-any-return]
 
 
