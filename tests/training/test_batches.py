@@ -1,6 +1,5 @@
 """An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -182,9 +181,9 @@ def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
 def test_workers_come_from_a_fork_server_of_one_thread():
     """Or by spawn where there is none; a fork of this process would copy the locks of its threads."""
     reader = BatchReader(Noisy(), 2, CPU)
-    next(reader.read(epoch_batches([[0], [1], [2]], 0, 1)))
+    assert len(list(reader.read(epoch_batches([[0], [1], [2]], 0, 1)))) == 3  # both workers have started
     assert worker_context().get_start_method() == ("forkserver" if sys.platform == "linux" else "spawn")
-    workers = [worker for worker in reader.images.reading[:, 0].tolist() if worker > 0]  # the others have not begun
+    workers = reader.images.reading[:, 0].tolist()
     if sys.platform == "linux":
         (server,) = {Path(f"/proc/{worker}/stat").read_text().split()[3] for worker in workers}
         assert int(server) != os.getpid()
@@ -195,16 +194,20 @@ def test_workers_come_from_a_fork_server_of_one_thread():
     reader.close()
 
 
+FORKED = """
+import os
+from pml_ext.training.workers import worker_context
+
+worker_context()
+child = os.fork()
+if child == 0:
+    os._exit(0 if worker_context().get_start_method() == "spawn" else 1)
+raise SystemExit(os.waitpid(child, 0)[1])
+"""
+
+
 def test_a_fork_of_the_process_spawns_its_workers():
-    worker_context()
-
-    def in_fork():
-        os._exit(0 if worker_context().get_start_method() == "spawn" else 1)
-
-    process = multiprocessing.get_context("fork").Process(target=in_fork)
-    process.start()
-    process.join(100)
-    assert process.exitcode == 0
+    assert subprocess.run([sys.executable, "-c", FORKED], timeout=100).returncode == 0
 
 
 def test_images_that_cannot_be_pickled_are_refused():
