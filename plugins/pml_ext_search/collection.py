@@ -275,8 +275,12 @@ class Collection:
                 self._index = current.state.index
                 yield current
                 connection.execute("COMMIT")
+        except UnicodeDecodeError as error:  # of a text, a name or a message of a damaged database
+            raise self.damaged(shortened(error, 100)) from error
         except sqlite3.Error as error:
-            if not isinstance(error, sqlite3.OperationalError) or error.sqlite_errorname == "SQLITE_ERROR":
+            # without a name: Python could not decode a text of the database
+            name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+            if not isinstance(error, sqlite3.OperationalError) or name == "SQLITE_ERROR":
                 raise self.damaged(shortened(error, 100)) from error
             if write:
                 text = f"{self.database}: cannot be written ({error}); what was written before stays"
@@ -333,7 +337,7 @@ class Collection:
             with contextlib.closing(sqlite3.connect(f"{self.database.as_uri()}?mode=ro", uri=True)) as connection:
                 names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             own = {"collection", "embedded", "images"} <= names
-        except sqlite3.Error:  # damaged: then our vectors lie beside it
+        except (sqlite3.Error, UnicodeDecodeError):  # damaged: then our vectors lie beside it
             own = any(self.place.glob("vectors*.f32"))
         if not own:
             raise DataError(f"{self.database} is not of a collection; wanted a folder of its own, with --store FOLDER")
@@ -376,10 +380,12 @@ class Collection:
         with self.transaction() as current:
             self.check_identity(current.state)
             ranges = [(path, path + b"\0") for path in files] if folder is None else [(folder, folder[:-1] + b"0")]
-            query = "SELECT * FROM embedded WHERE path >= ? AND path < ?"
+            query = "SELECT path, size, time, vector, crc FROM embedded WHERE path >= ? AND path < ?"
             rows = itertools.chain.from_iterable(current.connection.execute(query, each) for each in ranges)
             for path, size, time, vector, crc in rows:
-                if path not in files:
+                if not isinstance(path, bytes):  # a flipped bit can change the type of a value
+                    damaged += 1
+                elif path not in files:
                     gone.append(path)
                 elif not current.is_intact(vector, crc, path, size, time):
                     damaged += 1

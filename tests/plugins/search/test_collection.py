@@ -136,6 +136,45 @@ def test_a_flipped_bit_gives_no_image_the_id_of_another(make, images):
     assert told > 5
 
 
+def test_a_path_whose_type_was_changed_is_damage(make, images):
+    """The last byte of a type's code is five bytes before its value: a blob becomes a text."""
+    write_some(images, range(24))
+    make().index(images)
+    database = images.parent / "store" / "images.sqlite"
+    content, path = database.read_bytes(), os.fsencode(next(images.glob("class 3/*")))
+    places = [match.start() for match in re.finditer(re.escape(path), content)]
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM embedded WHERE typeof(path) = 'blob'").fetchone() == (24,)
+    flip(database, places[-1] - 5)
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        assert connection.execute("SELECT count(*) FROM embedded WHERE typeof(path) = 'text'").fetchone() == (1,)
+    with pytest.warns(StoreWarning, match="1 image were damaged"):
+        make().index(images)
+    assert len(make().gallery().embedded.paths) == 24
+
+
+def execute(images, statement):
+    with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection:
+        connection.execute(statement)
+        connection.commit()
+
+
+def test_a_state_that_is_no_text_is_damage(make, images):
+    write_some(images, range(24))
+    make().index(images)
+    execute(images, "UPDATE collection SET about = CAST(x'80' AS TEXT)")
+    with pytest.warns(StoreWarning, match="the collection is removed"):
+        make().index(images)
+
+
+def test_a_column_of_another_name_is_damage(make, images):
+    write_some(images, range(24))
+    make().index(images)
+    execute(images, "ALTER TABLE embedded RENAME COLUMN size TO width")
+    with pytest.raises(DataError, match="damaged"):
+        make().index(images)
+
+
 def of_index(run):
     embedded = run.gallery().embedded
     return embedded.paths, embedded.ids.tolist()
