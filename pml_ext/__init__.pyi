@@ -66,11 +66,11 @@ from .losses import TiledNTXentLoss as TiledNTXentLoss
 from .losses import TiledSupConLoss as TiledSupConLoss
 from .losses import TiledTripletMarginLoss as TiledTripletMarginLoss
 from .losses import WithRelation as WithRelation
-from .pairwise import FromMatrix as FromMatrix
-from .pairwise import Hierarchy as Hierarchy
-from .pairwise import NegativesOnly as NegativesOnly
-from .pairwise import Relation as Relation
-from .pairwise import SharedLabel as SharedLabel
+from .losses.relations import FromMatrix as FromMatrix
+from .losses.relations import Hierarchy as Hierarchy
+from .losses.relations import NegativesOnly as NegativesOnly
+from .losses.relations import Relation as Relation
+from .losses.relations import SharedLabel as SharedLabel
 from .registry import register as register
 from .registry.components import Component as Component
 from .registry.components import Paper as Paper

@@ -99,13 +99,32 @@ def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
     return matrix if distance.power == 1 else matrix**distance.power
 
 
+def whole_matrix(
+    distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor, points: Tensor, columns: Tensor
+) -> Tensor:
+    """Return the matrix of :func:`matrix_of`, ``[B, R]``, for rows that ``maybe_normalize`` has processed already.
+
+    A distance that records statistics, or whose class has a ``forward`` of its own, is called as a module.
+    """
+    if distance.collect_stats or type(distance).forward is not BaseDistance.forward:
+        return distance(embeddings, None if ref_emb is embeddings else ref_emb)
+    matrix: Tensor = distance.compute_mat(points, columns)
+    if distance.power != 1:
+        matrix = matrix**distance.power
+    return matrix
+
+
 class TiledDistance:
     """A distance matrix in tiles of anchors; all tiles share one dropout mask, as the whole matrix would."""
 
     def __init__(self, distance: BaseDistance, points: Tensor, columns: Tensor) -> None:
-        draws = distance.training and any(True for _ in distance.parameters())  # only these can have dropout
-        self._distance, self._ends, self._device = distance, (points[:1].detach(), columns[:1].detach()), points.device
-        self._states = generator_states(points.device) if draws else None
+        self._distance = distance
+        self._device = points.device
+        self._first_point = points[:1].detach()
+        self._first_column = columns[:1].detach()
+        self._states = None
+        if distance.training and next(distance.parameters(), None) is not None:  # only these can have dropout
+            self._states = generator_states(points.device)
 
     def of(self, points: Tensor, columns: Tensor) -> Tensor:
         """Return the rows of the matrix for some anchors."""
@@ -117,4 +136,4 @@ class TiledDistance:
     def finish(self) -> None:
         """Advance the random generators as the whole matrix would."""
         if self._states is not None:
-            compare(self._distance, *self._ends)
+            compare(self._distance, self._first_point, self._first_column)

@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from .distances import EuclideanDistance, TiledDistance, matrix_of
+from .losses.relations import Related, Relation, related
 from .pairwise import (
-    AllButItself,
-    FullPrecisionMining,
+    AllPairsExceptSelf,
     PairsOfRows,
-    Related,
-    Relation,
+    autocast_off,
+    check_batch,
     check_indices_tuple,
-    related,
+    check_references,
+    pair_to_full_precision,
     rows_per_tile,
+    run_eagerly,
     tiles_of_rows,
 )
 from .pml import BaseDistance, BaseMiner, MinerSettings
@@ -31,6 +33,26 @@ class PairMinerSettings(MinerSettings, total=False):
     relation: Relation | None
 
 
+class FullPrecisionMining:
+    """Mixin before PML's miner base that checks the batch and mines in float32 or float64."""
+
+    def forward(
+        self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
+    ) -> Any:
+        """Return indices of pairs or triplets, in row-major order; arguments and errors are those of a loss."""
+        check_batch(embeddings, labels)
+        check_references(embeddings, ref_emb, ref_labels)
+        if labels is None or (ref_emb is not None and ref_labels is None):
+            missing = "labels" if labels is None else "ref_labels"
+            raise ValueError(f"{missing} must be given: {type(self).__name__} compares them to mine")
+        with autocast_off(embeddings.device):
+            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
+            labels = labels.long()
+            if ref_labels is not None:
+                ref_labels = ref_labels.long()
+            return run_eagerly(super().forward, embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
+
+
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners that choose among positive and negative pairs; subclasses define ``mine`` by :meth:`pairs_of`.
 
@@ -39,12 +61,13 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """
 
     capabilities = frozenset({"labels", "relation"})
-    takes_all_pairs = True  # an AllButItself is a valid indices_tuple
+    takes_all_pairs = True  # an AllPairsExceptSelf is a valid indices_tuple
 
     def __init__(self, relation: Relation | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
         self.relation = relation
-        self._asked: tuple[Any, Related | None] = (None, None)  # indices_tuple and relation of the current call
+        self._pairs_asked: Any = None  # the indices_tuple of the current call
+        self._relation_asked: Related | None = None  # the relation of the current call
         self._without_classes = False
 
     def forward(
@@ -58,21 +81,26 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     ) -> Any:
         """Return indices of pairs or triplets in row-major order, restricted to ``indices_tuple`` if it is given."""
         indices_tuple = check_indices_tuple(indices_tuple)
+        if relation is None:
+            relation = self.relation
         asked = None
-        if (relation := self.relation if relation is None else relation) is not None:
+        if relation is not None:
             labels, found, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             if isinstance(found, Related):  # PML's base class requires one integer per row
-                asked, labels = found, None
-        listed = indices_tuple is not None and not isinstance(indices_tuple, AllButItself)
+                asked = found
+                labels = None
+        listed = indices_tuple is not None and not isinstance(indices_tuple, AllPairsExceptSelf)
         self._without_classes = labels is None
         if labels is None and (listed or asked is not None):
             labels = torch.arange(len(embeddings), device=embeddings.device)
             ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
-        self._asked = indices_tuple, asked
+        self._pairs_asked = indices_tuple
+        self._relation_asked = asked
         try:
             return super().forward(embeddings, labels, ref_emb, ref_labels)
         finally:
-            self._asked = None, None
+            self._pairs_asked = None
+            self._relation_asked = None
             self._without_classes = False
 
     @property
@@ -84,11 +112,21 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None
     ) -> PairsOfRows:
         """Return the pairs of the current call, given the arguments of ``mine``; ``rows``: rows per slice."""
-        pairs, asked = self._asked
-        own = pairs.places if isinstance(pairs, AllButItself) else None
-        references = ref_emb is not embeddings
-        arguments = embeddings.device, labels, pairs if own is None else None, ref_labels, own, asked
-        return PairsOfRows(*arguments, references=references, rows=rows)
+        indices_tuple = self._pairs_asked
+        self_column = None
+        if isinstance(indices_tuple, AllPairsExceptSelf):
+            self_column = indices_tuple.columns
+            indices_tuple = None
+        return PairsOfRows(
+            embeddings.device,
+            labels,
+            indices_tuple,
+            ref_labels,
+            self_column,
+            None if self._relation_asked is None else self._relation_asked.weights(),
+            references=ref_emb is not embeddings,
+            rows=rows,
+        )
 
     def get_default_distance(self) -> BaseDistance:
         """Return the Euclidean distance of normalized embeddings."""
@@ -130,14 +168,23 @@ class TiledMiner(PairMiner):
         points = self.distance.maybe_normalize(embeddings)
         columns = self.distance.maybe_normalize(ref_emb) if references else points
         by_rows = self.pairs_of(embeddings, labels, ref_emb, ref_labels, len(points))
-        tile_matrix, mined = TiledDistance(self.distance, points, columns), []
+        matrices = TiledDistance(self.distance, points, columns)
+        mined = []
         for rows in tiles_of_rows(len(points), size):
-            matrix = tile_matrix.of(points[rows], columns)
+            matrix = matrices.of(points[rows], columns)
             chosen = self.choose(matrix, *by_rows.masks(matrix, rows))
-            anchors = {0} if len(chosen) == 3 else {0, 2}  # the other indices are columns and need no offset
-            mined.append([index + rows.start * (number in anchors) for number, index in enumerate(chosen)])
-        tile_matrix.finish()
+            mined.append(_with_offset(chosen, rows.start))
+        matrices.finish()
         return tuple(torch.cat(each) for each in zip(*mined, strict=True))
+
+
+def _with_offset(chosen: tuple[Tensor, ...], first: int) -> list[Tensor]:
+    """Add a tile's first row to its anchors; the other indices are columns and need no offset."""
+    anchors = (0,) if len(chosen) == 3 else (0, 2)
+    indices = list(chosen)
+    for number in anchors:
+        indices[number] = indices[number] + first
+    return indices
 
 
 class SemiHardTripletMiner(TiledMiner):
@@ -177,22 +224,27 @@ class SemiHardTripletMiner(TiledMiner):
         check_number(self, "margin", margin, above=0)
         check_choice(self, "negatives", negatives, ("nearest", "all"))
         super().__init__(tile_size, **kwargs)
-        self.margin, self.negatives = margin, negatives
+        self.margin = margin
+        self.negatives = negatives
         self.add_to_recordable_attributes(name="margin", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """Return the triplets of a tile."""
         distances = -matrix if self.distance.is_inverted else matrix
         step = max(1, _ENTRIES // max(1, matrix.shape[1]))
-        parts = zip(*(torch.split(each, step) for each in torch.where(positives)), strict=True)
-        chosen = [self._of_pairs(distances, negatives, anchors, partners) for anchors, partners in parts]
+        all_anchors, all_partners = torch.where(positives)
+        chosen = []
+        for anchors, partners in zip(torch.split(all_anchors, step), torch.split(all_partners, step), strict=True):
+            chosen.append(self._of_pairs(distances, negatives, anchors, partners))
         return tuple(torch.cat(each) for each in zip(*chosen, strict=True))
 
     def _of_pairs(
         self, distances: Tensor, negatives: Tensor, anchors: Tensor, partners: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         excess = distances[anchors] - distances[anchors, partners][:, None]
-        inside = negatives[anchors] & ~(excess <= 0) & ~(excess > self.margin)  # keep NaN, so that it is noticed
+        too_near = excess <= 0
+        too_far = excess > self.margin
+        inside = negatives[anchors] & ~too_near & ~too_far  # keeps NaN, so that it is noticed
         if self.negatives == "all" or distances.shape[1] == 0:
             pairs, others = torch.where(inside)
         else:

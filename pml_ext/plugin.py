@@ -46,20 +46,19 @@ if TYPE_CHECKING:
     from .losses import per_pair as per_pair
     from .losses import per_triplet as per_triplet
     from .losses import reduced as reduced
+    from .losses.classes import ClassLabels as ClassLabels
+    from .losses.classes import ClassMembers as ClassMembers
+    from .losses.classes import class_members as class_members
+    from .losses.full_precision import FullPrecisionForward as FullPrecisionForward
+    from .losses.relations import Relation as Relation
+    from .miners import FullPrecisionMining as FullPrecisionMining
     from .miners import PairMiner as PairMiner
     from .miners import PairMinerSettings as PairMinerSettings
     from .miners import TiledMiner as TiledMiner
-    from .pairwise import ClassLabels as ClassLabels
-    from .pairwise import ClassMembers as ClassMembers
-    from .pairwise import FullPrecisionForward as FullPrecisionForward
-    from .pairwise import FullPrecisionMining as FullPrecisionMining
-    from .pairwise import Relation as Relation
     from .pairwise import all_places as all_places
-    from .pairwise import apart as apart
     from .pairwise import autocast_off as autocast_off
     from .pairwise import check_batch as check_batch
     from .pairwise import check_references as check_references
-    from .pairwise import class_members as class_members
     from .pairwise import cosine_similarity as cosine_similarity
     from .pairwise import euclidean_distances as euclidean_distances
     from .pairwise import exp_bounded as exp_bounded
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     from .pairwise import pair_masks as pair_masks
     from .pairwise import pair_to_full_precision as pair_to_full_precision
     from .pairwise import rows_per_tile as rows_per_tile
+    from .pairwise import run_eagerly as run_eagerly
     from .pairwise import tiles_of_rows as tiles_of_rows
     from .pairwise import to_full_precision as to_full_precision
     from .pairwise import transformed as transformed

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from .pairwise import Hierarchy, Relation, SharedLabel
+from .losses.relations import Hierarchy, Relation, SharedLabel
 from .settings import check_count
 
 Members = list[NDArray[np.int64]]  # the images of each group

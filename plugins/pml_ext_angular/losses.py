@@ -46,7 +46,7 @@ class _DotProductLoss(PairLoss):
         super().__init__(**kwargs)
         self.normalize_embeddings = normalize_embeddings
 
-    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return True: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
         return True
 
@@ -72,7 +72,7 @@ class _AngularLoss(_DotProductLoss):
         """Return whether products of exponentials stay finite: cosines, and slope 4 t <= ``PRODUCT_SLOPE``."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
-    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return True for up to 1,024 rows: one product of the whole batch is then as fast as one per class."""
         return alone and self._multiplies() and rows <= _LARGEST_GROUP
 
@@ -231,7 +231,7 @@ class AngularTripletLoss(_AngularLoss):
 
     sums_triplets = True
 
-    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return False: the hinge must be summed over the negatives of each pair separately."""
         return False
 

@@ -17,13 +17,13 @@ from pml_ext.plugin import (
     Relation,
     RunView,
     Terms,
-    apart,
     check_choice,
     check_number,
     hard_pair_masks,
     log_one_plus_exp,
     log_sums_exp,
     per_anchor,
+    run_eagerly,
     with_log_weights,
 )
 
@@ -197,7 +197,7 @@ class CBMLLoss(PairLoss):
         if not self._fitted:
             if relation is not None or self.relation is not None:
                 raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
-            apart(self._fit, *(embeddings, labels) if ref_emb is None else (ref_emb, ref_labels))
+            run_eagerly(self._fit, *(embeddings, labels) if ref_emb is None else (ref_emb, ref_labels))
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, relation)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:

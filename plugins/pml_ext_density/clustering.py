@@ -13,12 +13,12 @@ from pml_ext.plugin import (
     BaseMetricLossFunction,
     FullPrecisionForward,
     LossSettings,
-    apart,
     check_count,
     check_number,
     euclidean_distances,
     normalize,
     reduced,
+    run_eagerly,
 )
 
 
@@ -80,7 +80,7 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
     ) -> dict[str, dict[str, Any]]:
         """Return one value for the batch."""
         return reduced(
-            apart(self._value, embeddings, labels)
+            run_eagerly(self._value, embeddings, labels)
         )  # data-dependent shapes: run outside of the compiled graph
 
     def _value(self, embeddings: Tensor, labels: Tensor) -> Tensor:

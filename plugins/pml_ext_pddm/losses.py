@@ -14,13 +14,13 @@ from pml_ext.plugin import (
     FullPrecisionForward,
     ModuleSettings,
     SumOverDivisorReducer,
-    apart,
     call_loss,
     check_choice,
     check_count,
     check_flag,
     check_number,
     pair_masks,
+    run_eagerly,
 )
 
 from .distances import PDDMDistance
@@ -173,7 +173,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("PDDMLoss uses positives as anchors too, so it takes no references")
         # data-dependent shapes: run outside of the compiled graph
-        return apart(super().forward, embeddings, labels, indices_tuple)
+        return run_eagerly(super().forward, embeddings, labels, indices_tuple)
 
     def compute_loss(
         self,

@@ -76,7 +76,7 @@ class BatchAllTripletLoss(PairLoss):
     https://arxiv.org/abs/1703.07737.
     """
 
-    nearer = "smaller"
+    compares = "distances"
     recorded = ("violating",)
     tiles = "classes"
     sums_triplets = True
@@ -99,7 +99,7 @@ class BatchAllTripletLoss(PairLoss):
         self.margin, self.kind, self.triplets = margin, kind, triplets
         self.positives, self.percentile = positives, percentile
 
-    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return True for hinges, which compile with static shapes, and False for the other kinds."""
         return issubclass(KINDS[self.kind], Hinge)
 
@@ -124,7 +124,10 @@ class BatchAllTripletLoss(PairLoss):
             pairs = dataclasses.replace(pairs, positives=local)
         kind, everything = KINDS[self.kind](self.margin), self.triplets == "all"
         between = pairs.between(pairs.listed[1]) if isinstance(kind, Soft) else None
-        positives = every_place(pairs.positives) if pairs.everywhere else lay_out(pairs.positives, pairs.listed)
+        if pairs.lists_all:
+            positives = every_place(pairs.positives)
+        else:
+            positives = lay_out(pairs.positives, pairs.listed)
         sums, counts = pair_sums(pairs.matrix, positives, pairs.negatives, kind, everything, between)
         size = counts.sum()
         if self.collect_stats:

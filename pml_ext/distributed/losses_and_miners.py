@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_call, check_module, relation_of, unwrapped
-from ..pairwise import Relation, check_indices_tuple
+from ..losses.relations import Relation
+from ..pairwise import check_indices_tuple
 from ..pairwise.generators import generator_states, using_generator_states
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from ..registry.components import capabilities

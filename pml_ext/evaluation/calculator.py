@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, unknown
-from ..pairwise import NegativesOnly, Relation
+from ..losses.relations import NegativesOnly, Relation
 from ..pml import EQUALITY, AccuracyCalculator
 from .clustering import kmeans
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of

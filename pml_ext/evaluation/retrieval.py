@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..pairwise import Hierarchy, Relation
+from ..losses.relations import Hierarchy, Relation
 from ..pml import EQUALITY
 from .metrics import Metric, relevant_counts
 from .neighbors import NearestNeighbors

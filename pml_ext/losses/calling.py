@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..pairwise import Relation, check_batch, check_indices_tuple, check_references
+from ..pairwise import check_batch, check_indices_tuple, check_references
 from ..registry.components import capabilities
+from .relations import Relation
 
 
 class WrapperCapabilities:
@@ -52,7 +53,7 @@ def unwrapped(loss: torch.nn.Module) -> torch.nn.Module:
 
 
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
-    """Return whether a loss or miner takes an ``AllButItself`` as ``indices_tuple``, as ours do."""
+    """Return whether a loss or miner takes an ``AllPairsExceptSelf`` as ``indices_tuple``, as ours do."""
     return bool(getattr(unwrapped(loss), "takes_all_pairs", False))
 
 

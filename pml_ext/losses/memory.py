@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from ..pairwise import apart, autocast_off, check_indices_tuple, normalizes, related_pairs, to_full_precision
+from ..pairwise import autocast_off, check_indices_tuple, normalizes, run_eagerly, to_full_precision
 from ..pml import (
     BaseLossWrapper,
     ModuleSettings,
@@ -30,7 +30,8 @@ from .calling import (
     takes_all_pairs,
 )
 from .mining import mine, without_copies
-from .pairs import AllButItself
+from .pairs import AllPairsExceptSelf
+from .relations import related_pairs
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")
@@ -195,17 +196,17 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             if enqueue_mask is not None:
                 entering = enqueue_mask.to(embeddings.device)
                 if writes:
-                    apart(self.add_to_memory, embeddings[entering], labels[entering])
+                    run_eagerly(self.add_to_memory, embeddings[entering], labels[entering])
                 embeddings, labels = embeddings[~entering], labels[~entering]
             elif writes:
-                apart(self.add_to_memory, embeddings, labels)
-            queue, queue_labels = apart(self._queue, embeddings, in_queue)
+                run_eagerly(self.add_to_memory, embeddings, labels)
+            queue, queue_labels = run_eagerly(self._queue, embeddings, in_queue)
             if len(embeddings) == 0 or (len(queue) == 0 and indices_tuple is None):
                 return 0 * embeddings.sum()
             own = self.curr_batch_idx
             if indices_tuple is not None and not in_queue:  # the batch is appended to the queue, for the tuple only
                 own = len(queue) + torch.arange(len(embeddings), device=embeddings.device)
-            mined: Any = AllButItself(own) if in_queue else None
+            mined: Any = AllPairsExceptSelf(own) if in_queue else None
             if indices_tuple is not None or self.miner is not None or not takes_all_pairs(self.loss):
                 mined = self._mined(embeddings, labels, queue, queue_labels, own if in_queue else None)
                 if indices_tuple is not None:

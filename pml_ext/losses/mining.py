@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import TrainingWarning
 from ..pml import BaseMiner, get_all_pairs_indices, miners
 from .calling import shift_indices, takes_all_pairs
-from .pairs import AllButItself
+from .pairs import AllPairsExceptSelf
 
 
 def mine(
@@ -41,7 +41,7 @@ def mine(
         name = type(miner).__name__
         raise ValueError(f"{name} joins batches, which DistributedLoss has done here; give the miner without {name}")
     if takes_all_pairs(miner):
-        return miner(embeddings, labels, ref_emb, ref_labels, indices_tuple=AllButItself(own))  # type: ignore[no-any-return]
+        return miner(embeddings, labels, ref_emb, ref_labels, indices_tuple=AllPairsExceptSelf(own))  # type: ignore[no-any-return]
     find = _OF_PML.get(type(miner), _by_anchor)
     mined = find(miner, embeddings, labels, ref_emb, ref_labels, own)  # type: ignore[no-untyped-call]
     if isinstance(miner, BaseMiner):  # the miner has recorded the pairs of one anchor, or copies too

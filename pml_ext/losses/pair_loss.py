@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple, Unpack
 
 import torch
@@ -12,40 +14,61 @@ from ..distances import (
     GramCosineSimilarity,
     TiledDistance,
     compare,
-    matrix_of,
     require_distance,
     require_similarity,
+    whole_matrix,
 )
 from ..pairwise import (
-    FullPrecisionForward,
+    AllPairsExceptSelf,
     PairsOfRows,
-    Related,
-    Relation,
-    apart,
+    autocast_off,
+    check_batch,
     check_indices_tuple,
+    check_references,
     in_tiles,
-    related,
+    pair_to_full_precision,
     rows_per_tile,
+    run_eagerly,
     tiles_of_rows,
+    with_bad_input,
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
 from ..reducers import has_uniform_weights, reduce_uniformly, require_sums
 from ..settings import check_tile_size, number_settings, settings_repr
-from .pairs import AllButItself, Pairs, Terms, reduced
+from .pairs import Pairs, Terms, reduced
+from .relations import Related, Relation, related
 
-_REQUIRED = {"larger": require_similarity, "smaller": require_distance}
+_REQUIRED = {"similarities": require_similarity, "distances": require_distance}
+_ALWAYS_DENSE = 1 << 18  # matrix entries up to which no device computes in tiles
 
 
-class Given(NamedTuple):
-    """The arguments of a call."""
+@dataclasses.dataclass
+class LossInputs:
+    """The arguments of a call, checked and in full precision."""
 
-    embeddings: Tensor
+    embeddings: Tensor  # the anchors, [B, D]
     labels: Tensor | None
     indices_tuple: tuple[Tensor, ...] | None
-    ref_emb: Tensor
+    ref_emb: Tensor  # the columns, [R, D]; the same object as the embeddings without references
     ref_labels: Tensor | None
-    own: Tensor | None  # the column of each embedding's own copy, [B]
+    self_column: Tensor | None  # the column of each embedding's own copy, [B]
     related: Related | None  # a relation and its labels, where these are not classes
+    references: bool  # whether the columns are references
+
+
+@dataclasses.dataclass
+class _Tile:
+    """Some anchors of a batch, or all of them, before their pairs are known."""
+
+    matrix: Tensor  # [T, R]
+    masks: PairsOfRows
+    rows: slice | None  # of the batch; None for all
+    embeddings: Tensor  # [T, D]
+    ref_emb: Tensor  # [R, D]
+    points: Tensor  # the embeddings as the distance takes them
+    columns: Tensor  # the references as the distance takes them
+    whole_classes: bool
+    lists_all: bool = False
 
 
 class PairLossSettings(LossSettings, total=False):
@@ -55,7 +78,7 @@ class PairLossSettings(LossSettings, total=False):
     relation: Relation | None
 
 
-class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[misc]
+class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
     """Base of losses over the pairs or triplets of a batch. A subclass writes its settings and its equation.
 
     The base checks the batch, disables autocast, converts half precision to float32, computes the distance matrix and
@@ -63,9 +86,9 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     tiles of anchors with all columns: same value and gradient, memory linear in the batch.
 
     Class attributes:
-        nearer: ``"larger"`` where the equation is written for similarities (the default distance is then the cosine
-            similarity), ``"smaller"`` where it is written for distances (then the Euclidean distance of normalized
-            embeddings), ``"either"`` where it takes both.
+        compares: ``"similarities"`` where the equation is written for similarities (the default distance is then the
+            cosine similarity), ``"distances"`` where it is written for distances (then the Euclidean distance of
+            normalized embeddings), ``"either"`` where it takes both.
         recorded: names of the statistics that :meth:`record` sets with ``collect_stats``.
         tiles: ``"rows"`` if an anchor's value depends only on its own row; ``"classes"`` if it also depends on the rows
             of its class; None if the equation needs the whole matrix.
@@ -86,7 +109,7 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     """
 
     capabilities = frozenset({"labels", "indices_tuple", "references", "relation"})
-    nearer: ClassVar[str] = "larger"
+    compares: ClassVar[str] = "similarities"
     recorded: ClassVar[tuple[str, ...]] = ()
     tiles: ClassVar[str | None] = None
     graded: ClassVar[bool] = False
@@ -102,10 +125,11 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             name = type(self).__name__
             raise ValueError(f"{name} has no tiles: its equation needs all anchors at a time; leave out tile_size")
         super().__init__(**kwargs)
-        if self.nearer in _REQUIRED:
-            _REQUIRED[self.nearer](self, self.distance)
+        if self.compares in _REQUIRED:
+            _REQUIRED[self.compares](self, self.distance)
         self._check_relation(relation)
-        self.tile_size, self.relation = tile_size, relation
+        self.tile_size = tile_size
+        self.relation = relation
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # totals and counts of statistics in the current tile
         self.add_to_recordable_attributes(list_of_names=number_settings(type(self)), is_stat=False)
         self.add_to_recordable_attributes(list_of_names=list(self.recorded), is_stat=True)
@@ -114,14 +138,16 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """Return unreduced values, made by :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
 
-    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
         """Return how ``torch.compile`` treats the equation for a matrix with this number of rows.
 
-        ``alone``: whether pairs follow only from the batch's labels. True: ``pairs.listed`` may be all matrix entries,
-        so that no shape depends on the labels (for a reducer that weights all values equally). False: the loss runs
-        outside the graph. None: no shape of the equation depends on the labels, and it is one graph.
+        ``by_labels``: whether pairs follow only from the batch's labels. True: ``pairs.listed`` may be all matrix
+        entries, so that no shape depends on the labels (for a reducer that weights all values equally). False: the loss
+        runs outside the graph. None: no shape of the equation depends on the labels, and it is one graph.
         """
         return None
+
+    # A call
 
     def forward(
         self,
@@ -132,34 +158,76 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         ref_labels: Tensor | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss; arguments as in PML's losses; with a relation, labels are in its form."""
-        self._check_relation(relation)
-        indices_tuple = check_indices_tuple(indices_tuple)
-        if (relation := self.relation if relation is None else relation) is not None:
-            found = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-            labels, indices_tuple, ref_labels = found
-        given = embeddings, labels, indices_tuple, ref_emb, ref_labels
-        if torch.compiler.is_compiling() and self._everywhere(embeddings, indices_tuple, ref_emb) is False:
-            return apart(super().forward, *given)
-        return super().forward(*given)
+        """Return the reduced loss of embeddings ``[B, D]``, of any floating point dtype, as PML's losses do.
+
+        Labels ``[B]`` may be None with an ``indices_tuple``, of triplets (three index tensors) or pairs (four).
+        References ``[R, D]`` and their labels ``[R]`` replace the batch as partners. With a relation, labels are in
+        its form. An argument of a wrong type or shape raises TypeError or ValueError. A NaN or infinite number in any
+        row of embeddings or references makes the value NaN.
+        """
+        if relation is None:
+            relation = self.relation
+        else:
+            self._check_relation(relation)
+        if indices_tuple is not None:
+            indices_tuple = check_indices_tuple(indices_tuple)
+        given_labels, given_ref_labels, pairs = labels, ref_labels, indices_tuple
+        if relation is not None:
+            labels, pairs, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        if torch.compiler.is_compiling() and self._in_one_graph(embeddings, pairs, ref_emb) is False:
+            return run_eagerly(
+                self.forward, embeddings, given_labels, indices_tuple, ref_emb, given_ref_labels, relation
+            )
+
+        check_batch(embeddings, labels)
+        if ref_emb is not None or ref_labels is not None:
+            check_references(embeddings, ref_emb, ref_labels)
+        with autocast_off(embeddings.device):
+            references = ref_emb is not None and ref_emb is not embeddings
+            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb, self.distance.normalize_embeddings)
+            # booleans cannot be sorted and looked up everywhere, int64 can
+            if labels is not None:
+                labels = labels.to(embeddings.device, torch.long)
+            if ref_emb is None:
+                ref_emb = embeddings
+                ref_labels = labels
+            elif ref_labels is not None:
+                ref_labels = ref_labels.to(ref_emb.device, torch.long)
+
+            if self.collect_stats:
+                self.reset_stats()
+            terms = self.compute_loss(embeddings, labels, pairs, ref_emb, ref_labels)
+            self.add_embedding_regularization_to_loss_dict(terms, embeddings)
+            value = self.reducer(terms, embeddings, labels)
+            return with_bad_input(value, embeddings, ref_emb if references else None)
 
     def _check_relation(self, relation: Any) -> None:
-        if relation is not None and not isinstance(relation, Relation):
+        if relation is None:
+            return
+        if not isinstance(relation, Relation):
             raise TypeError(f"relation must be an object such as SharedLabel() or Hierarchy(paths); got {relation!r}")
-        if relation is not None and relation.graded and not self.graded:
+        if relation.graded and not self.graded:
             raise ValueError(
                 f"{type(self).__name__} has no weights of pairs in its equation; take a relation with graded=False, or "
                 "CBMLLoss, TiledMultiSimilarityLoss, TiledContrastiveLoss or TiledSupConLoss"
             )
 
-    def _everywhere(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
-        """Return :meth:`takes_all_places`; False, not True, for listed triplets, statistics and per-value reducers."""
-        alone = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
-        takes = self.takes_all_places(len(embeddings), alone)
+    def _in_one_graph(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
+        """Return :meth:`compiles_to_one_graph` of a call.
+
+        Listed triplets, recorded statistics and reducers that see single values need shapes that depend on the labels.
+        """
+        by_labels = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
+        takes_all = self.compiles_to_one_graph(len(embeddings), by_labels)
+        if not takes_all:
+            return takes_all
         listed = indices_tuple.indices_tuple if isinstance(indices_tuple, Related) else indices_tuple
-        pairs = listed is not None and not isinstance(listed, AllButItself)
-        lists = pairs and (len(listed) == 3 or self.counts_repeats)
-        return False if takes and (lists or self.collect_stats or not has_uniform_weights(self.reducer)) else takes
+        lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
+        if lists_pairs and (len(listed) == 3 or self.counts_repeats):
+            return False
+        if self.collect_stats or not has_uniform_weights(self.reducer):
+            return False
+        return takes_all
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
@@ -167,112 +235,167 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         """Return PML's loss dictionary: the equation on the pairs of the batch."""
         if len(embeddings) == 0 or len(ref_emb) == 0:
             return self.zero_losses()  # type: ignore[no-any-return]
-        related = indices_tuple if isinstance(indices_tuple, Related) else None
-        indices_tuple = indices_tuple if related is None else related.indices_tuple
-        own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
-        if own is not None:
+        relation = None
+        if isinstance(indices_tuple, Related):
+            relation = indices_tuple
+            indices_tuple = relation.indices_tuple
+        self_column = None
+        if isinstance(indices_tuple, AllPairsExceptSelf):
+            self_column = indices_tuple.columns
             indices_tuple = None
         if self.sums_triplets and (indices_tuple is None or len(indices_tuple) != 3):
             require_sums(self, self.reducer)
-        size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device) if self.tiles else None
-        given = Given(embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related)
-        terms = self._dense(given) if size is None else self._in_tiles(size, given)
+        references = ref_emb is not embeddings
+        inputs = LossInputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, self_column, relation, references)
+
+        size = None
+        if self.tiles is not None and (self.tile_size is not None or len(embeddings) * len(ref_emb) > _ALWAYS_DENSE):
+            size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
+        terms = self._whole(inputs) if size is None else self._in_tiles(inputs, size)
+
         for name, info in terms.items():
             if info["losses"].ndim and not len(info["losses"]):
                 terms[name] = reduced(0)["loss"]  # PML's reducers take no empty tensor
-        return self.finished(terms, given)
+        return self.finished(terms, inputs)
 
-    def finished(self, terms: Terms, given: Given) -> Terms:
+    def finished(self, terms: Terms, inputs: LossInputs) -> Terms:
         """Return the terms of a batch for the reducer; a subclass may change them."""
         return terms
 
-    def _dense(self, given: Given) -> Terms:
+    # The pairs of a batch: all of its rows, or a tile of them
+
+    def _pairs(self, inputs: LossInputs, tile: _Tile) -> Pairs:
+        """Return the pairs of a tile's anchors with all columns."""
+        rows = tile.rows
+        positives, negatives, weights = tile.masks.weighted_masks(tile.matrix, rows)
+        labels = None
+        if inputs.labels is not None and not inputs.references and inputs.indices_tuple is None:
+            labels = inputs.labels if rows is None else inputs.labels[rows]
+        return Pairs(
+            tile.matrix,
+            positives,
+            negatives,
+            weights,
+            embeddings=tile.embeddings,
+            ref_emb=tile.ref_emb,
+            points=tile.points,
+            columns=tile.columns,
+            compare=functools.partial(compare, self.distance),
+            references=inputs.references,
+            labels=labels,
+            triplets=None if inputs.indices_tuple is None else tile.masks.triplets(rows),
+            first=0 if rows is None else rows.start,
+            whole_classes=tile.whole_classes,
+            counts=tile.masks.counts(tile.matrix, rows) if self.counts_repeats else None,
+            lists_all=tile.lists_all,
+        )
+
+    def _masks(self, inputs: LossInputs, rows: int | None = None) -> PairsOfRows:
+        """Return the masks of all anchors; of slices of them if their number ``rows`` is given."""
+        return PairsOfRows(
+            inputs.embeddings.device,
+            inputs.labels,
+            inputs.indices_tuple,
+            inputs.ref_labels,
+            inputs.self_column,
+            None if inputs.related is None else inputs.related.weights(),
+            references=inputs.references,
+            rows=rows,
+        )
+
+    def _whole(self, inputs: LossInputs) -> Terms:
         """Return the terms of the whole matrix."""
-        embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related = given
-        matrix, references = matrix_of(self.distance, embeddings, ref_emb)
-        asked = indices_tuple if related is None else related
-        everywhere = bool(torch.compiler.is_compiling() and self._everywhere(embeddings, asked, ref_emb))
-        rule = PairsOfRows(matrix.device, labels, indices_tuple, ref_labels, own, related, references=references)
-        pairs = Pairs(
-            matrix,
-            *rule.weighted_masks(matrix),
-            embeddings,
-            ref_emb,
-            self.distance,
-            references,
-            labels=None if references or indices_tuple is not None else labels,
-            triplets=rule.triplets(),
-            counts=rule.counts(matrix) if self.counts_repeats else None,
-            whole_classes=not references,
-            everywhere=everywhere,
+        embeddings = inputs.embeddings
+        ref_emb = inputs.ref_emb
+        points = self.distance.maybe_normalize(embeddings)
+        columns = self.distance.maybe_normalize(ref_emb) if inputs.references else points
+        lists_all = False
+        if torch.compiler.is_compiling():
+            listed = inputs.indices_tuple if inputs.related is None else inputs.related
+            lists_all = bool(self._in_one_graph(embeddings, listed, ref_emb))
+        tile = _Tile(
+            matrix=whole_matrix(self.distance, embeddings, ref_emb, points, columns),
+            masks=self._masks(inputs),
+            rows=None,
+            embeddings=embeddings,
+            ref_emb=ref_emb,
+            points=points,
+            columns=columns,
+            whole_classes=not inputs.references,
+            lists_all=lists_all,
         )
         self._sums = {}
-        terms = self.equation(pairs)
+        terms = self.equation(self._pairs(inputs, tile))
         self._set_statistics(self._sums)
-        if not everywhere:
-            return terms
-        return {
-            name: reduced(reduce_uniformly(self.reducer, info["losses"], info["count"], info["divisor"]))["loss"]
-            for name, info in terms.items()
-        }
+        if lists_all:
+            return self._reduced_uniformly(terms)
+        return terms
 
-    def _in_tiles(self, size: int, given: Given) -> Terms:
-        """Return the terms of :meth:`_dense`, computed ``size`` anchors at a time."""
-        embeddings, labels, indices_tuple, ref_emb, ref_labels, own, related = given
-        references, order, ends = ref_emb is not embeddings, None, None
-        alone = not references and indices_tuple is None and related is None
-        by_class = self.tiles == "classes" and alone
-        if by_class and labels is not None:
-            order = labels.argsort(stable=True)
-            embeddings, labels = embeddings[order], labels[order]
-            ends = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
-            ref_emb = embeddings
-        own_apart = own is not None and self.tiles == "rows" and ref_emb.requires_grad
-        if own_apart:  # only own rows need a gradient; that of all rows would be as large as the memory
+    def _reduced_uniformly(self, terms: Terms) -> Terms:
+        """Return the value of each term, whose losses are padded with zeros."""
+        values = {}
+        for name, info in terms.items():
+            value = reduce_uniformly(self.reducer, info["losses"], info["count"], info["divisor"])
+            values[name] = reduced(value)["loss"]
+        return values
+
+    def _in_tiles(self, inputs: LossInputs, size: int) -> Terms:
+        """Return the terms of :meth:`_whole`, computed ``size`` anchors at a time."""
+        order = None
+        ends = None
+        by_labels = not inputs.references and inputs.indices_tuple is None and inputs.related is None
+        by_class = self.tiles == "classes" and by_labels
+        if by_class and inputs.labels is not None:
+            inputs, order, ends = _sorted_by_class(inputs, inputs.labels)
+
+        embeddings = inputs.embeddings
+        ref_emb = inputs.ref_emb
+        # Only own rows need a gradient; that of all rows would be as large as the memory.
+        own_rows_alone = inputs.self_column is not None and self.tiles == "rows" and ref_emb.requires_grad
+        if own_rows_alone:
             ref_emb = ref_emb.detach()
         points = self.distance.maybe_normalize(embeddings)
-        columns = self.distance.maybe_normalize(ref_emb) if references else points
-        arguments = points.device, labels, indices_tuple, ref_labels, own, related
-        rule = PairsOfRows(*arguments, references=references, rows=len(points))
-        tile_matrix, joined = TiledDistance(self.distance, points, columns), _JoinedTerms(type(self).__name__, order)
+        columns = self.distance.maybe_normalize(ref_emb) if inputs.references else points
+        masks = self._masks(inputs, rows=len(points))
+        matrices = TiledDistance(self.distance, points, columns)
+        joined = _JoinedTerms(type(self).__name__, order)
 
-        def part(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
+        def terms_of_tile(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
             self._sums = {}
-            matrix = tile_matrix.of(anchors[0], whole[0])
-            if own is not None and own_apart:
-                matrix = matrix.index_copy(1, own, tile_matrix.of(anchors[0], whole[2]))
-            pairs = Pairs(
-                matrix,
-                *rule.weighted_masks(matrix, rows),
-                anchors[1],
-                whole[1],
-                self.distance,
-                references,
-                labels=labels[rows] if alone and labels is not None else None,
-                triplets=rule.triplets(rows),
-                counts=rule.counts(matrix, rows) if self.counts_repeats else None,
-                first=rows.start,
+            tile_points, tile_embeddings = anchors
+            all_columns, all_references, *own_rows = whole
+            matrix = matrices.of(tile_points, all_columns)
+            if own_rows:
+                assert inputs.self_column is not None
+                matrix = matrix.index_copy(1, inputs.self_column, matrices.of(tile_points, own_rows[0]))
+            tile = _Tile(
+                matrix=matrix,
+                masks=masks,
+                rows=rows,
+                embeddings=tile_embeddings,
+                ref_emb=all_references,
+                points=tile_points,
+                columns=all_columns,
                 whole_classes=by_class,
-                normalized=(anchors[0], whole[0]),
-                compare=lambda x, y: compare(self.distance, x, y),
             )
-            return [*joined.flat(self.equation(pairs), rows.start), *self._statistics(matrix)]
+            terms = self.equation(self._pairs(inputs, tile))
+            return [*joined.flat(terms, rows.start), *self._statistics(matrix)]
 
-        values, whole = len(self._sub_loss_names()), (columns, ref_emb, *([points] if own_apart else []))
         results = in_tiles(
-            part,
+            terms_of_tile,
             (points, embeddings),
-            whole,
+            (columns, ref_emb, points) if own_rows_alone else (columns, ref_emb),
             tiles_of_rows(len(points), size, ends),
             list(self.parameters()),
-            values=values,
+            values=len(self._sub_loss_names()),
             at_once=has_uniform_weights(self.reducer, points.device),
         )
-        tile_matrix.finish()
+        matrices.finish()
         if self.collect_stats:
-            sums = [result.sum() for result in results[len(results) - 2 * len(self.recorded) :]]
-            self._set_statistics(dict(zip(self.recorded, zip(sums[::2], sums[1::2], strict=True), strict=True)))
+            self._add_statistics(results[len(results) - 2 * len(self.recorded) :])
         return joined.terms(results)
+
+    # Statistics
 
     def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
         """Set statistics by name if ``collect_stats``: tensors, to be averaged, or pairs (total, divisor)."""
@@ -280,14 +403,25 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             return
         for name, value in statistics.items():
             total, count = value if isinstance(value, tuple) else (value.sum(), value.numel())
-            self._sums[name] = total.detach(), torch.as_tensor(count, dtype=total.dtype, device=total.device)
+            divisor = torch.as_tensor(count, dtype=total.dtype, device=total.device)
+            self._sums[name] = (total.detach(), divisor)
 
     def _statistics(self, like: Tensor) -> list[Tensor]:
         """Return the current tile's totals and counts of statistics, one entry each."""
+        values: list[Tensor] = []
         if not self.collect_stats:
-            return []
-        none = like.new_zeros(()), like.new_zeros(())
-        return [x.detach().reshape(1).to(like.dtype) for name in self.recorded for x in self._sums.get(name, none)]
+            return values
+        none = (like.new_zeros(()), like.new_zeros(()))
+        for name in self.recorded:
+            for value in self._sums.get(name, none):
+                values.append(value.detach().reshape(1).to(like.dtype))
+        return values
+
+    def _add_statistics(self, results: tuple[Tensor, ...]) -> None:
+        """Set statistics from the totals and counts of all tiles, two results for each name."""
+        sums = [result.sum() for result in results]
+        totals_and_counts = zip(sums[::2], sums[1::2], strict=True)
+        self._set_statistics(dict(zip(self.recorded, totals_and_counts, strict=True)))
 
     def _set_statistics(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
         self._sums = {}
@@ -296,51 +430,89 @@ class PairLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     def get_default_distance(self) -> BaseDistance:
         """Return cosine similarity, or the Euclidean distance of normalized embeddings."""
-        return EuclideanDistance() if self.nearer == "smaller" else GramCosineSimilarity()
+        if self.compares == "distances":
+            return EuclideanDistance()
+        return GramCosineSimilarity()
 
     def extra_repr(self) -> str:
         """Return the settings."""
         return settings_repr(self)
 
 
+def _sorted_by_class(inputs: LossInputs, labels: Tensor) -> tuple[LossInputs, Tensor, list[int]]:
+    """Return a batch in the order of its classes, that order, ``[B]``, and the row after each class."""
+    order = labels.argsort(stable=True)
+    embeddings = inputs.embeddings[order]
+    labels = labels[order]
+    ends: list[int] = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
+    ordered = dataclasses.replace(inputs, embeddings=embeddings, labels=labels, ref_emb=embeddings, ref_labels=labels)
+    return ordered, order, ends
+
+
+class _Kind(NamedTuple):
+    """What a loss's values belong to."""
+
+    reduction_type: str
+    counts_values: bool  # whether the divisor is the number of values
+
+
 class _JoinedTerms:
     """Conversion of tiles' terms to tensors to concatenate, and back; ``order``, ``[B]``: batch row of each row."""
 
     def __init__(self, owner: str, order: Tensor | None) -> None:
-        self._owner, self._order = owner, order
-        self._kinds: dict[str, tuple[str, bool]] = {}  # by name: reduction type, and whether the divisor is the count
+        self._owner = owner
+        self._order = order
+        self._kinds: dict[str, _Kind] = {}
 
     def flat(self, terms: Terms, start: int) -> list[Tensor]:
         """Return the values of a tile whose first row is ``start``, followed by their indices and divisors."""
-        values, rest = [], []
+        values: list[Tensor] = []
+        rest: list[Tensor] = []
         for name, info in terms.items():
-            losses, indices, divisor = info["losses"], info["indices"], info.get("divisor")
+            losses = info["losses"]
             if info["reduction_type"] == "already_reduced":
                 raise TypeError(
                     f"{self._owner} gives one value for the whole batch, which tiles of it do not have; return "
                     "values per anchor, pair or triplet, or leave out the class's tiles"
                 )
-            elements = divisor is None or (isinstance(divisor, int) and divisor == len(losses))
-            self._kinds[name] = info["reduction_type"], elements
-            anchors, *partners = (indices,) if isinstance(indices, Tensor) else indices
+            divisor = info.get("divisor")
+            if divisor is None:
+                divisor = len(losses)
+            counts_values = isinstance(divisor, int) and divisor == len(losses)
+            self._kinds[name] = _Kind(info["reduction_type"], counts_values)
             values.append(losses)
-            rest += [anchors + start, *partners]
-            divisor = len(losses) if divisor is None else divisor
+
+            indices = info["indices"]
+            anchors, *partners = (indices,) if isinstance(indices, Tensor) else indices
+            rest.append(anchors + start)
+            rest.extend(partners)
             rest.append(torch.as_tensor(divisor, device=losses.device).detach().reshape(1).to(losses.dtype))
         return [*values, *rest]
 
     def terms(self, results: tuple[Tensor, ...]) -> Terms:
         """Return the terms of the whole batch, pairs in row-major order, from the joined results of :meth:`flat`."""
-        terms, left = {}, iter(results[len(self._kinds) :])
-        for losses, (name, (kind, elements)) in zip(results, self._kinds.items(), strict=False):
-            indices = [next(left) for _ in range({"element": 1, "triplet": 3}.get(kind, 2))]
-            divisor = next(left)
-            total: Tensor | int = len(losses) if elements else divisor.sum()
+        terms: Terms = {}
+        left = iter(results[len(self._kinds) :])
+        for losses, (name, kind) in zip(results, self._kinds.items(), strict=False):
+            count = {"element": 1, "triplet": 3}.get(kind.reduction_type, 2)
+            indices = [next(left) for _ in range(count)]
+            divisors = next(left)
             if self._order is not None:
-                indices = [self._order[index] for index in indices]
-                places = indices[0] if len(indices) == 1 else indices[0] * len(self._order) + indices[1]
-                by_row = places.argsort(stable=True)
-                losses, indices = losses[by_row], [index[by_row] for index in indices]
-            kept: Any = indices[0] if len(indices) == 1 else tuple(indices)
-            terms[name] = {"losses": losses, "indices": kept, "reduction_type": kind, "divisor": total}
+                losses, indices = _in_batch_order(losses, indices, self._order)
+            terms[name] = {
+                "losses": losses,
+                "indices": indices[0] if count == 1 else tuple(indices),
+                "reduction_type": kind.reduction_type,
+                "divisor": len(losses) if kind.counts_values else divisors.sum(),
+            }
         return terms
+
+
+def _in_batch_order(losses: Tensor, indices: list[Tensor], order: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return losses and indices of rows that were in another ``order``, [B], in the order of the batch."""
+    indices = [order[index] for index in indices]
+    places = indices[0]
+    if len(indices) > 1:
+        places = places * len(order) + indices[1]
+    by_row = places.argsort(stable=True)
+    return losses[by_row], [index[by_row] for index in indices]

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..pairwise import AllButItself as AllButItself
+from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf
 from ..pairwise import all_places
-from ..pml import BaseDistance
 
 Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
 Triplets = tuple[Tensor, Tensor, Tensor]
@@ -28,47 +27,36 @@ class Pairs:
     weights: Tensor | None  # of the positive pairs, above 0 and up to 1, where the relation is graded
     embeddings: Tensor  # the anchors, [T, D], float32 or float64, not normalized
     ref_emb: Tensor  # the columns, [R, D], likewise
-    distance: BaseDistance
+    points: Tensor  # the anchors as the distance takes them, [T, D]: normalized, if it normalizes
+    columns: Tensor  # the columns as the distance takes them, [R, D]
+    compare: Callable[[Tensor, Tensor], Tensor]  # gives the matrix of two such tensors
     references: bool  # whether the columns are references and not the batch itself
     labels: Tensor | None = None  # of the anchors, if pairs follow only from the batch's labels
     triplets: Triplets | None = None  # of an indices_tuple of triplets; anchors are rows of the tile
     first: int = 0  # the first anchor's row in the batch
     whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in the same order
-    normalized: tuple[Tensor, Tensor] | None = None  # anchors and columns, as points and columns return them
-    compare: Callable[[Tensor, Tensor], Tensor] | None = None  # gives the matrix of two such tensors
     counts: tuple[Tensor, Tensor] | None = None  # how often an indices_tuple lists each pair; see counts_repeats
-    everywhere: bool = False  # listed has every entry of the matrix; see PairLoss.takes_all_places
+    lists_all: bool = False  # listed has every entry of the matrix; see PairLoss.compiles_to_one_graph
 
     @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:
         """Anchors (rows of the tile) and partners (columns) of the positive pairs, each ``[P]``, in row-major order.
 
         With ``counts``, a pair is here as often as the ``indices_tuple`` lists it.
-        The host waits for a GPU to get P. With ``everywhere`` all entries are listed, and :func:`per_pair` masks them.
+        The host waits for a GPU to get P. With ``lists_all`` all entries are listed, and :func:`per_pair` masks them.
         """
-        return all_places(self.positives) if self.everywhere else self._listed
+        if self.lists_all:
+            return all_places(self.positives)
+        return self._listed
 
     @functools.cached_property
     def _listed(self) -> tuple[Tensor, Tensor]:
         anchors, partners = torch.where(self.positives)
         if self.counts is not None:
             times = self.counts[0][anchors, partners].long()
-            anchors, partners = anchors.repeat_interleave(times), partners.repeat_interleave(times)
+            anchors = anchors.repeat_interleave(times)
+            partners = partners.repeat_interleave(times)
         return anchors, partners
-
-    @functools.cached_property
-    def points(self) -> Tensor:
-        """The anchors as the distance takes them, ``[T, D]``: normalized, if it normalizes."""
-        normalized: Tensor = self.normalized[0] if self.normalized else self.distance.maybe_normalize(self.embeddings)
-        return normalized
-
-    @functools.cached_property
-    def columns(self) -> Tensor:
-        """The columns as the distance takes them, ``[R, D]``."""
-        if self.normalized is None and not self.references:
-            return self.points
-        normalized: Tensor = self.normalized[1] if self.normalized else self.distance.maybe_normalize(self.ref_emb)
-        return normalized
 
     def between(self, partners: Tensor) -> tuple[Tensor, Tensor]:
         """Return the matrix ``[U, R]`` of the distinct partners with all columns, and each partner's row in it.
@@ -80,10 +68,7 @@ class Pairs:
         used, rows = torch.unique(partners, return_inverse=True)
         if len(used) == 0:  # a padded matrix of pairs looks at the first row
             used = partners.new_zeros(1)
-        if self.compare is not None:
-            return self.compare(self.columns[used], self.columns), rows
-        # not from the cached columns: cached in a part that the backward pass recomputes, they would lose gradients
-        return self.distance(self.ref_emb[used], self.ref_emb), rows
+        return self.compare(self.columns[used], self.columns), rows
 
 
 def per_anchor(losses: Tensor, divisor: Tensor | float | None = None) -> Terms:
@@ -96,13 +81,15 @@ def per_pair(losses: Tensor, pairs: Pairs, divisor: Tensor | float | None = None
 
     ``divisor``: number of elements in a mean, P by default.
     """
-    if pairs.everywhere:
-        mask = pairs.positives.flatten()
-        count = mask.sum()
-        terms = _term(torch.where(mask, losses, 0), None, "pos_pair", count if divisor is None else divisor)
-        terms["loss"]["count"] = count
-        return terms
-    return _term(losses, pairs.listed, "pos_pair", divisor)
+    if not pairs.lists_all:
+        return _term(losses, pairs.listed, "pos_pair", divisor)
+    mask = pairs.positives.flatten()
+    count = mask.sum()
+    if divisor is None:
+        divisor = count
+    terms = _term(torch.where(mask, losses, 0), None, "pos_pair", divisor)
+    terms["loss"]["count"] = count
+    return terms
 
 
 def per_triplet(losses: Tensor, triplets: Triplets, divisor: Tensor | float | None = None) -> Terms:
@@ -116,5 +103,6 @@ def reduced(value: Tensor | int) -> Terms:
 
 
 def _term(losses: Tensor, indices: Any, kind: str, divisor: Tensor | float | None) -> Terms:
-    divisor = len(losses) if divisor is None else divisor
+    if divisor is None:
+        divisor = len(losses)
     return {"loss": {"losses": losses, "indices": indices, "reduction_type": kind, "divisor": divisor}}

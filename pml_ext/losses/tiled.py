@@ -17,7 +17,7 @@ from ..pairwise import in_parts, log_one_plus_exp, log_sum_exp, log_sums_exp, ma
 from ..pml import BaseDistance, BaseReducer
 from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_number
-from .pair_loss import Given, PairLoss, PairLossSettings
+from .pair_loss import LossInputs, PairLoss, PairLossSettings
 from .pairs import Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
 
 _ENTRIES = 1 << 23  # entries of gathered rows held at a time
@@ -26,7 +26,7 @@ _ENTRIES = 1 << 23  # entries of gathered rows held at a time
 class _TiledLoss(PairLoss):
     """Base of losses that take any distance and are computed in tiles of anchors."""
 
-    nearer = "either"
+    compares = "either"
     tiles: ClassVar[str | None] = "rows"
 
     def _nearness(self, matrix: Tensor) -> Tensor:  # larger where two embeddings are nearer
@@ -51,12 +51,12 @@ class _SummedByRow(_TiledLoss):
                     f"{type(stated).__name__}; PML's {own.removeprefix('Tiled')} lists them"
                 )
 
-    def finished(self, terms: Terms, given: Given) -> Terms:
+    def finished(self, terms: Terms, inputs: LossInputs) -> Terms:
         """Reduce the terms here if the reducer is PML's, which would mistake row sums for single values."""
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
             if not isinstance(reducer, SumOverDivisorReducer) and info["reduction_type"] in ("element", "pos_pair"):
-                terms[name] = reduced(reduced_rows(reducer, info, given.embeddings, given.labels))["loss"]
+                terms[name] = reduced(reduced_rows(reducer, info, inputs.embeddings, inputs.labels))["loss"]
         return terms
 
     def get_default_reducer(self) -> BaseReducer:
@@ -181,7 +181,7 @@ class TiledNTXentLoss(_TiledLoss):
         super().__init__(**kwargs)
         self.temperature = temperature
 
-    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return True: a value for every entry costs no more than the matrix."""
         return True
 
@@ -195,6 +195,18 @@ class TiledNTXentLoss(_TiledLoss):
         negatives = log_sum_exp(counted, pairs.negatives)
         exponents = negatives[anchors] - logits[anchors, partners]
         return per_pair(log_one_plus_exp(exponents), pairs)
+
+
+def _has_negatives(inputs: LossInputs) -> Tensor:
+    """Return whether a batch has a negative pair, as a tensor: the host does not wait for the device."""
+    if inputs.indices_tuple is not None:
+        return torch.tensor(len(inputs.indices_tuple[-1]) > 0)
+    if inputs.related is not None:
+        return inputs.related.has_negatives()
+    assert inputs.labels is not None
+    assert inputs.ref_labels is not None
+    first = inputs.labels[0]
+    return torch.ne(inputs.labels, first).any() | torch.ne(inputs.ref_labels, first).any()
 
 
 class TiledSupConLoss(_TiledLoss):
@@ -222,20 +234,11 @@ class TiledSupConLoss(_TiledLoss):
         super().__init__(**kwargs)
         self.temperature = temperature
 
-    def finished(self, terms: Terms, given: Given) -> Terms:
+    def finished(self, terms: Terms, inputs: LossInputs) -> Terms:
         """Multiply by 0 if the batch has no negative pair, without waiting for the device."""
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
-            if given.indices_tuple is not None:
-                there = torch.tensor(len(given.indices_tuple[-1]) > 0)
-            elif given.related is not None:
-                there = given.related.has_negatives()
-            else:
-                assert given.labels is not None
-                assert given.ref_labels is not None
-                first = given.labels[0]
-                there = torch.ne(given.labels, first).any() | torch.ne(given.ref_labels, first).any()
-            there = there.to(info["losses"].device, torch.float32)
+            there = _has_negatives(inputs).to(info["losses"].device, torch.float32)
             terms["loss"] = info | {"losses": info["losses"] * there, "divisor": info["divisor"] * there}
         return terms
 
@@ -287,7 +290,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         super().__init__(**kwargs)
         self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
 
-    def takes_all_places(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return False: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
         return False
 

@@ -9,16 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import pml
-from ..pairwise import (
-    FullPrecisionForward,
-    Relation,
-    autocast_off,
-    check_batch,
-    check_indices_tuple,
-    label_tensors,
-    related_pairs,
-    to_full_precision,
-)
+from ..pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
 from ..registry.components import capabilities
 from ..settings import check_number, settings_repr
 from .calling import (
@@ -33,8 +24,10 @@ from .calling import (
     takes_all_pairs,
     unwrapped,
 )
+from .full_precision import FullPrecisionForward
 from .mining import mine, without_copies
-from .pairs import AllButItself, Terms, reduced
+from .pairs import AllPairsExceptSelf, Terms, reduced
+from .relations import Relation, label_tensors, related_pairs
 
 
 class _Given(NamedTuple):
@@ -90,7 +83,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether the loss accepts AllButItself; see :func:`takes_all_pairs`."""
+        """Whether the loss accepts AllPairsExceptSelf; see :func:`takes_all_pairs`."""
         return takes_all_pairs(self.loss)
 
     @property
@@ -169,7 +162,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
     @property
     def takes_all_pairs(self) -> bool:
-        """Whether each loss has a miner, or accepts AllButItself; see :func:`takes_all_pairs`."""
+        """Whether each loss has a miner, or accepts AllPairsExceptSelf; see :func:`takes_all_pairs`."""
         return bool(self.miners) or all(takes_all_pairs(loss) for _, loss in self.items())
 
     @property
@@ -196,7 +189,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     ) -> Tensor:
         """Return the weighted sum; arguments as of PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        own = indices_tuple.places if isinstance(indices_tuple, AllButItself) else None
+        own = indices_tuple.columns if isinstance(indices_tuple, AllPairsExceptSelf) else None
         if self.miners and indices_tuple is not None and own is None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)
@@ -342,16 +335,16 @@ class WithRelation(torch.nn.Module):
         if self.takes_relation:
             return self.inner(embeddings, labels, indices_tuple, **references, relation=self.relation)
         check_indices_tuple(indices_tuple)
-        if indices_tuple is None or isinstance(indices_tuple, AllButItself):
+        if indices_tuple is None or isinstance(indices_tuple, AllPairsExceptSelf):
             indices_tuple = self._pairs(embeddings, labels, ref_emb, ref_labels, indices_tuple)
         return call_loss(self.inner, embeddings, None, indices_tuple, ref_emb)
 
     def _pairs(
-        self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any, but: AllButItself | None
+        self, embeddings: Tensor, labels: Any, ref_emb: Tensor | None, ref_labels: Any, but: AllPairsExceptSelf | None
     ) -> tuple[Tensor, ...]:
         rows, columns = label_tensors(self.relation, embeddings, labels, ref_emb, ref_labels)
         pairs = related_pairs(self.relation, rows, columns, ref_emb is None or ref_emb is embeddings)
-        return pairs if but is None else without_copies(pairs, but.places)
+        return pairs if but is None else without_copies(pairs, but.columns)
 
     @torch.no_grad()
     def _mined(
@@ -365,7 +358,7 @@ class WithRelation(torch.nn.Module):
         if self.takes_relation:
             listed = {} if indices_tuple is None else {"indices_tuple": indices_tuple}
             return self.inner(embeddings, labels, ref_emb, ref_labels, relation=self.relation, **listed)  # type: ignore[no-any-return]
-        if indices_tuple is not None and not isinstance(indices_tuple, AllButItself):
+        if indices_tuple is not None and not isinstance(indices_tuple, AllPairsExceptSelf):
             name = type(self.inner).__name__
             raise ValueError(f"{name} takes no indices_tuple; leave it out, or take a miner of ours")
         a1, p, a2, n = self._pairs(embeddings, labels, ref_emb, ref_labels, indices_tuple)

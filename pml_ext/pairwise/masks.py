@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .reductions import masked_max, masked_min
-from .relations import Related
 
 
-class AllButItself(NamedTuple):
-    """An ``indices_tuple`` for all pairs by label, except embedding i with its own copy, reference ``places[i]``."""
+class AllPairsExceptSelf(NamedTuple):
+    """An ``indices_tuple`` for all pairs by label, except embedding i with its own copy, reference ``columns[i]``."""
 
-    places: Tensor
+    columns: Tensor
+
+
+class RelationWeights(NamedTuple):
+    """The weights of a relation between the rows and the columns of a matrix."""
+
+    of_rows: Callable[[slice], Tensor]  # a slice of the rows to weights, [T, R]: 0 is negative, NaN neither
+    graded: bool  # whether positive pairs have weights other than 1
 
 
 def pair_masks(
@@ -42,15 +49,20 @@ def pair_masks(
     """
     if indices_tuple is not None:
         a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
-        positives, negatives = _mask(matrix, a1, p), _mask(matrix, a2, n)
+        positives = _mask(matrix, a1, p)
+        negatives = _mask(matrix, a2, n)
         if not references:
             negatives.diagonal(first).zero_()
     else:
-        columns = labels if ref_labels is None and not references else ref_labels
+        columns = ref_labels
+        if columns is None and not references:
+            columns = labels
         if labels is None or columns is None:
             missing = "labels" if labels is None else "ref_labels"
             raise ValueError(f"{missing} must be given where no indices_tuple is")
-        positives, negatives = labels[:, None] == columns, labels[:, None] != columns
+        rows = labels[:, None]
+        positives = rows == columns
+        negatives = rows != columns
     if not references:
         positives.diagonal(first).zero_()
     return positives, negatives
@@ -65,9 +77,8 @@ def all_places(matrix: Tensor) -> tuple[Tensor, Tensor]:
 class PairsOfRows:
     """Pair masks of any slice of the rows of a batch; arguments as of :func:`pair_masks`.
 
-    ``own_columns``, ``[B]``: the column of each embedding's own copy, excluded as its partner; None without copies.
-    ``rows``: B if slices of the rows will be requested, else None. ``related``: a relation with its labels, instead
-    of labels.
+    ``self_column``, ``[B]``: the column of each embedding's own copy, excluded as its partner; None without copies.
+    ``rows``: B if slices of the rows will be requested, else None. ``relation``: weights that replace the labels.
     """
 
     def __init__(
@@ -76,66 +87,109 @@ class PairsOfRows:
         labels: Tensor | None,
         indices_tuple: tuple[Tensor, ...] | None,
         ref_labels: Tensor | None,
-        own_columns: Tensor | None = None,
-        related: Related | None = None,
+        self_column: Tensor | None = None,
+        relation: RelationWeights | None = None,
         *,
         references: bool,
         rows: int | None = None,
     ) -> None:
-        self._own, self._references, self._related = own_columns, references, related
-        self._graded = related is not None and related.relation.graded
-        self._labels, self._ref_labels = labels, ref_labels if references else labels
+        self._labels = labels
+        self._ref_labels = ref_labels if references else labels
+        self._self_column = self_column
+        self._relation = relation
+        self._references = references
         self._lists: list[tuple[Tensor, ...]] | None = None
         if indices_tuple is not None:
-            a1, p, a2, n = _as_pairs(indices_tuple, device)
-            self._lists = [(a1, p), (a2, n), *([(a1, p, n)] if len(indices_tuple) == 3 else [])]
+            self._lists = _lists_of(indices_tuple, device)
             if rows is not None:
-                self._lists = [tuple(index[pairs[0].argsort(stable=True)] for index in pairs) for pairs in self._lists]
-                numbers = torch.arange(rows + 1, device=device)
-                self._starts = [torch.searchsorted(pairs[0], numbers).tolist() for pairs in self._lists]
+                self._sort_lists(rows)
+
+    def _sort_lists(self, rows: int) -> None:
+        """Sort the listed pairs by anchor, and find where each row's begin."""
+        assert self._lists is not None
+        sorted_lists = []
+        self._starts: list[list[int]] = []
+        for pairs in self._lists:
+            anchors = pairs[0]
+            order = anchors.argsort(stable=True)
+            numbers = torch.arange(rows + 1, device=anchors.device)
+            self._starts.append(torch.searchsorted(anchors[order], numbers).tolist())
+            sorted_lists.append(tuple(index[order] for index in pairs))
+        self._lists = sorted_lists
 
     def _listed(self, number: int, rows: slice | None) -> tuple[Tensor, ...]:
         """Return the listed pairs or triplets of a slice of rows, anchors counted from the slice's start."""
         assert self._lists is not None
         if rows is None:
             return self._lists[number]
-        start, stop = self._starts[number][rows.start], self._starts[number][rows.stop]
-        first, *others = (index[start:stop] for index in self._lists[number])
-        return (first - rows.start, *others)
+        starts = self._starts[number]
+        listed = slice(starts[rows.start], starts[rows.stop])
+        anchors, *others = (index[listed] for index in self._lists[number])
+        return (anchors - rows.start, *others)
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
         """Return the masks of positive and negative pairs of a slice of rows; of all rows by default."""
-        return self.weighted_masks(matrix, rows)[:2]
+        positives, negatives, _ = self.weighted_masks(matrix, rows)
+        return positives, negatives
 
     def weighted_masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return the masks, and the weights of a graded relation, ``[T, R]``, or None without one."""
-        chosen, first = slice(None) if rows is None else rows, 0 if rows is None else rows.start
-        weights = None
-        if self._related is not None and (self._lists is None or self._graded):
-            weights = self._related.relation.matrix(self._related.labels[chosen], self._related.ref_labels)
+        first = 0 if rows is None else rows.start
+        if self._relation is not None:
+            return self._related_masks(self._relation, matrix, rows, first)
         if self._lists is not None:
-            both = (*self._listed(0, rows), *self._listed(1, rows))
-            masks = pair_masks(matrix, None, both, references=self._references, first=first)
-        elif weights is None:
-            labels = None if self._labels is None else self._labels[chosen]
-            masks = pair_masks(matrix, labels, None, self._ref_labels, references=self._references, first=first)
+            positives, negatives = self._listed_masks(matrix, rows, first)
+            return positives, negatives, None
+        labels = self._labels
+        if labels is not None and rows is not None:
+            labels = labels[rows]
+        positives, negatives = pair_masks(
+            matrix, labels, None, self._ref_labels, references=self._references, first=first
+        )
+        if self._self_column is not None:
+            self._leave_out_self(positives, rows)
+        return positives, negatives, None
+
+    def _listed_masks(self, matrix: Tensor, rows: slice | None, first: int) -> tuple[Tensor, Tensor]:
+        pairs = (*self._listed(0, rows), *self._listed(1, rows))
+        return pair_masks(matrix, None, pairs, references=self._references, first=first)
+
+    def _related_masks(
+        self, relation: RelationWeights, matrix: Tensor, rows: slice | None, first: int
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the masks of a relation, or of listed pairs, with the relation's weights if it is graded."""
+        weights = None
+        if self._lists is None or relation.graded:
+            weights = relation.of_rows(slice(None) if rows is None else rows)
+        if self._lists is not None:
+            positives, negatives = self._listed_masks(matrix, rows, first)
         else:
-            masks = weights > 0, weights == 0
-            for mask in masks if not self._references else ():
-                mask.diagonal(first).zero_()
-        if self._own is not None and self._lists is None:
-            for mask in masks if weights is not None else masks[:1]:
-                mask.scatter_(1, self._own[chosen, None], False)
-        return *masks, weights.to(matrix.dtype) if weights is not None and self._graded else None
+            assert weights is not None
+            positives = weights > 0
+            negatives = weights == 0
+            if not self._references:
+                positives.diagonal(first).zero_()
+                negatives.diagonal(first).zero_()
+            if self._self_column is not None:
+                self._leave_out_self(positives, rows)
+                self._leave_out_self(negatives, rows)
+        if weights is None or not relation.graded:
+            return positives, negatives, None
+        return positives, negatives, weights.to(matrix.dtype)
+
+    def _leave_out_self(self, mask: Tensor, rows: slice | None) -> None:
+        """Clear each anchor's own copy in a mask, in place."""
+        assert self._self_column is not None
+        columns = self._self_column if rows is None else self._self_column[rows]
+        mask.scatter_(1, columns[:, None], False)
 
     def counts(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor] | None:
         """Return how often each positive and negative pair is listed, ``[T, R]``; None without an indices_tuple."""
         if self._lists is None:
             return None
         one = torch.ones((), dtype=matrix.dtype, device=matrix.device)
-        positives, negatives = (
-            torch.zeros_like(matrix).index_put_(self._listed(number, rows), one, accumulate=True) for number in (0, 1)
-        )
+        positives = torch.zeros_like(matrix).index_put_(self._listed(0, rows), one, accumulate=True)
+        negatives = torch.zeros_like(matrix).index_put_(self._listed(1, rows), one, accumulate=True)
         return positives, negatives
 
     def triplets(self, rows: slice | None = None) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -146,6 +200,15 @@ class PairsOfRows:
         return a, p, n
 
 
+def _lists_of(indices_tuple: tuple[Tensor, ...], device: torch.device) -> list[tuple[Tensor, ...]]:
+    """Return the listed positive pairs, negative pairs and, if the tuple has triplets, the triplets."""
+    a1, p, a2, n = _as_pairs(indices_tuple, device)
+    lists: list[tuple[Tensor, ...]] = [(a1, p), (a2, n)]
+    if len(indices_tuple) == 3:
+        lists.append((a1, p, n))
+    return lists
+
+
 def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     if len(indices_tuple) not in (3, 4):
         raise ValueError(
@@ -153,7 +216,10 @@ def _as_pairs(indices_tuple: tuple[Tensor, ...], device: torch.device) -> tuple[
             f"(anchors, positives, anchors, negatives); got {len(indices_tuple)}"
         )
     indices = [torch.as_tensor(index).to(device, torch.long) for index in indices_tuple]
-    a1, p, a2, n = indices if len(indices) == 4 else (indices[0], indices[1], indices[0], indices[2])
+    if len(indices) == 3:
+        anchors, positives, negatives = indices
+        return anchors, positives, anchors, negatives
+    a1, p, a2, n = indices
     return a1, p, a2, n
 
 
@@ -178,7 +244,6 @@ def hard_pair_masks(
     nearest_negative = masked_max(similarity, negatives)
     farthest_positive = masked_min(similarity, positives)
     # ``mask > easy`` is "in the mask and not easy"; no pair of a row with NaN is easy
-    return (
-        positives > (similarity >= nearest_negative[:, None] + epsilon),
-        negatives > (similarity <= farthest_positive[:, None] - epsilon),
-    )
+    easy_positives = similarity >= nearest_negative[:, None] + epsilon
+    easy_negatives = similarity <= farthest_positive[:, None] - epsilon
+    return positives > easy_positives, negatives > easy_negatives

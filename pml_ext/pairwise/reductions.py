@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .transforms import transformed
+from .batch import transformed
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import to_full_precision
-from .transforms import transformed
+from .batch import to_full_precision, transformed
 
 _EPS = 1e-12  # the least length divided by, as in torch.nn.functional.normalize
 _LEAST = 1e-6  # a shorter row has the gradient of a row of this length
@@ -41,25 +40,23 @@ def _written_out(x: Tensor) -> Tensor:
     return torch.where(norm == 0, 0, torch.where(norm < _LEAST, short, rows))
 
 
-def _scales(norm: Tensor) -> Tensor:
-    return torch.where(norm == 0, 0, norm.clamp(min=_LEAST).reciprocal())
-
-
 class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
         rows = x / norm.clamp(min=_EPS)
-        ctx.save_for_backward(x, rows, _scales(norm), norm >= _EPS)
+        ctx.save_for_backward(x, rows, norm)
         return rows  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        x, rows, scales, is_long = ctx.saved_tensors
+        x, rows, norm = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input
             norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-            rows, scales = x / norm.clamp(min=_EPS), _scales(norm)
-        along = torch.linalg.vecdot(grad, rows, dim=1)[:, None] * is_long  # shorter rows are divided by a constant
+            rows = x / norm.clamp(min=_EPS)
+        scales = torch.where(norm == 0, 0, norm.clamp(min=_LEAST).reciprocal())
+        is_long = norm >= _EPS  # shorter rows are divided by a constant
+        along = torch.linalg.vecdot(grad, rows, dim=1)[:, None] * is_long
         return torch.addcmul(grad, rows, along, value=-1) * scales  # type: ignore[no-any-return]
 
 

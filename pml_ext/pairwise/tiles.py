@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .transforms import transformed
+from .batch import transformed
 
 # Returns a tile's values, given its slice, its rows of the by-row tensors, and the whole tensors.
 Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor]]
@@ -193,7 +193,7 @@ class _Gradients:
         else:
             total.add_(gradient)
 
-    def everywhere(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    def summed_over_processes(self, tensors: Sequence[Tensor]) -> list[Tensor | None]:
         """Return the total gradients, summed over the processes if they share tiles."""
         if self.plan.sharing is None:
             return self.total
@@ -268,11 +268,11 @@ class _InTiles(torch.autograd.Function):
         if ctx.gradients is not None and _alike(grads[0]):
             weight = grads[0][0] if len(grads[0]) else grads[0].new_zeros(())
             gradients.total = [None if total is None else total * weight for total in ctx.gradients]
-            return (None, *gradients.everywhere(tensors))
+            return (None, *gradients.summed_over_processes(tensors))
         starts = list(ctx.starts)
         for tile in plan.own():
             gradients.add(tile, lambda values: _taken(grads, starts, values))
-        return (None, *gradients.everywhere(tensors))
+        return (None, *gradients.summed_over_processes(tensors))
 
 
 def _differentiable(

@@ -35,8 +35,8 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
     import torch
 
     from ..data import DataSplits, Pipeline
+    from ..losses.relations import Relation
     from ..networks.network import Network, Preprocessing
-    from ..pairwise import Relation
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
 KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
@@ -144,7 +144,7 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
     """Build the relation of ``[data] relation`` between the named classes; return None if the recipe sets none."""
     if table.relation is None:
         return None
-    from ..pairwise import RELATIONS
+    from ..losses.relations import RELATIONS
 
     factory = RELATIONS[table.relation.name]
     options = options_of("data.relation", table.relation.name, factory, ("names", "paths"), table.relation.settings)

@@ -18,9 +18,9 @@ from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, nee
 from ..evaluation.classification import nearest_class_mean, related_means
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from ..losses.relations import Relation
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import fit_whitened_pca
-from ..pairwise import Relation
 from ..recipe.schema import PROTOCOLS, TOP
 from .engine import first_nonfinite
 from .stages import Stages

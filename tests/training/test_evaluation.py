@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pml_ext.pairwise import Hierarchy
+from pml_ext.losses.relations import Hierarchy
 from pml_ext.training.evaluation import collapse, missing_pairs
 
 LABELS = torch.arange(60) % 6

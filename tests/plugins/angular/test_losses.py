@@ -9,7 +9,7 @@ from pytorch_metric_learning import losses as pml
 from torch.nn.functional import normalize
 
 from pml_ext import AngularLoss, AngularTripletLoss, NPairAngularLoss, NPairLoss
-from pml_ext.pairwise import class_members
+from pml_ext.losses.classes import class_members
 from pml_ext.testing import check_component
 
 from ..cbml import loops

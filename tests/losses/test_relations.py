@@ -27,8 +27,8 @@ from pml_ext import (
     WithRelation,
     registry,
 )
+from pml_ext.losses.relations import related_pairs
 from pml_ext.miners import PairMiner, TiledMiner
-from pml_ext.pairwise import related_pairs
 from pml_ext.testing import SecondDevice
 from pml_ext.testing.calling import CountedOperations
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .batch import check_batch, check_references, describe
+from ..pairwise import RelationWeights, check_batch, check_references
+from ..pairwise.batch import describe
 
 
 class Relation(nn.Module):
@@ -344,6 +345,14 @@ class Related(NamedTuple):
     labels: Tensor  # of the batch, [B, ...]
     ref_labels: Tensor  # of the columns, [R, ...]
     indices_tuple: Any
+
+    def weights(self) -> RelationWeights:
+        """Return the weights of the batch's pairs, for any slice of its rows."""
+
+        def of_rows(rows: slice) -> Tensor:
+            return self.relation.matrix(self.labels[rows], self.ref_labels)
+
+        return RelationWeights(of_rows, self.relation.graded)
 
     def has_negatives(self) -> Tensor:
         """Return whether any pair is negative, in memory linear in the batch."""

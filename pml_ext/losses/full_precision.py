@@ -1,0 +1,57 @@
+"""Base of losses that checks a batch and computes in float32 or float64, whatever the embeddings' dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..pairwise import (
+    autocast_off,
+    check_batch,
+    check_indices_tuple,
+    check_references,
+    normalizes,
+    pair_to_full_precision,
+    with_bad_input,
+)
+
+
+class FullPrecisionForward:
+    """Mixin before PML's loss base that checks the batch and runs loss, regularizer and reducer in float32 or float64.
+
+    A NaN or infinite number in any row of embeddings or references makes the value NaN. A loss whose only capability
+    is ``"labels"`` refuses a call without labels or with an indices_tuple or references.
+    """
+
+    def forward(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None = None,
+        indices_tuple: tuple[Tensor, ...] | None = None,
+        ref_emb: Tensor | None = None,
+        ref_labels: Tensor | None = None,
+    ) -> Any:
+        """Return the reduced loss of embeddings ``[B, D]``, of any floating point dtype, as in PML.
+
+        Labels ``[B]`` may be None with an ``indices_tuple``, of triplets (three index tensors) or pairs (four).
+        References ``[R, D]`` and their labels ``[R]`` replace the batch as partners. An argument of a wrong type
+        or shape raises TypeError or ValueError.
+        """
+        others = (indices_tuple, ref_emb, ref_labels)
+        takes_labels_alone = getattr(self, "capabilities", ()) == {"labels"}
+        if takes_labels_alone and (labels is None or any(each is not None for each in others)):
+            raise ValueError(f"{type(self).__name__} takes embeddings and labels, no indices_tuple and no references")
+        check_batch(embeddings, labels)
+        indices_tuple = check_indices_tuple(indices_tuple)
+        check_references(embeddings, ref_emb, ref_labels)
+        with autocast_off(embeddings.device):
+            given = ref_emb is not embeddings
+            embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb, normalizes(self))
+            # booleans cannot be sorted and looked up everywhere, int64 can
+            if labels is not None:
+                labels = labels.long()
+            if ref_labels is not None:
+                ref_labels = ref_labels.long()
+            value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
+            return with_bad_input(value, embeddings, ref_emb if given else None)
