@@ -76,6 +76,7 @@ def train(
             results = run_recipe(recipe, out, seed, seeds, device, data, settings, resume, listener, on_nonfinite)
         except FailedRunsError as error:
             results, failed = error.results, error
+    setbacks = [result.pop("setback", "") for result in results]
     several = len(results) != 1 or failed is not None
     if first and as_json:
         failures = {"failures": failed.failures} if failed is not None else {}
@@ -85,7 +86,7 @@ def train(
             _print_summary(results, summarize(results))
         else:
             _print_metrics(results[0])
-        _print_setbacks(results)
+        _print_setbacks(results, setbacks)
         train_seconds = sum(result["seconds"]["train"] for result in results)
         test_seconds = sum(sum(result["seconds"].values()) for result in results) - train_seconds
         if test_seconds > train_seconds and not quick:
@@ -98,14 +99,10 @@ def train(
         raise failed
 
 
-def _print_setbacks(results: list[dict[str, Any]]) -> None:
+def _print_setbacks(results: list[dict[str, Any]], setbacks: list[str]) -> None:
     """Say which runs are behind their untrained networks."""
-    from ..recipe import load_recipes
-    from ..training.report import setback
-
-    for result in results:
-        (recipe,) = load_recipes(str(Path(result["folder"]) / "recipe.toml"), check=False).values()
-        if text := setback(recipe, result):
+    for result, text in zip(results, setbacks, strict=True):
+        if text:
             stdout().print(f"{result['folder']}: {text}" if len(results) > 1 else text, soft_wrap=True)
 
 

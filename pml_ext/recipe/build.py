@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .. import registry
 from ..errors import ConfigError, DataError, PmlExtError, needs_extra, shortened, unknown
 from ..registry import BuildContext
-from ..registry.components import KINDS
+from ..registry.components import KINDS, Component
 from .schema import (
     SHUFFLE,
     DataTable,
@@ -23,6 +23,8 @@ from .schema import (
     NamedTable,
     OptimizerTable,
     Recipe,
+    SamplerTable,
+    StageTable,
     frozen_patterns,
     problem_of,
     unknown_key,
@@ -342,47 +344,115 @@ def own_optimizer(optimizer: OptimizerTable, loss: LossTable) -> OptimizerTable:
         raise ConfigError(f"loss.optimizer.{problem_of(error)}") from None
 
 
-def build_optimizer(table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0) -> torch.optim.Optimizer:
-    """Build the torch optimizer of a table over some parameters."""
-    lr = table.lr * lr_factor
-    return table.optimizer(parameters, lr=lr, weight_decay=table.weight_decay, **table.settings)  # type: ignore[no-any-return]
+def build_optimizer(
+    table: OptimizerTable, parameters: Iterable[Any], lr_factor: float = 1.0, key: str = "optimizer"
+) -> torch.optim.Optimizer:
+    """Build the torch optimizer of a table over some parameters; ``key`` is the table's, for errors."""
+    with located(key, table):
+        optimizer: torch.optim.Optimizer = table.optimizer(
+            parameters, lr=table.lr * lr_factor, weight_decay=table.weight_decay, **table.settings
+        )
+    return optimizer
 
 
-def check_names(recipe: Recipe) -> None:
-    """Look up every name of a recipe, check every setting and build the losses and optimizers."""
-    import torch
+def check_names(recipe: Recipe, build: bool = True) -> None:
+    """Look up every name of a recipe and check every setting.
 
+    With ``build``, build the losses and optimizers too, since only their constructors know the ranges of values. A run
+    that begins at once builds its own.
+    """
+    _check_data(recipe.data)
+    _check_trunk(recipe.model.trunk)
+    _check_trackers(recipe.track)
+    _check_optimizer("optimizer", recipe.optimizer, build)
+    # Without this setting, no loss of the recipe needs to be known.
+    build_losses = build or recipe.evaluation.shortlist is not None
+    has_learned_metric = False
+    for prefix, stage in _stages_by_prefix(recipe):
+        _check_sampler(f"{prefix}sampler", stage.sampler, recipe)
+        optimizer = own_optimizer(recipe.optimizer, stage.loss)
+        _check_optimizer(f"{prefix}loss.optimizer", optimizer, build or bool(stage.loss.optimizer))
+        if build_losses:
+            has_learned_metric |= _check_loss(f"{prefix}loss", stage.loss, recipe)
+        else:
+            _check_loss_settings(f"{prefix}loss", stage.loss, recipe)
+    _check_evaluation(recipe, has_learned_metric)
+
+
+def _stages_by_prefix(recipe: Recipe) -> Iterator[tuple[str, StageTable]]:
+    """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
+    for number, stage in enumerate(recipe.all_stages()):
+        own = number >= len(recipe.stages)
+        yield "" if own else f"stages.{number}.", stage
+
+
+def _check_data(data: DataTable) -> None:
     from ..data import build_transforms
-    from ..evaluation import learned_metric
 
-    data, trunk = recipe.data, recipe.model.trunk
     with located("data.name"):
         factory = _dataset_factory(data.name)
     options_of("data", data.name, factory, _FILLED_FOR_DATA, data.settings)
     options_of("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
+
+
+def _check_trunk(trunk: NamedTable) -> None:
     with located("model.trunk.name"):
         factory = _trunk_factory(trunk.name)
     options_of("model.trunk", trunk.name, factory, _FILLED_FOR_TRUNK, _trunk_settings(trunk))
-    for tracker in recipe.track:
+
+
+def _check_trackers(trackers: Iterable[NamedTable]) -> None:
+    for tracker in trackers:
         with located("track.name"):
             factory = registry.factory("tracker", tracker.name)
         options_of("track", tracker.name, factory, FILLED_FOR_TRACKER, tracker.settings)
-    optimizers, metrics, context = {"optimizer": recipe.optimizer}, [], loss_context(recipe, [0, 1], _stand_ins(data))
-    for index, stage in enumerate(recipe.all_stages()):
-        prefix = f"stages.{index}." if index < len(recipe.stages) else ""
-        metrics.append(learned_metric(build_loss(stage.loss, context, f"{prefix}loss")[0].modules()))
-        optimizers[f"{prefix}loss.optimizer"] = own_optimizer(recipe.optimizer, stage.loss)
-        if stage.sampler is not None and stage.sampler.name != SHUFFLE:
-            related = {name: value for name, value in context.items() if name == "relation"}
-            _component(f"{prefix}sampler", "sampler", stage.sampler, {**_SAMPLER_CONTEXT, **related})
-    for key, table in optimizers.items():
-        _settings(key, table.name, inspect.signature(table.optimizer).parameters, table.settings, ("params",))
-        with located(key, table):
-            build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))])
-    shortlist, select = recipe.evaluation.shortlist, recipe.evaluation.select
-    if shortlist is not None and not any(metrics):
+
+
+def _check_optimizer(key: str, table: OptimizerTable, build: bool) -> None:
+    import torch
+
+    accepted = inspect.signature(table.optimizer).parameters
+    _settings(key, table.name, accepted, table.settings, ("params",))
+    if build:
+        build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))], key=key)
+
+
+def _check_sampler(key: str, table: SamplerTable | None, recipe: Recipe) -> None:
+    if table is None or table.name == SHUFFLE:
+        return
+    context = dict(_SAMPLER_CONTEXT)
+    relation = build_relation(recipe.data, _stand_ins(recipe.data))
+    if relation is not None:
+        context["relation"] = relation
+    _component(key, "sampler", table, context)
+
+
+def _check_loss(key: str, table: LossTable, recipe: Recipe) -> bool:
+    """Build a loss before its data are available; return whether it has a learned metric."""
+    from ..evaluation import learned_metric
+
+    context = loss_context(recipe, [0, 1], _stand_ins(recipe.data))
+    loss, _ = build_loss(table, context, key)
+    return learned_metric(loss.modules()) is not None
+
+
+def _check_loss_settings(key: str, table: LossTable, recipe: Recipe) -> None:
+    """Check the names and settings of a loss, its miner and its regularizer, without building them."""
+    context = loss_context(recipe, [0, 1], _stand_ins(recipe.data))
+    _checked_component(key, "loss", table, context)
+    if table.miner is not None:
+        _checked_component(f"{key}.miner", "miner", table.miner, context)
+    if table.regularizer is not None:
+        _checked_component(f"{key}.regularizer", "regularizer", table.regularizer, context)
+
+
+def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
+    shortlist = recipe.evaluation.shortlist
+    if shortlist is not None and not has_learned_metric:
         raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
-    if select is not None and select not in (known := recipe.evaluation.metric_names()):
+    select = recipe.evaluation.select
+    known = recipe.evaluation.metric_names()
+    if select is not None and select not in known:
         raise ConfigError(f"evaluation.select: {unknown('metric', select, known)}")
 
 
@@ -420,22 +490,33 @@ def _stand_ins(table: DataTable) -> list[str]:
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
     """Build the component of a table; only check a sampler and return None, since it needs the data's labels."""
-    with located(f"{key}.name"):
-        component = registry.get(table.name, kind)
-    by_class = component.settings.keys() & {"num_classes", "class_labels"}
-    if kind != "sampler" and by_class and "num_classes" not in context:
-        text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
-        raise ConfigError(f"{key}: {text}; take a loss of pairs or triplets")
-    lacking = registry.fill_settings(component.cls, context, table.settings)[1]
-    _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*lacking})
+    component = _checked_component(key, kind, table, context)
     if kind == "sampler":
         return None
     with located(key, table):
         built = registry.build(table.name, kind, context, **table.settings)
     classes = context.get("class_labels", [])
-    if kind == "loss" and by_class == {"num_classes"} and classes != list(range(len(classes))):
+    numbers_classes = _settings_by_class(component) == {"num_classes"}
+    if kind == "loss" and numbers_classes and classes != list(range(len(classes))):
         built.register_forward_pre_hook(functools.partial(_number_labels, classes), with_kwargs=True)
     return built
+
+
+def _checked_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Component:
+    """Return the component of a table; ConfigError for a name or setting that is not known."""
+    with located(f"{key}.name"):
+        component = registry.get(table.name, kind)
+    if kind != "sampler" and _settings_by_class(component) and "num_classes" not in context:
+        text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
+        raise ConfigError(f"{key}: {text}; take a loss of pairs or triplets")
+    _, missing = registry.fill_settings(component.cls, context, table.settings)
+    _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*missing})
+    return component
+
+
+def _settings_by_class(component: Component) -> set[str]:
+    """Return which settings with something for each class a component has."""
+    return component.settings.keys() & {"num_classes", "class_labels"}
 
 
 def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:

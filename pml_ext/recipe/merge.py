@@ -33,24 +33,46 @@ _DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
 Tables = dict[str, Any]
 
 
-def load_recipes(name: str, overrides: Iterable[str] = (), check: bool = True) -> dict[str, Recipe]:
+def load_recipes(
+    name: str, overrides: Iterable[str] = (), check: bool = True, begins_first: bool = False
+) -> dict[str, Recipe]:
     """Read and validate a recipe; return it by its name, or one entry for each variant of its ``[sweep]``.
 
     The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
     the path of a ``.toml`` file; ``overrides`` are ``"key=value"`` pairs, values in TOML, or else taken as text.
-    Without ``check``, names and settings of components are not looked up, since that imports torch.
+    Without ``check``, names and settings of components are not looked up, since that imports torch. With
+    ``begins_first``, a run of the first recipe begins at once: its losses and optimizers are not built here.
     ConfigError names the file, the key, the value found and the value wanted; PluginError a plugin that is not in use.
     """
-    overrides, source, run = list(overrides), name, Tables()
+    overrides = list(overrides)
+    source = name
+    run = Tables()
+    recipes: dict[str, Recipe] = {}
     try:
         source, run, variants = _variants(name, overrides)
-        return {full: validate(tables, source, new=not run, check=check) for full, tables in variants.items()}
+        for full, tables in variants.items():
+            build = not begins_first or bool(recipes)
+            recipes[full] = validate(tables, source, new=not run, check=check, build=build)
     except (ConfigError, UnknownNameError) as error:
-        if lacking := registry.lacking(run.get("plugins", {})):
-            raise PluginError(f"{source}: {lacking} ({str(error).removeprefix(f'{source}: ')})") from None
+        if missing := registry.lacking(run.get("plugins", {})):
+            raise PluginError(f"{source}: {missing} ({str(error).removeprefix(f'{source}: ')})") from None
         raise type(error)(shortened(_naming_option(str(error), overrides))) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
+    return recipes
+
+
+@contextlib.contextmanager
+def naming_settings(name: str, overrides: Iterable[str]) -> Iterator[None]:
+    """Name the file of a recipe, or the option, in errors of the losses and optimizers that a run builds."""
+    try:
+        yield
+    except ConfigError as error:
+        text = str(error)
+        if not re.match(r"(stages\.\d+\.)?(loss|optimizer)\b", text):
+            raise
+        source = _read(_without_variant(name))[0]
+        raise ConfigError(shortened(_naming_option(f"{source}: {text}", overrides))) from error.__cause__
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
@@ -71,15 +93,17 @@ def _naming_option(text: str, overrides: Iterable[str]) -> str:
     return text
 
 
-def validate(tables: Mapping[str, Any], source: str, new: bool = True, check: bool = True) -> Recipe:
-    """Return the recipe of plain tables, with every name and setting checked.
+def validate(
+    tables: Mapping[str, Any], source: str, new: bool = True, check: bool = True, build: bool = True
+) -> Recipe:
+    """Return the recipe of plain tables, with every name and setting checked; ``build`` as of :func:`check_names`.
 
     The recipe of a run that exists is not ``new``: rows of papers, and weights of a frozen trunk, are not checked.
     """
     try:
         recipe = Recipe.model_validate(tables)
         if check:
-            check_names(recipe)
+            check_names(recipe, build)
         if check and new:
             check_frozen_trunk(recipe.model)
         if new:

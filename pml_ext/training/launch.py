@@ -20,11 +20,12 @@ from ..distributed.devices import choose_device
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, first_of, one_line, printable, shortened
 from ..files import DamagedError, checksums, final_path, locked_folder, read_json, read_toml, write_json
 from ..files.checksums import SUMS
-from ..recipe import Recipe, flat, load_recipe, load_recipes, plugins_in
+from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
 from . import signals
 from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN
 from .listener import Listener
 from .loop import train_run
+from .report import setback
 from .results import write_again
 from .run import OnNonfinite, Run
 from .trackers import phases_of
@@ -46,6 +47,7 @@ class Plan:
     folder: Path
     trials: int = 0  # of tuning, by which values of the recipe were chosen
     epochs_before: int | None = None  # epochs of the run that the folder holds
+    overrides: tuple[str, ...] = ()  # the options KEY=VALUE, for errors
 
 
 def plan(
@@ -61,7 +63,8 @@ def plan(
         raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
     if resume and out is not None and not out.exists() and not _restarted():
         raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
-    recipes = load_recipes(name, overrides)
+    overrides = tuple(overrides)
+    recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
         time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         shown = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
@@ -74,7 +77,8 @@ def plan(
         for number in range(seed, seed + seeds):
             parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
             folder = out / "-".join(parts)  # out itself for a single run
-            plans.append(Plan(full_name, recipe, number, folder, epochs_before=_epochs_before(folder, recipe, number)))
+            before = _epochs_before(folder, recipe, number)
+            plans.append(Plan(full_name, recipe, number, folder, overrides=overrides, epochs_before=before))
     return plans
 
 
@@ -134,7 +138,8 @@ def execute(
     longer = before is not None and before < schedule.epochs
     if metrics is not None and not damaged and not longer:
         return metrics  # type: ignore[no-any-return]
-    run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
+    with naming_settings(plan.name, plan.overrides):
+        run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
     text = f"{plan.name}, seed {plan.seed}, in {folder}"
     if longer:
         falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
@@ -244,8 +249,8 @@ def train(
         on_nonfinite: as of :class:`Run`.
 
     Returns:
-        The contents of each run's ``metrics.json``, with its ``folder``; of several runs, ``summary.json`` in the
-        common folder has mean and spread.
+        The contents of each run's ``metrics.json``, with its ``folder``, and as ``setback`` a sentence if the network
+        is behind the untrained one. Of several runs, ``summary.json`` in the common folder has mean and spread.
 
     Raises:
         FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
@@ -265,7 +270,10 @@ def train(
                     signals.check("before a run began")
                     try:
                         metrics = execute(each, device, data, listener, resume, on_nonfinite)
-                        results.append(metrics | {"folder": str(each.folder)})
+                        result = metrics | {"folder": str(each.folder)}
+                        if text := setback(each.recipe, metrics):
+                            result["setback"] = text
+                        results.append(result)
                     except Exception as error:
                         if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
                             raise

@@ -44,9 +44,14 @@ class Stage:
 
     def parts(self) -> list[Any]:
         """Return all modules of the loss and the miner, and the sampler, whose hooks the run calls."""
-        modules = [module for owner in (self.loss, self.miner) if owner is not None for module in owner.modules()]
-        sampler = self.sampler.modules() if isinstance(self.sampler, nn.Module) else [self.sampler]
-        return [*modules, *sampler]
+        parts: list[Any] = list(self.loss.modules())
+        if self.miner is not None:
+            parts.extend(self.miner.modules())
+        if isinstance(self.sampler, nn.Module):
+            parts.extend(self.sampler.modules())
+        else:
+            parts.append(self.sampler)
+        return parts
 
 
 class Stages(list[Stage]):
@@ -58,7 +63,11 @@ class Stages(list[Stage]):
 
     def iterations_until(self, epoch: int) -> int:
         """Return the number of iterations up to the end of an epoch."""
-        return sum(stage.iterations * max(0, min(epoch, stage.last) - stage.first + 1) for stage in self)
+        total = 0
+        for stage in self:
+            epochs = max(0, min(epoch, stage.last) - stage.first + 1)
+            total += stage.iterations * epochs
+        return total
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
@@ -68,31 +77,69 @@ class Stages(list[Stage]):
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
     """Return the stages of a recipe, the recipe's own loss in the last; ConfigError as of :func:`build_sampler`."""
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
-    stages, first, joined = Stages(), 1, num_processes() > 1
+    stages = Stages()
+    first = 1
     for table in recipe.all_stages():
-        assert table.sampler is not None
-        loss, miner = build_loss(table.loss, context)
-        if recipe.data.pseudo is None:
-            _check_class_weights(loss, images.labels)
-        loss, miner = loss.to(device), miner.to(device) if miner is not None else None
-        if recipe.data.pseudo is None:
-            sampler, iterations = build_sampler(table.sampler, images, seed, context.get("relation"))
-        else:
-            sampler, iterations = sampler_before_clusters(table.sampler, recipe.data.pseudo, images, seed)
-        own = [parameter for parameter in loss.parameters() if parameter.requires_grad]
-        optimizer_table = own_optimizer(recipe.optimizer, table.loss)
-        optimizer, scheduler = build_optimizer(optimizer_table, own) if own else None, None
-        if optimizer is not None and optimizer_table.scheduled:
-            scheduler = _scheduler(optimizer, recipe.schedule, first)
-        # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
-        trained = DistributedLoss(loss) if joined else loss
-        trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
-        mining = DistributedMiner(miner) if miner is not None and joined else miner
-        last, size = first + table.epochs - 1, table.sampler.batch_size
-        drawn = sampler, size, iterations
-        stages.append(Stage(table, first, last, loss, miner, *drawn, optimizer, scheduler, trained, mining))
-        first = last + 1
+        stages.append(_build_stage(recipe, table, context, images, device, seed, first))
+        first += table.epochs
     return stages
+
+
+def _build_stage(
+    recipe: Recipe,
+    table: StageTable,
+    context: BuildContext,
+    images: LabeledImages,
+    device: torch.device,
+    seed: int,
+    first: int,
+) -> Stage:
+    """Return a stage that begins with the epoch ``first``."""
+    assert table.sampler is not None
+    number = recipe.all_stages().index(table)
+    prefix = f"stages.{number}." if number < len(recipe.stages) else ""
+    loss, miner = build_loss(table.loss, context, f"{prefix}loss")
+    pseudo = recipe.data.pseudo
+    if pseudo is None:
+        _check_class_weights(loss, images.labels)
+    loss = loss.to(device)
+    if miner is not None:
+        miner = miner.to(device)
+    if pseudo is None:
+        sampler, iterations = build_sampler(table.sampler, images, seed, context.get("relation"))
+    else:
+        sampler, iterations = sampler_before_clusters(table.sampler, pseudo, images, seed)
+
+    optimizer = None
+    scheduler = None
+    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+    optimizer_table = own_optimizer(recipe.optimizer, table.loss)
+    if parameters:
+        optimizer = build_optimizer(optimizer_table, parameters, key=f"{prefix}loss.optimizer")
+        if optimizer_table.scheduled:
+            scheduler = _scheduler(optimizer, recipe.schedule, first)
+
+    joins_processes = num_processes() > 1
+    # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
+    trained = DistributedLoss(loss) if joins_processes else loss
+    trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
+    mining = miner
+    if miner is not None and joins_processes:
+        mining = DistributedMiner(miner)
+    return Stage(
+        table=table,
+        first=first,
+        last=first + table.epochs - 1,
+        loss=loss,
+        miner=miner,
+        sampler=sampler,
+        batch_size=table.sampler.batch_size,
+        iterations=iterations,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        trained=trained,
+        mining=mining,
+    )
 
 
 def _check_class_weights(loss: nn.Module, labels: Labels) -> None:
@@ -110,13 +157,19 @@ def build_optimizers(
 ) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
     """Return the optimizers of trunk and embedder, if they have parameters to train, and their schedules, if any."""
     table = recipe.optimizer
-    optimizers = {
-        f"{name}_optimizer": build_optimizer(table, parameters, factor)
-        for name, network, factor in (("trunk", trunk, 1.0), ("embedder", embedder, table.head_lr_factor))
-        if (parameters := [parameter for parameter in network.parameters() if parameter.requires_grad])
-    }
-    schedules = {name: _scheduler(optimizer, recipe.schedule) for name, optimizer in optimizers.items()}
-    return optimizers, {name: schedule for name, schedule in schedules.items() if schedule is not None}
+    lr_factors = {"trunk": 1.0, "embedder": table.head_lr_factor}
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    schedules: dict[str, Any] = {}
+    for part, network in (("trunk", trunk), ("embedder", embedder)):
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        if not parameters:
+            continue
+        name = f"{part}_optimizer"
+        optimizers[name] = build_optimizer(table, parameters, lr_factors[part])
+        schedule = _scheduler(optimizers[name], recipe.schedule)
+        if schedule is not None:
+            schedules[name] = schedule
+    return optimizers, schedules
 
 
 def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
@@ -142,22 +195,14 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     """Return a sampler and the number of batches per epoch; ConfigError if the images are too few for them."""
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
-        if iterations * table.batch_size > len(images):
-            text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
-            raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
-        return torch.utils.data.RandomSampler(range(len(images))), iterations
+        return _shuffled(table, images, iterations), iterations
     if table.name == "pml/hierarchical":
         raise ConfigError(
             "sampler: pml/hierarchical wants labels of two levels, and a run's images have one class each; type "
             '--set sampler.name=tree, with [data] relation = "hierarchy"'
         )
-    classes, m = len(np.unique(images.labels)), table.settings.get("m")
-    if table.name == "pml/m-per-class" and isinstance(m, int) and m > 0:
-        most = max(m, min(table.batch_size, classes * m) // m * m)
-        if most != table.batch_size:
-            limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
-            remedy = f"--set sampler.batch_size={most}"
-            raise ConfigError(f"sampler: found batch_size = {table.batch_size}; {limit}: {remedy}")
+    classes = len(np.unique(images.labels))
+    _check_batch_of_classes(table, classes)
     context: BuildContext = {
         "labels": np.asarray(images.labels),
         "batch_size": table.batch_size,
@@ -173,11 +218,35 @@ def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relatio
     except Exception as error:  # constructors may raise anything
         text = f"refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
         raise ConfigError(shortened(f"sampler: {table.name} {text}: {error}")) from None
-    passes = len(sampler) // (1 if isinstance(sampler, torch.utils.data.BatchSampler) else table.batch_size)
-    if passes < (table.iterations or 1):
-        text = f"a pass of {table.name} gives {passes} batches of {table.batch_size}; make iterations smaller"
+
+    batches = len(sampler)
+    if not isinstance(sampler, torch.utils.data.BatchSampler):
+        batches //= table.batch_size
+    if batches < (table.iterations or 1):
+        text = f"a pass of {table.name} gives {batches} batches of {table.batch_size}; make iterations smaller"
         raise ConfigError(f"sampler: iterations = {table.iterations or 1}, but {text}, or batch_size")
-    return sampler, table.iterations or passes
+    return sampler, table.iterations or batches
+
+
+def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:
+    """Return a sampler of all images in random order; ConfigError if they are too few."""
+    if iterations * table.batch_size > len(images):
+        text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
+        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+    return torch.utils.data.RandomSampler(range(len(images)))
+
+
+def _check_batch_of_classes(table: SamplerTable, classes: int) -> None:
+    """Refuse a batch that PML's sampler of m images per class would make smaller."""
+    m = table.settings.get("m")
+    if table.name != "pml/m-per-class" or not isinstance(m, int) or m <= 0:
+        return
+    available = min(table.batch_size, classes * m)
+    most = max(m, available // m * m)
+    if most != table.batch_size:
+        limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
+        remedy = f"--set sampler.batch_size={most}"
+        raise ConfigError(f"sampler: found batch_size = {table.batch_size}; {limit}: {remedy}")
 
 
 def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:
@@ -191,15 +260,19 @@ def sampler_before_clusters(
     """Return :func:`build_sampler` for clusters of equal size, before training has computed any."""
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
-    alike, tables = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters), [table]
-    if pseudo.batch_size is not None:
-        iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
-        tables = [sized(table, size, iterations) for size in pseudo.batch_size]
-    return [build_sampler(each, alike, seed) for each in tables][-1]
+    equal_clusters = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
+    if pseudo.batch_size is None:
+        return build_sampler(table, equal_clusters, seed)
+    iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
+    for size in pseudo.batch_size:  # all of them, for their errors
+        built = build_sampler(sized(table, size, iterations), equal_clusters, seed)
+    return built
 
 
 def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
     """Return ``[sampler]`` with another batch size, a multiple of the images per class where that is a setting."""
     per_class = table.settings.get("m", 1)
-    whole = max(1, size // per_class) * per_class if isinstance(per_class, int) and per_class > 0 else size
-    return table.model_copy(update={"batch_size": whole, "iterations": iterations})
+    if isinstance(per_class, int) and per_class > 0:
+        classes = max(1, size // per_class)
+        size = classes * per_class
+    return table.model_copy(update={"batch_size": size, "iterations": iterations})
