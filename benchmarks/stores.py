@@ -22,8 +22,8 @@ import torch
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.evaluation import default_neighbors
-from pml_ext_search.query import Gallery, bring_over, recall_of
-from pml_ext_search.stores import Store, Where
+from pml_ext_search.query import Gallery, copy_to_store, recall_of
+from pml_ext_search.stores import SearchFilter, Store
 
 from . import postgresql
 from .million import made_up_images, made_up_run, write_index
@@ -53,7 +53,7 @@ def per_second(search: object, queries: torch.Tensor) -> float:
 def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, first: float) -> None:
     """Print what a filled store does."""
     embedded = gallery.embedded
-    within, everything = Where(CLASS), Where()
+    within, everything = SearchFilter(CLASS), SearchFilter()
     plain = per_second(lambda points: store.search(points.numpy(), 10, everything), queries)
     filtered = per_second(lambda points: store.search(points.numpy(), 10, within), queries)
     answers = store.search(queries.numpy(), 10, within)
@@ -80,8 +80,8 @@ def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, f
     changes.facts[:CHANGED] = 2
     changes.embeddings[:CHANGED] = embedded.embeddings[-CHANGED:]
     before = time.perf_counter()
-    told = bring_over(changes, store)
-    taken, again, recall = time.perf_counter() - before, bring_over(changes, store), recall_of(changes, store)
+    told = copy_to_store(changes, store)
+    taken, again, recall = time.perf_counter() - before, copy_to_store(changes, store), recall_of(changes, store)
     print(f"{name}: {told}, in {taken:.1f} s; then {again}; recall@10 {recall:.3f}", flush=True)
 
 
@@ -99,7 +99,7 @@ def stopped_in_the_middle(server: postgresql.Server, run: object, gallery: Galle
     watcher = threading.Thread(target=stop)
     watcher.start()
     try:
-        bring_over(gallery.embedded, store)
+        copy_to_store(gallery.embedded, store)
         print("pgvector: written before the server stopped")
     except DataError as error:
         print(f"pgvector, stopped: {error}")
@@ -107,7 +107,7 @@ def stopped_in_the_middle(server: postgresql.Server, run: object, gallery: Galle
     watcher.join()
     server.start()
     store = run.open_store(f"pgvector:{server.address}")
-    print(f"pgvector, started again: {bring_over(gallery.embedded, store)}; {store.count():,} images", flush=True)
+    print(f"pgvector, started again: {copy_to_store(gallery.embedded, store)}; {store.count():,} images", flush=True)
 
 
 def main() -> None:
@@ -130,9 +130,11 @@ def main() -> None:
         for kind, factory in (("exact", "exact"), ("IVF", f"IVF{int(options.images**0.5)},Flat")):
             write_index(run.collection, images, factory)
             gallery = Gallery(run.collection, torch.device("cpu"))
-            plain = per_second(lambda points, gallery=gallery: gallery.answer([""], points, 10, Where()), queries)
+            plain = per_second(
+                lambda points, gallery=gallery: gallery.answer([""], points, 10, SearchFilter()), queries
+            )
             filtered = per_second(
-                lambda points, gallery=gallery: gallery.answer([""], points, 10, Where(CLASS)), queries
+                lambda points, gallery=gallery: gallery.answer([""], points, 10, SearchFilter(CLASS)), queries
             )
             recall = gallery.faiss.recall if gallery.faiss is not None else 1.0
             print(
@@ -146,14 +148,14 @@ def main() -> None:
                     address = f"pgvector:{server.address}"
                     before = time.perf_counter()
                     store = run.open_store(address)
-                    bring_over(gallery.embedded, store)
+                    copy_to_store(gallery.embedded, store)
                     measured(name, store, gallery, queries, time.perf_counter() - before)
                 with postgresql.running() as server:
                     stopped_in_the_middle(server, run, gallery)
                 continue
             store = run.open_store(f"{name}:{Path(folder) / name}")
             before = time.perf_counter()
-            bring_over(gallery.embedded, store)
+            copy_to_store(gallery.embedded, store)
             measured(name, store, gallery, queries, time.perf_counter() - before)
 
 

@@ -255,19 +255,13 @@ class Collection:
         if not create and not (self.database.is_file() and self.database.stat().st_size):
             raise self.damaged("missing or empty")
         address = f"{self.database.as_uri()}?mode={'rwc' if create else 'rw'}"
-        try:
+        with self._errors(write):
             opened = sqlite3.connect(address, timeout=_LOCK_TIMEOUT, isolation_level=None, uri=True)
             with contextlib.closing(opened) as connection:  # closing rolls back
                 connection.execute("PRAGMA temp_store = MEMORY")
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                    for table in _SCHEMA:
-                        connection.execute(table)
-                    names = itertools.chain(["vectors.f32"], map("vectors-{}.f32".format, itertools.count(1)))
-                    name = next(name for name in names if not (self.place / name).exists())
-                    first = State(run=str(self.run), identity=self.identity, size=self.size, file=name)
-                    text = first.model_dump_json()
-                    connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
+                    self._create_tables(connection)
                 try:
                     current = Transaction(self, connection)
                 except (ValueError, TypeError, AttributeError) as error:
@@ -275,6 +269,22 @@ class Collection:
                 self._index = current.state.index
                 yield current
                 connection.execute("COMMIT")
+
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        """Create the tables, with the state of a collection whose file of vectors nobody has written."""
+        for table in _SCHEMA:
+            connection.execute(table)
+        names = itertools.chain(["vectors.f32"], map("vectors-{}.f32".format, itertools.count(1)))
+        name = next(name for name in names if not (self.place / name).exists())
+        first = State(run=str(self.run), identity=self.identity, size=self.size, file=name)
+        text = first.model_dump_json()
+        connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
+
+    @contextlib.contextmanager
+    def _errors(self, write: bool = False) -> Iterator[None]:
+        """Raise errors of SQLite as those of a damaged, an unwritable or an unreadable database."""
+        try:
+            yield
         except UnicodeDecodeError as error:  # of a text, a name or a message of a damaged database
             raise self.damaged(shortened(error, 100)) from error
         except sqlite3.Error as error:
@@ -375,26 +385,43 @@ class Collection:
         self, files: Mapping[bytes, FileStat], folder: bytes | None = None
     ) -> tuple[dict[bytes, int], list[bytes], Vectors]:
         """Return the vector numbers of unchanged files, the paths below a folder that are gone, and all vectors."""
-        found: dict[bytes, int] = {}
-        gone, damaged = [], 0
         with self.transaction() as current:
-            self.check_identity(current.state)
-            ranges = [(path, path + b"\0") for path in files] if folder is None else [(folder, folder[:-1] + b"0")]
-            query = "SELECT path, size, time, vector, crc FROM embedded WHERE path >= ? AND path < ?"
-            rows = itertools.chain.from_iterable(current.connection.execute(query, each) for each in ranges)
-            for path, size, time, vector, crc in rows:
-                if not isinstance(path, bytes):  # a flipped bit can change the type of a value
-                    damaged += 1
-                elif path not in files:
-                    gone.append(path)
-                elif not current.is_intact(vector, crc, path, size, time):
-                    damaged += 1
-                elif files[path] == (size, time):
-                    found[path] = vector
+            found, gone = self.find_within(current, files, folder)
+            return found, gone, current.vectors
+
+    def find_within(
+        self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None = None
+    ) -> tuple[dict[bytes, int], list[bytes]]:
+        """Return the vector numbers of unchanged files, and the paths below a folder that are gone."""
+        self.check_identity(current.state)
+        found: dict[bytes, int] = {}
+        gone: list[bytes] = []
+        damaged = 0
+        for path, size, time, vector, crc in self._embedded_rows(current, files, folder):
+            if not isinstance(path, bytes):  # a flipped bit can change the type of a value
+                damaged += 1
+            elif path not in files:
+                gone.append(path)
+            elif not current.is_intact(vector, crc, path, size, time):
+                damaged += 1
+            elif files[path] == (size, time):
+                found[path] = vector
         if damaged:
             text = f"{self.place}: embeddings of {counted(damaged, 'image')} were damaged; embedded again"
             warnings.warn(text, StoreWarning, stacklevel=6)
-        return found, gone, current.vectors
+        return found, gone
+
+    def _embedded_rows(
+        self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of ``embedded`` below a folder, or without one, of the files."""
+        ranges = [(path, path + b"\0") for path in files]
+        if folder is not None:
+            ranges = [(folder, folder[:-1] + b"0")]
+        query = "SELECT path, size, time, vector, crc FROM embedded WHERE path >= ? AND path < ?"
+        with self._errors():
+            for first_and_end in ranges:
+                yield from current.connection.execute(query, first_and_end)
 
     def vectors_of(self, numbers: Numbers) -> Vectors:
         """Return vectors, ``[N, D]``; a view of the mapped file if they are contiguous."""

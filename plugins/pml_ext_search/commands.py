@@ -252,7 +252,7 @@ def index(
         setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
         lines.append(measured(f"{gallery.factory}{setting}", faiss.recall))
     if to is not None:
-        stored, recall = trained.bring_over(to)
+        stored, recall = trained.copy_to_store(to)
         about["store"] = {"to": masked(to), **stored._asdict(), "recall_at_10": recall}
         kind = to.partition(":")[0]
         lines += [f"{kind}: {stored}", *([measured(kind, recall)] if recall is not None else [])]

@@ -11,7 +11,7 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ from .collection import (
     Collection,
     Embedded,
     StoreWarning,
+    Transaction,
     Vectors,
     check_writable,
     is_below,
@@ -76,6 +77,13 @@ Listener = Callable[[Progress], None]
 Batch = Mapping[int, Vectors | str]
 """By an image's place: its embedding, or why it cannot be read."""
 _NOT_FINITE = ""  # result of an image whose embedding has NaN or infinity
+
+
+def _batches(images: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    """Yield lists of at most ``size`` images, read one after the other."""
+    remaining = iter(images)
+    while batch := list(itertools.islice(remaining, size)):
+        yield batch
 
 
 class ImageEmbedder:
@@ -125,15 +133,16 @@ class ImageEmbedder:
     # Single images
 
     @torch.no_grad()
-    def embed(self, images: Images, batch_size: int) -> Tensor:
-        """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`."""
-        # files are looked up in the collection first; other images are transformed one by one, to save memory
-        inputs = (
-            Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in as_images(images)
-        )
+    def embed(self, images: Images, batch_size: int, current: Transaction | None = None) -> Tensor:
+        """Return embeddings of single images, ``[N, D]``; see :meth:`TrainedRun.embed`.
+
+        Files are looked up in the collection first; within the transaction ``current``, if it is given. At most
+        ``batch_size`` other images are held at a time.
+        """
         batches = []
-        while batch := [*itertools.islice(inputs, batch_size)]:
-            batches.append(self._embed_batch(batch))
+        for batch in _batches(as_images(images), batch_size):
+            inputs = [Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in batch]
+            batches.append(self._embed_batch(inputs, current))
         if not batches:
             raise DataError("no images to embed; wanted one or more")
         rows = torch.cat(batches)
@@ -142,17 +151,24 @@ class ImageEmbedder:
             raise self._not_finite(len(bad), len(rows), f"number {bad[0]}")
         return rows
 
-    def _embed_batch(self, images: Sequence[Path | Tensor]) -> Tensor:
-        """Return a batch's embeddings; look files up in the collection, and compute the missing ones."""
-        files = {place: _key_and_stat(image) for place, image in enumerate(images) if isinstance(image, Path)}
-        keys = [files[place][0] if place in files else place for place in range(len(images))]
-        facts, known = dict(files.values()), dict[bytes | int, Tensor]()
-        if files and self.collection.exists:
-            try:
-                found, _, vectors = self.collection.find(facts)
-                known |= {key: torch.from_numpy(vectors[number].copy()) for key, number in found.items()}
-            except DataError as error:
-                warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=6)
+    def _embed_batch(self, images: Sequence[Path | Tensor], current: Transaction | None) -> Tensor:
+        """Return a batch's embeddings; look files up in the collection, and compute the missing ones.
+
+        An image is known by the path of its file, or by its place in the batch.
+        """
+        stats: dict[bytes, FileStat] = {}
+        keys: list[bytes | int] = []
+        for place, image in enumerate(images):
+            if isinstance(image, Path):
+                path, size_and_mtime = _key_and_stat(image)
+                stats[path] = size_and_mtime
+                keys.append(path)
+            else:
+                keys.append(place)
+        known: dict[bytes | int, Tensor] = {}
+        if stats and self.collection.exists:
+            known |= self._looked_up(stats, current)
+
         missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
         new = [key for key in missing if isinstance(key, bytes)]
         known |= self._from_features({key: image for key, image in missing.items() if isinstance(image, Path)})
@@ -160,8 +176,21 @@ class ImageEmbedder:
         if rest:
             inputs = [image if isinstance(image, Tensor) else self._image(image) for image in rest.values()]
             known |= zip(rest, self._forward(torch.stack(inputs)), strict=True)
-        self._keep({key: facts[key] for key in new if known[key].isfinite().all()}, known)
+        self._keep({key: stats[key] for key in new if known[key].isfinite().all()}, known)
         return torch.stack([known[key].to(self.device) for key in keys])
+
+    def _looked_up(self, stats: Mapping[bytes, FileStat], current: Transaction | None) -> dict[bytes | int, Tensor]:
+        """Return the collection's embeddings of files; none, with a warning, if it is damaged or of another network."""
+        try:
+            if current is None:
+                found, _, vectors = self.collection.find(stats)
+            else:
+                found, _ = self.collection.find_within(current, stats)
+                vectors = current.vectors
+            return {path: torch.from_numpy(vectors[number].copy()) for path, number in found.items()}
+        except DataError as error:
+            warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=7)
+            return {}
 
     def _keep(self, new: Mapping[bytes, FileStat], rows: Mapping[bytes | int, Tensor]) -> None:
         """Store at least eight new single files; leave the collection of another network unchanged."""

@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +39,17 @@ from .collection import (
     Collection,
     Embedded,
     Image,
+    Index,
     Numbers,
     RetrievalWarning,
     Transaction,
+    Vectors,
     class_of,
     crc_of,
     in_shard,
 )
 from .faiss_index import sampled_recall
-from .stores import BATCH, Found, Rows, Store, Where
+from .stores import BATCH, Rows, SearchFilter, SearchResult, Store
 
 if TYPE_CHECKING:
     from pml_ext.tool import BaseDistance
@@ -59,7 +61,8 @@ METRICS = ("euclidean", "learned")
 RADIUS = 0.1  # maximum distance of near-duplicates: a cosine similarity of 0.995
 SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # scheme and address of a store
 _PATHS = "SELECT path, vector FROM images"
-_TILE, _BLOCK = 2048, 256  # images per block of the all-pairs search, and of the search by faiss
+_TILE = 2048  # images per block of the all-pairs search
+_BLOCK = 256  # images per block of the search by faiss
 _PAIRS = 1 << 18  # pairs per block of the distance computation
 
 
@@ -87,43 +90,57 @@ class Gallery:
     """
 
     def __init__(self, collection: Collection, device: torch.device, changes: Changes | None = None) -> None:
-        self._collection, self._device, self.changes, self.place = collection, device, changes, collection.place
-        self._lock, self._opened = threading.RLock(), ("", -1)
+        self._collection = collection
+        self._device = device
+        self.changes = changes
+        self.place = collection.place
+        self._lock = threading.RLock()
+        self._opened: tuple[str, int] | None = None  # network and version of the index that is open
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Begin a transaction on a fixed version of the index; reopen the index if it has been rewritten."""
         with self._lock:
-            if self._opened[1] < 0 and not self._collection.exists:
-                raise DataError(f"{self.place}: no index; type: {self._collection.command()}")
+            if self._opened is None and not self._collection.exists:
+                raise self._no_index()
             with self._collection.transaction() as current:
-                version = current.state.identity, current.state.version
+                version = (current.state.identity, current.state.version)
                 if self._opened != version:
                     self._open(current)
                     self._opened = version
                 yield current
 
+    def _no_index(self) -> DataError:
+        return DataError(f"{self.place}: no index; type: {self._collection.command()}")
+
     def _open(self, current: Transaction) -> None:
-        state, index = current.state, current.state.index
+        """Map the vectors of the index and open faiss's file."""
+        state = current.state
         self._collection.check_identity(state)
-        if index is None:
-            raise DataError(f"{self.place}: no index; type: {self._collection.command()}")
+        if state.index is None:
+            raise self._no_index()
         if len(current.vectors) < state.vectors:
             why = f"{len(current.vectors):,} vectors, not the {state.vectors:,} that were written"
             raise self._collection.damaged(why, self.place / state.file)
-        self._index, self.folder, self.factory = index, Path(index.folder), index.factory
-        self.again, self.faiss = self._collection.command(), self._collection.read_faiss(index)
-        if index.first is not None:
-            self._numbers = np.arange(index.first, index.first + index.images)
-            vectors = current.vectors[index.first : index.first + index.images]
-        else:
-            try:
-                self._numbers = self._numbers_of(current)
-                vectors = current.vectors[self._numbers]
-            except (ValueError, TypeError, IndexError):
-                raise self._collection.damaged("a row of the index has no vector") from None
+        self._index = state.index
+        self.folder = Path(state.index.folder)
+        self.factory = state.index.factory
+        self.again = self._collection.command()
+        self.faiss = self._collection.read_faiss(state.index)
+        self._numbers, vectors = self._vectors_of_index(current, state.index)
         self._vectors = torch.from_numpy(vectors).to(self._device)
         self.__dict__.pop("embedded", None)
+
+    def _vectors_of_index(self, current: Transaction, index: Index) -> tuple[Numbers, Vectors]:
+        """Return the numbers and the vectors of the indexed images; a view of the mapped file if contiguous."""
+        if index.first is not None:
+            end = index.first + index.images
+            return np.arange(index.first, end), current.vectors[index.first : end]
+        try:
+            numbers = self._numbers_of(current)
+            return numbers, current.vectors[numbers]
+        except (ValueError, TypeError, IndexError):
+            raise self._collection.damaged("a row of the index has no vector") from None
 
     def __len__(self) -> int:
         return self._index.images
@@ -133,9 +150,13 @@ class Gallery:
         """The paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
             images = [self._checked(*row) for row in current.images("ORDER BY vector")]
-            facts = np.array([(image.size, image.time) for image in images], dtype=np.int64)
-            ids = np.array([image.id for image in images], dtype=np.int64)
-            return Embedded(self.folder, [image.path for image in images], self._vectors, {}, facts, ids=ids)
+            return Embedded(
+                folder=self.folder,
+                paths=[image.path for image in images],
+                embeddings=self._vectors,
+                facts=np.array([(image.size, image.time) for image in images], dtype=np.int64),
+                ids=np.array([image.id for image in images], dtype=np.int64),
+            )
 
     def check(self) -> tuple[list[str], list[str]]:
         """Verify every row, every vector and faiss's file; return the missing images and the changed ones."""
@@ -149,9 +170,15 @@ class Gallery:
             self._collection.read_faiss(self._index, thorough=True)
         if not self.folder.is_dir():
             raise DataError(f"{self.folder}: no such folder")
-        now = [(image, file_stat(self.folder / image.path)) for image in images]
-        gone = [image.path for image, facts in now if facts is None]
-        return gone, [image.path for image, facts in now if facts not in (None, (image.size, image.time))]
+        gone: list[str] = []
+        changed: list[str] = []
+        for image in images:
+            size_and_mtime = file_stat(self.folder / image.path)
+            if size_and_mtime is None:
+                gone.append(image.path)
+            elif size_and_mtime != (image.size, image.time):
+                changed.append(image.path)
+        return gone, changed
 
     # Rows
 
@@ -168,19 +195,25 @@ class Gallery:
         return image
 
     def _image_of(self, current: Transaction, name: str) -> Image | None:
-        """Return the indexed image of a file, by its path or, for a symbolic link, by its target's path."""
-        folder, (parent, last) = os.path.join(self._index.folder, ""), os.path.split(name)
+        """Return the indexed image of a file, by its path or, for a symbolic link, by its target's path.
+
+        None for a file that is not indexed, and for an empty name.
+        """
+        if not name:
+            return None
+        folder = os.path.join(self._index.folder, "")
+        parent, last = os.path.split(name)
         place = os.path.join(os.path.realpath(parent), last)
         for path in (place, os.path.realpath(place)):
             if path.startswith(folder):
-                for row in current.images("WHERE path = ?", path_bytes(path.removeprefix(folder))):
-                    return self._checked(*row)
+                for image, fits in current.images("WHERE path = ?", path_bytes(path.removeprefix(folder))):
+                    return self._checked(image, fits)
         return None
 
     def images_of(self, names: Sequence[str]) -> list[Image | None]:
         """Return the indexed image of each file, or None if it is not indexed or the name is empty."""
         with self.reading() as current:
-            return [self._image_of(current, name) if name else None for name in names]
+            return [self._image_of(current, name) for name in names]
 
     # Search
 
@@ -189,54 +222,92 @@ class Gallery:
         names: Sequence[str],
         points: Tensor,
         k: int,
-        where: Where,
+        where: SearchFilter,
         metric: BaseDistance | None = None,
         shortlist: int | None = None,
     ) -> list[Answer]:
         """Return the answers to query embeddings ``[Q, D]``; options are those of :meth:`TrainedRun.query`."""
-        within, radius = where
-        check_query(k, radius if metric is None else None)
-        if shortlist is not None and (metric is None or shortlist < 1):
-            raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more, with --metric learned")
+        check_options(k, where, metric, shortlist)
         with self.reading() as current:
-            rows: Any = slice(None) if within is None else self._rows_within(current, within)
-            vectors, numbers = self._vectors[rows], self._numbers[rows]
-            nearest: Search = nearest_of if self.faiss is None or within is not None else self.faiss.search
-            if metric is not None and shortlist is not None:
-                nearest = reranked_under(metric, shortlist, nearest, normalized=True).search
-            elif metric is not None:
-                nearest = neighbors_under(metric).search
-            distances, places = (each.cpu() for each in nearest(points, min(k + 1, len(vectors)), vectors))
-            if radius is not None:
-                values, larger = distances.double(), getattr(metric, "is_inverted", False)
-                places = places.where(values >= radius if larger else values <= radius, -1)
-            own = [self._image_of(current, name) if name else None for name in names]
-            near = np.where(places >= 0, numbers[places], -1).tolist()
-            wanted = {number for row in near for number in row} - {-1}
-            rows_of = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
-            images = {image.vector: image for image in (self._checked(*row) for row in rows_of)}
-            if len(images) < len(wanted):
-                raise self._collection.damaged("a vector of the index has no image")
-        found = list[list[Found]]()
-        for row, apart in zip(near, distances.tolist(), strict=True):
-            every = [(images[number], value) for number, value in zip(row, apart, strict=True) if number != -1]
-            found.append([Found(image.id, image.path, class_of(image.path), value) for image, value in every])
-        of = "" if within is None else " of the class"
-        answers = answers_of(names, own, found, k, where, f"the index holds {len(vectors)} images{of}")
+            return self.answer_within(current, names, points, k, where, metric, shortlist)
+
+    def answer_within(
+        self,
+        current: Transaction,
+        names: Sequence[str],
+        points: Tensor,
+        k: int,
+        where: SearchFilter,
+        metric: BaseDistance | None = None,
+        shortlist: int | None = None,
+    ) -> list[Answer]:
+        """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
+        rows = None if where.within is None else self._rows_of_class(current, where.within)
+        vectors = self._vectors if rows is None else self._vectors[rows]
+        numbers = self._numbers if rows is None else self._numbers[rows]
+        distances, places = self._nearest(points, k + 1, vectors, rows is not None, metric, shortlist)
+        if where.radius is not None:
+            places = _within_radius(distances, places, where.radius, metric)
+        vector_numbers = np.where(places >= 0, numbers[places], -1)
+
+        images = self._images_by_vector(current, vector_numbers)
+        query_images = [self._image_of(current, name) for name in names]
+        results = _results(vector_numbers, distances, images)
+        of_class = "" if where.within is None else " of the class"
+        reason = f"the index holds {len(vectors)} images{of_class}"
+        answers = answers_of(names, query_images, results, k, where, reason)
         self._warn_of_gone(answers)
         return answers
 
-    def _rows_within(self, current: Transaction, name: str) -> Numbers:
-        """Return the rows of the vectors of a class's images."""
+    def _nearest(
+        self,
+        points: Tensor,
+        count: int,
+        vectors: Tensor,
+        is_part: bool,
+        metric: BaseDistance | None,
+        shortlist: int | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``, on the CPU.
+
+        ``is_part``: whether the vectors are a part of the index, which faiss cannot search.
+        """
+        search: Search = nearest_of
+        if self.faiss is not None and not is_part:
+            search = self.faiss.search
+        if metric is not None and shortlist is not None:
+            search = reranked_under(metric, shortlist, search, normalized=True).search
+        elif metric is not None:
+            search = neighbors_under(metric).search
+        distances, places = search(points, min(count, len(vectors)), vectors)
+        return distances.cpu(), places.cpu()
+
+    def _images_by_vector(self, current: Transaction, numbers: Numbers) -> dict[int, Image]:
+        """Return the indexed images by the numbers of their vectors; -1 is left out."""
+        wanted = set(numbers.ravel().tolist()) - {-1}
+        rows = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
+        images = {image.vector: self._checked(image, fits) for image, fits in rows}
+        if len(images) < len(wanted):
+            raise self._collection.damaged("a vector of the index has no image")
+        return images
+
+    def _rows_of_class(self, current: Transaction, name: str) -> Numbers:
+        """Return the rows of the vectors of a class's images; ConfigError for an unknown class."""
         inside = path_bytes(name) + b"/"
         numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", inside, inside[:-1] + b"0")
-        if not len(numbers):  # no first folder has this name; images in shards have their class inside the shard
-            found = [(class_of(os.fsdecode(path)), vector) for path, vector in current.connection.execute(_PATHS)]
-            numbers = np.array(sorted(vector for own, vector in found if own == name), dtype=np.int64)
-        if not len(numbers):
-            classes = sorted({own for own, _ in found})
-            raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, classes)}")
-        return np.searchsorted(self._numbers, numbers)
+        if len(numbers):
+            return np.searchsorted(self._numbers, numbers)
+        # No first folder has this name; images in shards have their class inside the shard.
+        classes: set[str] = set()
+        in_class: list[int] = []
+        for path, vector in current.connection.execute(_PATHS):
+            found = class_of(os.fsdecode(path))
+            classes.add(found)
+            if found == name:
+                in_class.append(vector)
+        if not in_class:
+            raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, sorted(classes))}")
+        return np.searchsorted(self._numbers, np.array(sorted(in_class), dtype=np.int64))
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
         """Warn of answers whose files no longer exist."""
@@ -258,19 +329,26 @@ class Gallery:
         from scipy.sparse.csgraph import connected_components
 
         check_query(1, radius)
-        points, paths = self.embedded.embeddings, self.embedded.paths
+        points = self.embedded.embeddings
+        paths = self.embedded.paths
         groups = np.arange(len(paths))
-        for ends in self._near(points, radius):
-            joined = torch.from_numpy(groups).to(ends.device)[ends]
-            apart = ends[:, joined[0] != joined[1]].to(points.device)
-            near = [(points[one] - points[other]).norm(dim=1) <= radius for one, other in torch.split(apart, _PAIRS, 1)]
-            first, second = groups[apart[:, torch.cat(near)].cpu().numpy()]
+        for pairs in self._near(points, radius):
+            joined = torch.from_numpy(groups).to(pairs.device)[pairs]
+            in_two_groups = pairs[:, joined[0] != joined[1]].to(points.device)
+            near = []
+            for one, other in torch.split(in_two_groups, _PAIRS, 1):
+                near.append((points[one] - points[other]).norm(dim=1) <= radius)
+            first, second = groups[in_two_groups[:, torch.cat(near)].cpu().numpy()]
             if len(first):
-                graph = coo_array((np.ones(len(first), dtype=bool), (first, second)), shape=(len(paths), len(paths)))
-                groups = connected_components(graph, directed=False)[1][groups]
+                edges = np.ones(len(first), dtype=bool)
+                graph = coo_array((edges, (first, second)), shape=(len(paths), len(paths)))
+                components = connected_components(graph, directed=False)[1]
+                groups = components[groups]
+
         order = np.argsort(groups, kind="stable")
-        parts = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
-        several = sorted((part for part in parts if len(part) > 1), key=lambda part: (-len(part), part[0]))
+        ends = np.flatnonzero(np.diff(groups[order])) + 1
+        several = [part for part in np.split(order, ends) if len(part) > 1]
+        several.sort(key=lambda part: (-len(part), part[0]))
         return [[paths[number] for number in part.tolist()] for part in several]
 
     def _near(self, points: Tensor, radius: float) -> Iterator[Tensor]:
@@ -278,12 +356,36 @@ class Gallery:
         # |x - y|^2 = 2 - 2 x.y for length 1; the tolerance exceeds float32's rounding error
         if self.faiss is not None and self.faiss.setting == "nprobe":
             for start in range(0, len(points), _BLOCK):
-                yield self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5) + torch.tensor([[start], [0]])
+                pairs = self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5)
+                yield pairs + torch.tensor([[start], [0]])
             return
+        least_product = 1 - radius**2 / 2 - 1e-5
         for start in range(0, len(points), _TILE):
+            rows = points[start : start + _TILE]
             for other in range(start, len(points), _TILE):
-                near = points[start : start + _TILE] @ points[other : other + _TILE].T >= 1 - radius**2 / 2 - 1e-5
+                near = rows @ points[other : other + _TILE].T >= least_product
                 yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
+
+
+def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:
+    """Return places with -1 for answers beyond a radius; of a similarity, for those below it."""
+    values = distances.double()
+    is_similarity = metric is not None and metric.is_inverted
+    inside = values >= radius if is_similarity else values <= radius
+    return places.where(inside, -1)
+
+
+def _results(numbers: Numbers, distances: Tensor, images: Mapping[int, Image]) -> list[list[SearchResult]]:
+    """Return what was found for each query, from the numbers of vectors, or -1, and their distances."""
+    results: list[list[SearchResult]] = []
+    for row, values in zip(numbers.tolist(), distances.tolist(), strict=True):
+        found = []
+        for number, distance in zip(row, values, strict=True):
+            if number != -1:
+                image = images[number]
+                found.append(SearchResult(image.id, image.path, class_of(image.path), distance))
+        results.append(found)
+    return results
 
 
 def check_query(k: int, radius: float | None) -> None:
@@ -294,21 +396,35 @@ def check_query(k: int, radius: float | None) -> None:
         raise ConfigError(f"--radius {radius:g}: wanted a distance above 0, of embeddings of length 1 at most 2")
 
 
+def check_options(k: int, where: SearchFilter, metric: BaseDistance | None, shortlist: int | None) -> None:
+    """Raise ConfigError for options of a query that the index cannot meet; values of a metric may be negative."""
+    check_query(k, where.radius if metric is None else None)
+    if shortlist is not None and (metric is None or shortlist < 1):
+        raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more, with --metric learned")
+
+
 def answers_of(
     names: Sequence[str],
-    own: Sequence[Image | None],
-    found: Sequence[Sequence[Found]],
+    query_images: Sequence[Image | None],
+    results: Sequence[Sequence[SearchResult]],
     k: int,
-    where: Where,
+    where: SearchFilter,
     reason: str,
 ) -> list[Answer]:
     """Return the first k images found for each query, without the query itself; warn if there are fewer."""
-    answers = list[Answer]()
-    for name, mine, row in zip(names, own, found, strict=True):
-        kept = [each for each in row if mine is None or each.id != mine.id][:k]
-        ids, paths, classes, distances = map(list, zip(*kept, strict=True)) if kept else ([], [], [], [])
-        own_class = class_of(mine.path) or None if mine else None
-        answers.append(Answer(name or f"image {len(answers)}", paths, distances, classes, own_class, ids))
+    answers: list[Answer] = []
+    for name, image, found in zip(names, query_images, results, strict=True):
+        others = [result for result in found if image is None or result.id != image.id]
+        kept = others[:k]
+        answer = Answer(
+            query=name or f"image {len(answers)}",
+            paths=[result.path for result in kept],
+            distances=[result.distance for result in kept],
+            classes=[result.class_name for result in kept],
+            query_class=None if image is None else class_of(image.path) or None,
+            ids=[result.id for result in kept],
+        )
+        answers.append(answer)
     short = sum(len(answer.paths) < k for answer in answers)
     if short and where.radius is None:
         text = f"fewer than {k} answers for {short} of {len(answers)} queries: {reason}"
@@ -324,29 +440,37 @@ def is_store(text: str) -> bool:
     return bool(SCHEME.fullmatch(text)) and not os.path.isdir(text)
 
 
-def bring_over(embedded: Embedded, store: Store) -> Changes:
+def copy_to_store(embedded: Embedded, store: Store) -> Changes:
     """Write new and changed images into a store, and delete those that are not in the index."""
-    vectors, ids = embedded.embeddings.cpu().numpy(), embedded.ids
-    columns = ids.tolist(), embedded.paths, embedded.facts.tolist(), vectors
-    marks = np.array(
-        [crc_of(row.data, id, path_bytes(path), *facts) for id, path, facts, row in zip(*columns, strict=True)]
-    )
-    known = store.marks()
-    before = np.array([known.get(id, -1) for id in ids.tolist()], dtype=np.int64)
+    ids = embedded.ids
+    vectors = embedded.embeddings.cpu().numpy()
+    marks = _marks_of(embedded, vectors)
+    stored = store.marks()
+    before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)
     differs = np.flatnonzero(before != marks)
 
     def batches() -> Iterator[Rows]:
         for start in range(0, len(differs), BATCH):
             part: Numbers = differs[start : start + BATCH]
             names = [_text(embedded.paths[place]) for place in part]
-            yield Rows(ids[part], marks[part], names, [class_of(name) for name in names], vectors[part])
+            classes = [class_of(name) for name in names]
+            yield Rows(ids[part], marks[part], names, classes, vectors[part])
 
-    gone = sorted(known.keys() - {*ids.tolist()})
+    gone = sorted(stored.keys() - set(ids.tolist()))
     for start in range(0, len(gone), BATCH):
         store.delete(gone[start : start + BATCH])
     store.write(batches())  # also without batches: completes a database index that an interrupted write left incomplete
     new = int((before < 0).sum())
-    return Changes(new, len(differs) - new, len(gone), len(ids) - len(differs))
+    return Changes(new=new, changed=len(differs) - new, gone=len(gone), same=len(ids) - len(differs))
+
+
+def _marks_of(embedded: Embedded, vectors: Vectors) -> Numbers:
+    """Return the checksum of each image's id, path, size, time and vector, ``[N]``."""
+    marks = []
+    columns = (embedded.ids.tolist(), embedded.paths, embedded.facts.tolist(), vectors)
+    for id, path, size_and_mtime, vector in zip(*columns, strict=True):
+        marks.append(crc_of(vector.data, id, path_bytes(path), *size_and_mtime))
+    return np.array(marks)
 
 
 def recall_of(embedded: Embedded, store: Store) -> float | None:
@@ -356,25 +480,37 @@ def recall_of(embedded: Embedded, store: Store) -> float | None:
     places = {id: place for place, id in enumerate(embedded.ids.tolist())}
 
     def search(points: Tensor, k: int) -> Tensor:
-        found = store.search(points.cpu().numpy(), k, Where())
-        return torch.tensor([[places.get(each.id, -1) for each in row] + [-1] * (k - len(row)) for row in found])
+        rows = []
+        for found in store.search(points.cpu().numpy(), k, SearchFilter()):
+            row = [places.get(result.id, -1) for result in found]
+            rows.append(row + [-1] * (k - len(row)))
+        return torch.tensor(rows)
 
     return sampled_recall(embedded.embeddings.cpu())(search)
 
 
 def answers_from(
-    store: Store, gallery: Gallery | None, names: Sequence[str], points: Tensor, k: int, where: Where
+    store: Store, gallery: Gallery | None, names: Sequence[str], points: Tensor, k: int, where: SearchFilter
 ) -> list[Answer]:
     """Return a store's answers to query embeddings, without the query itself if the gallery has it."""
     check_query(k, where.radius)
-    own = [None] * len(names) if gallery is None else gallery.images_of(names)
-    found = store.search(points.cpu().numpy(), k + 1, where)
-    of = "" if where.within is None else f" of the class {printable(where.within)}"
-    if where.within is not None and len(points) and not any(found):
-        (any_of_class,) = store.search(points[:1].cpu().numpy(), 1, Where(where.within))
-        if not any_of_class:
-            raise ConfigError(f"--within {shortened(where.within, 100)}: no image of this class in the store")
-    return answers_of(names, own, found, k, where, f"the store gave no more images{of}")
+    query_images: list[Image | None] = [None] * len(names)
+    if gallery is not None:
+        query_images = gallery.images_of(names)
+    results = store.search(points.cpu().numpy(), k + 1, where)
+    of_class = ""
+    if where.within is not None:
+        of_class = f" of the class {printable(where.within)}"
+        if len(points) and not any(results):
+            _check_class(store, points, where.within)
+    return answers_of(names, query_images, results, k, where, f"the store gave no more images{of_class}")
+
+
+def _check_class(store: Store, points: Tensor, name: str) -> None:
+    """Raise ConfigError if a store has no image of a class."""
+    (any_of_class,) = store.search(points[:1].cpu().numpy(), 1, SearchFilter(name))
+    if not any_of_class:
+        raise ConfigError(f"--within {shortened(name, 100)}: no image of this class in the store")
 
 
 # Many queries
@@ -415,18 +551,36 @@ def _write_parquet(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> N
     import pyarrow
     import pyarrow.parquet as parquet
 
-    kinds = {"query": pyarrow.string(), "rank": pyarrow.int32(), "path": pyarrow.string(), "class": pyarrow.string()}
-    schema = pyarrow.schema([*kinds.items(), ("id", pyarrow.int64()), ("distance", pyarrow.float32())])
+    schema = pyarrow.schema(
+        [
+            ("query", pyarrow.string()),
+            ("rank", pyarrow.int32()),
+            ("path", pyarrow.string()),
+            ("class", pyarrow.string()),
+            ("id", pyarrow.int64()),
+            ("distance", pyarrow.float32()),
+        ]
+    )
     with parquet.ParquetWriter(path, schema) as writer:
         for batch in batches:
-            rows = [
-                {"query": name, "rank": rank, "path": _text(path), "class": class_name, "id": id, "distance": distance}
-                for name, answer in batch
-                for rank, (path, class_name, id, distance) in enumerate(
-                    zip(answer.paths, answer.classes, answer.ids, answer.distances, strict=True), start=1
-                )
-            ]
+            rows: list[dict[str, Any]] = []
+            for name, answer in batch:
+                rows.extend(_parquet_rows(name, answer))
             writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+
+
+def _parquet_rows(name: str, answer: Answer) -> Iterator[dict[str, Any]]:
+    """Yield a row for each image of an answer."""
+    columns = zip(answer.paths, answer.classes, answer.ids, answer.distances, strict=True)
+    for rank, (path, class_name, id, distance) in enumerate(columns, start=1):
+        yield {
+            "query": name,
+            "rank": rank,
+            "path": _text(path),
+            "class": class_name,
+            "id": id,
+            "distance": distance,
+        }
 
 
 def _text(path: str) -> str:

@@ -41,11 +41,23 @@ from pml_ext.tool import (
 )
 
 from .collection import COLLECTION, Changes, Embedded, check_writable
-from .embedding import ImageEmbedder, Listener
+from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
-from .query import METRICS, RADIUS, SCHEME, Answer, Answers, Gallery, answers_from, bring_over, match, recall_of
+from .query import (
+    METRICS,
+    RADIUS,
+    SCHEME,
+    Answer,
+    Answers,
+    Gallery,
+    answers_from,
+    check_options,
+    copy_to_store,
+    match,
+    recall_of,
+)
 from .reading import Images, Listed, as_images
-from .stores import Where, masked
+from .stores import SearchFilter, masked
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
@@ -272,10 +284,15 @@ class TrainedRun:
 
     def gallery(self) -> Gallery:
         """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
+        gallery = self._opened_gallery()
+        with gallery.reading():
+            return gallery
+
+    def _opened_gallery(self) -> Gallery:
+        """Return the index that is kept open, before its version is looked at."""
         if self._gallery is None:
             self._gallery = Gallery(self.collection, self.device)
-        with self._gallery.reading():
-            return self._gallery
+        return self._gallery
 
     def query(
         self,
@@ -298,7 +315,7 @@ class TrainedRun:
             within: the only class to search; the index searches its images exactly.
             radius: maximum distance of an answer; minimum value for a learned metric by which larger values are
                 nearer.
-            store: the address of a store that :meth:`bring_over` filled; it is searched instead of the index.
+            store: the address of a store that :meth:`copy_to_store` filled; it is searched instead of the index.
         """
         if store is not None and (metric != "euclidean" or shortlist is not None):
             raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
@@ -312,9 +329,18 @@ class TrainedRun:
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         images = list(as_images(images))  # a generator can be iterated only once
         names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
+        where = SearchFilter(within, radius)
+        if store is not None:
+            return self._search_of_store(store, k, where)(names, self.embed(images))
         learned = self.metric if metric == "learned" else None
-        find = self._search(store, k=k, where=Where(within, radius), metric=learned, shortlist=shortlist)
-        return find(names, self.embed(images))
+        check_options(k, where, learned, shortlist)
+        # Of fewer images, no new embeddings are written: these would wait for the end of the transaction that reads.
+        points = self.embed(images) if len(images) >= SEVERAL else None
+        gallery = self._opened_gallery()
+        with gallery.reading() as current:
+            if points is None:
+                points = self.images.embed(images, SEVERAL, current)
+            return gallery.answer_within(current, names, points, k, where, learned, shortlist)
 
     def match(
         self,
@@ -337,22 +363,25 @@ class TrainedRun:
         check_writable("-o", file, file=True)
         from .parts import listed
 
-        find = self._search(store, k=k, where=Where(within, radius))
+        where = SearchFilter(within, radius)
+        if store is None:
+            find: Answers = functools.partial(self.gallery().answer, k=k, where=where)
+        else:
+            find = self._search_of_store(store, k, where)
         return match(self.images, listed(items, folder), find, file)
 
-    def _search(self, store: str | None, **options: Any) -> Answers:
-        """Return a function from names and embeddings to answers, which searches the index or a store."""
-        if store is None:
-            return functools.partial(self.gallery().answer, **options)
-        opened, own = self.open_store(store), None
+    def _search_of_store(self, store: str, k: int, where: SearchFilter) -> Answers:
+        """Return a function from names and embeddings to a store's answers."""
+        opened = self.open_store(store)
         if not opened.count():
             run = shlex.join(["pml-ext", "index", str(self.folder), "--to", masked(store)])
             raise DataError(
                 f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
             )
+        gallery = None
         with contextlib.suppress(DataError):  # with a local index, images are not answers to themselves
-            own = self.gallery()
-        return functools.partial(answers_from, opened, own, k=options["k"], where=options["where"])
+            gallery = self.gallery()
+        return functools.partial(answers_from, opened, gallery, k=k, where=where)
 
     def open_store(self, store: str) -> Store:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
@@ -365,13 +394,13 @@ class TrainedRun:
         table, size = f"pml_ext_{self.collection.identity}", self.collection.size
         return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
 
-    def bring_over(self, store: str) -> tuple[Changes, float | None]:
+    def copy_to_store(self, store: str) -> tuple[Changes, float | None]:
         """Synchronize a store with the index: write new and changed images, delete removed ones; ids stay the same.
 
         Return the changes of the store, and its recall@10 against exact search on a sample of the images.
         """
         opened, embedded = self.open_store(store), self.gallery().embedded
-        return bring_over(embedded, opened), recall_of(embedded, opened)
+        return copy_to_store(embedded, opened), recall_of(embedded, opened)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
         """Return groups of near-duplicates among the images of the index; see :meth:`Gallery.duplicates`."""
@@ -381,7 +410,8 @@ class TrainedRun:
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
         from .pictures import answers_picture
 
-        return answers_picture(answers, self.gallery().folder, self.network.preprocessing.channels)
+        gallery = self._gallery or self.gallery()
+        return answers_picture(answers, gallery.folder, self.network.preprocessing.channels)
 
     # Clusters and exports
 

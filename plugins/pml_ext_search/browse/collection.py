@@ -25,7 +25,7 @@ from pml_ext.tool import DataError, flattened, nearest_of, read_json, sample_ind
 from ..clusters import Grouping, group
 from ..collection import Embedded
 from ..pictures import placeholder, thumbnail
-from ..stores import Store, Where
+from ..stores import SearchFilter, Store
 from ..trained import TrainedRun, load_run
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
@@ -100,7 +100,7 @@ class Collection:
 
     def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
         if self.store is not None:
-            (found,) = self.store.search(point.numpy()[None], k + 1, Where())
+            (found,) = self.store.search(point.numpy()[None], k + 1, SearchFilter())
             numbers = [self.numbers.get(each.path) for each in found]
         else:
             similarity = self.embeddings @ point  # cosine similarity, since vectors have length 1

@@ -27,14 +27,14 @@ class Rows(NamedTuple):
     vectors: Vectors  # [N, D], of length 1
 
 
-class Where(NamedTuple):
+class SearchFilter(NamedTuple):
     """The filter of a search; None disables a condition."""
 
     within: str | None = None  # a class
     radius: float | None = None  # the largest Euclidean distance
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """An answer."""
 
     id: int
@@ -55,7 +55,7 @@ class Store(Protocol):
         What was written remains if a later batch fails.
         """
 
-    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+    def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
         """Return up to k images for each vector ``[Q, D]``, nearest first."""
 
     def delete(self, ids: Sequence[int]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pml_ext.tool import needs_extra
 
-from . import Found, Rows, Vectors, Where, database_errors
+from . import Rows, SearchFilter, SearchResult, Vectors, database_errors
 
 with needs_extra("lancedb", "the store lancedb:"):
     import lancedb
@@ -58,13 +58,14 @@ class LanceDB:
                 self._table.create_scalar_index("class")
             self._table.optimize()
 
-    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+    def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
         """Search the nearest lists; all images with a class, or of a table without lists."""
         if self._table is None or not len(vectors):
             return [[] for _ in vectors]
         with self._errors():
             probes = max(1, math.ceil(PROBES * math.sqrt(self._table.count_rows())))
-            found, columns = list[list[Found]](), ["id", "path", "class", "_distance"]
+            found: list[list[SearchResult]] = []
+            columns = ["id", "path", "class", "_distance"]
             for vector in vectors:
                 query = self._table.search(vector, vector_column_name="embedding").distance_type("l2").limit(k)
                 query = query.select(columns).nprobes(probes)
@@ -74,8 +75,11 @@ class LanceDB:
                     query = query.where(f"class = '{quoted}'", prefilter=True).bypass_vector_index()
                 if where.radius is not None:
                     query = query.distance_range(upper_bound=math.nextafter(where.radius**2, math.inf))
-                rows = [[row[name] for name in columns] for row in query.to_arrow().to_pylist()]
-                found.append([Found(id, path, of, math.sqrt(max(squared, 0.0))) for id, path, of, squared in rows])
+                results = []
+                for row in query.to_arrow().to_pylist():
+                    distance = math.sqrt(max(row["_distance"], 0.0))
+                    results.append(SearchResult(row["id"], row["path"], row["class"], distance))
+                found.append(results)
         return found
 
     def delete(self, ids: Sequence[int]) -> None:

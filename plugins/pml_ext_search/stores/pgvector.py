@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from pml_ext.tool import ConfigError, DataError, needs_extra
 
-from . import Found, Rows, Vectors, Where, database_errors, masked
+from . import Rows, SearchFilter, SearchResult, Vectors, database_errors, masked
 
 with needs_extra("pgvector", "the store pgvector:"):
     import pgvector.psycopg
@@ -78,7 +78,7 @@ class PgVector:
                 self._execute("CREATE INDEX IF NOT EXISTS {by_class} ON {table} (class)")
             self._execute("ANALYZE {table}")
 
-    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+    def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
         """Search the graph; exactly with a class, or for more images than a graph search finds.
 
         A graph search with a filter ends after ``hnsw.max_scan_tuples`` images, however few of the class it has found.
@@ -107,14 +107,14 @@ class PgVector:
             self._connect()  # the server was started again
             return self._answers(query, values, candidates)
 
-    def _answers(self, query: sql.Composed, values: list[dict[str, Any]], candidates: int) -> list[list[Found]]:
-        found: list[list[Found]] = []
+    def _answers(self, query: sql.Composed, values: list[dict[str, Any]], candidates: int) -> list[list[SearchResult]]:
+        found: list[list[SearchResult]] = []
         with self._connection.transaction(), self._connection.cursor() as cursor:
             self._execute(f"SET LOCAL hnsw.ef_search = {candidates}")
             self._execute("SET LOCAL hnsw.iterative_scan = strict_order")
             cursor.executemany(query, values, returning=True)
             while len(found) < len(values):
-                found.append([Found(*row) for row in cursor.fetchall()])
+                found.append([SearchResult(*row) for row in cursor.fetchall()])
                 cursor.nextset()
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from pml_ext.tool import needs_extra
 
-from . import BATCH, Found, Rows, Vectors, Where, database_errors
+from . import BATCH, Rows, SearchFilter, SearchResult, Vectors, database_errors
 
 with needs_extra("qdrant", "the store qdrant:"):
     from qdrant_client import QdrantClient, models
@@ -61,7 +61,7 @@ class Qdrant:
                     ids, vectors = batch.ids[part].tolist(), batch.vectors[part].tolist()
                     self._client.upsert(self._table, models.Batch(ids=ids, vectors=vectors, payloads=payloads))
 
-    def search(self, vectors: Vectors, k: int, where: Where) -> list[list[Found]]:
+    def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
         """Search a server's graph, or all points of a folder."""
         if not self._there or not len(vectors):
             return [[] for _ in vectors]
@@ -73,10 +73,7 @@ class Qdrant:
         requests = [models.QueryRequest(query=vector, **options) for vector in vectors.tolist()]
         with self._errors(), warnings.catch_warnings(action="ignore"):  # about parameters without effect in a folder
             answers = self._client.query_batch_points(self._table, requests)
-        return [
-            [Found(int(each.id), each.payload["path"], each.payload["class"], each.score) for each in answer.points]
-            for answer in answers
-        ]
+        return [[_result(point) for point in answer.points] for answer in answers]
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete points."""
@@ -98,3 +95,8 @@ class Qdrant:
                 found |= {int(point.id): point.payload["mark"] for point in points}
                 more = after is not None
         return found
+
+
+def _result(point: Any) -> SearchResult:
+    """Return what Qdrant found, as the interface of stores has it."""
+    return SearchResult(int(point.id), point.payload["path"], point.payload["class"], point.score)

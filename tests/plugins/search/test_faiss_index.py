@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pml_ext_search.faiss_index import FaissIndex, sampled_recall
-from pml_ext_search.stores import Where
+from pml_ext_search.stores import SearchFilter
 
 from .conftest import made_up
 
@@ -35,7 +35,7 @@ def recall(gallery, queries, k=10):
 def answers(gallery, queries, k):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the indexed folder")
-        return gallery.answer([""] * len(queries), queries, k, Where())
+        return gallery.answer([""] * len(queries), queries, k, SearchFilter())
 
 
 @pytest.mark.parametrize(

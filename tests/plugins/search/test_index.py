@@ -14,6 +14,7 @@ import torch
 
 from pml_ext.errors import DataError
 from pml_ext_search.collection import StoreWarning, Transaction
+from pml_ext_search.embedding import SEVERAL
 from pml_ext_search.trained import TrainedRun
 
 from .conftest import empty, flip, garbage, halve, made_up
@@ -92,8 +93,8 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
         return real(self, images)
 
     monkeypatch.setattr(TrainedRun, "embed", overtaken)
-    query = sorted(few[1].glob("*/*.png"))[-1]
-    (answer,) = run.query(query, 24)
+    queries = sorted(few[1].glob("*/*.png"))[-SEVERAL:]  # fewer are embedded in the transaction that searches
+    *_, answer = run.query(queries, 24)
     assert len({*answer.paths}) == 24
     assert gallery.folder == few[1].resolve()
     assert len(gallery) == 25

@@ -11,7 +11,7 @@ from pml_ext import load_run, registry
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search.browse import open_collections
 from pml_ext_search.collection import RetrievalWarning
-from pml_ext_search.stores import Rows, Where, masked
+from pml_ext_search.stores import Rows, SearchFilter, masked
 
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 table = map("test_{}".format, itertools.count())
@@ -44,10 +44,20 @@ def nearest(rows, query, k, within=None, radius=None):
 
 def test_a_store_finds_what_a_loop_finds(address):
     store, images = opened(address), rows(300)
-    assert (store.count(), store.search(images.vectors[:2], 3, Where()), dict(store.marks())) == (0, [[], []], {})
+    assert store.count() == 0
+    assert store.search(images.vectors[:2], 3, SearchFilter()) == [[], []]
+    assert dict(store.marks()) == {}
     store.write([Rows(*(column[start : start + 100] for column in images)) for start in range(0, 300, 100)])
     queries = rows(5, seed=1).vectors
-    for where in (Where(), Where("cats"), Where(classes := images.classes[1], 0.9), Where(None, 0.7), Where("dogs")):
+    classes = images.classes[1]
+    filters = [
+        SearchFilter(),
+        SearchFilter("cats"),
+        SearchFilter(classes, 0.9),
+        SearchFilter(None, 0.7),
+        SearchFilter("dogs"),
+    ]
+    for where in filters:
         for query, found in zip(queries, store.search(queries, 10, where), strict=True):
             wanted = nearest(images, query, 10, *where)
             assert [each.id for each in found] == [id for _, id in wanted]
@@ -68,8 +78,8 @@ def test_rows_are_replaced_and_deleted_and_are_there_when_opened_again(address):
     store.delete([])
     assert store.count() == 33
     assert store.marks()[27] == others.marks[2]
-    assert store.search(others.vectors[2:3], 1, Where())[0][0].id == 27
-    assert 0 not in {each.id for each in store.search(images.vectors[:1], 33, Where())[0]}
+    assert store.search(others.vectors[2:3], 1, SearchFilter())[0][0].id == 27
+    assert 0 not in {each.id for each in store.search(images.vectors[:1], 33, SearchFilter())[0]}
     del store
     assert address.startswith("qdrant") or opened(address, title).count() == 33
 
@@ -81,7 +91,7 @@ def test_an_index_is_brought_over_and_only_what_has_changed_is_written(address, 
     store = run.open_store(address)
     store.delete([*store.marks()])
     monkeypatch.setattr(run, "open_store", lambda _: store)
-    changes, recall = run.bring_over(address)
+    changes, recall = run.copy_to_store(address)
     assert (changes, recall) == ((200, 0, 0, 0), 1.0)
     names = sorted(images.rglob("00*.png"))
     shutil.copy(names[3], names[0])
@@ -91,7 +101,7 @@ def test_an_index_is_brought_over_and_only_what_has_changed_is_written(address, 
     run.index(images)
     written, write = [], store.write
     monkeypatch.setattr(store, "write", lambda rows: write(written.append(each) or each for each in rows))
-    assert run.bring_over(address)[0] == (1, 1, 1, 198)
+    assert run.copy_to_store(address)[0] == (1, 1, 1, 198)
     assert sum(len(each.ids) for each in written) == 2
     embedded = run.gallery().embedded
     assert {*store.marks()} == {*embedded.ids.tolist()}
@@ -126,10 +136,10 @@ def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monk
 
     monkeypatch.setattr(store, "write", stopped)
     with pytest.raises(DataError, match="the machine is gone"):
-        run.bring_over(address)
+        run.copy_to_store(address)
     monkeypatch.setattr(store, "write", write)
     assert store.count() == 120
-    assert run.bring_over(address) == ((80, 0, 0, 120), 1.0)
+    assert run.copy_to_store(address) == ((80, 0, 0, 120), 1.0)
 
 
 def test_a_server_that_stops_is_one_line_and_the_next_run_goes_on(server, make, folder, runs, command, tmp_path):
@@ -208,10 +218,10 @@ def test_a_class_is_complete_beside_a_large_one(address):
     if address.startswith("pgvector:"):
         for setting in ("hnsw.max_scan_tuples = 100", "enable_sort = off", "enable_bitmapscan = off"):
             store._connection.execute(f"SET {setting}")
-    (found,) = store.search(points[:1], 10, Where("far"))
+    (found,) = store.search(points[:1], 10, SearchFilter("far"))
     distances = np.linalg.norm(points[half:] - points[0], axis=1)
     assert [each.id for each in found] == (half + np.argsort(distances, kind="stable")[:10]).tolist()
-    (every,) = store.search(points[:1], 1500, Where())
+    (every,) = store.search(points[:1], 1500, SearchFilter())
     assert len(every) == 1500
 
 
@@ -222,13 +232,13 @@ def test_a_search_outlives_a_restart_of_the_server(server):
     server.stop()
     try:
         with pytest.raises(DataError, match="failed"):
-            store.search(images.vectors[:1], 1, Where())
+            store.search(images.vectors[:1], 1, SearchFilter())
     finally:
         server.start()
-    assert store.search(images.vectors[:1], 1, Where())[0][0].id == 0
+    assert store.search(images.vectors[:1], 1, SearchFilter())[0][0].id == 0
     server.stop()
     server.start()
-    assert store.search(images.vectors[:1], 1, Where())[0][0].id == 0
+    assert store.search(images.vectors[:1], 1, SearchFilter())[0][0].id == 0
     server.stop()
     server.start()
     with pytest.raises(DataError, match="failed"):
@@ -245,7 +255,7 @@ def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
     assert not new.exists()
     store = opened(f"{scheme}:{new}")
     store.delete([1])
-    assert (store.count(), dict(store.marks()), store.search(rows(1).vectors, 1, Where())) == (0, {}, [[]])
+    assert (store.count(), dict(store.marks()), store.search(rows(1).vectors, 1, SearchFilter())) == (0, {}, [[]])
     assert not new.exists()
     store.write([rows(3)])
     assert store.count() == 3
@@ -273,7 +283,7 @@ def test_the_page_searches_in_a_store(runs, folder, tmp_path):
     shutil.copytree(runs[0], place, ignore=shutil.ignore_patterns("collection"))
     run, address = load_run(place, "cpu"), f"lancedb:{tmp_path / 'lake'}"
     run.index(folder)
-    run.bring_over(address)
+    run.copy_to_store(address)
     (here,), (there,) = open_collections([place], device="cpu"), open_collections([place], device="cpu", store=address)
     there.embeddings = here.embeddings.clone()
     assert there.nearest(7, 5) == here.nearest(7, 5)
