@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from .evaluation.projection import mark as mark
     from .evaluation.sampling import sample_indices as sample_indices
     from .files import DamagedError as DamagedError
+    from .files import check_writable as check_writable
     from .files import final_path as final_path
     from .files import locked_folder as locked_folder
     from .files import read_json as read_json
@@ -98,7 +99,6 @@ if TYPE_CHECKING:
     from .files import write_text as write_text
     from .files import writing as writing
     from .files.checksums import check_unchanged as check_unchanged
-    from .files.checksums import how_to_redo as how_to_redo
     from .files.checksums import sha256_of as sha256_of
     from .files.stat import MISSING as MISSING
     from .files.stat import FileStat as FileStat
@@ -106,17 +106,14 @@ if TYPE_CHECKING:
     from .files.stat import path_bytes as path_bytes
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
-    from .networks.trunks import builtin_trunk as builtin_trunk
     from .pml import BaseDistance as BaseDistance
     from .recipe import Recipe as Recipe
     from .recipe import build_dataset as build_dataset
-    from .recipe import build_loss as build_loss
     from .recipe import build_network as build_network
     from .recipe import flat as flat
     from .recipe import is_full as is_full
     from .recipe import load_recipe as load_recipe
     from .recipe import load_recipes as load_recipes
-    from .recipe import loss_context as loss_context
     from .recipe import merged as merged
     from .recipe import nested as nested
     from .recipe import plugins_in as plugins_in
@@ -138,7 +135,6 @@ if TYPE_CHECKING:
     from .training.batches import WorkerDataset as WorkerDataset
     from .training.batches import data_loader as data_loader
     from .training.evaluation import nearest as nearest
-    from .training.export import write_export as write_export
     from .training.features import FeatureCache as FeatureCache
     from .training.folder import METRICS as METRICS
     from .training.launch import QUICK as QUICK
@@ -151,6 +147,7 @@ if TYPE_CHECKING:
     from .training.launch import train as train
     from .training.listener import Listener as Listener
     from .training.listener import Silence as Silence
+    from .training.loaded import LoadedRun as LoadedRun
     from .training.loop import train_run as train_run
     from .training.records import CURVE as CURVE
     from .training.records import VALIDATION as VALIDATION

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .collection import Embedded as Embedded
     from .collection import RetrievalWarning as RetrievalWarning
     from .collection import StoreWarning as StoreWarning
-    from .collection import check_writable as check_writable
     from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
     from .embedding import save_embeddings as save_embeddings
@@ -43,7 +42,6 @@ def pml_ext_commands() -> dict[str, Command]:
             "pml_ext_search.commands:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),
         "browse": Command("pml_ext_search.commands:browse", "Browse a folder in a local web page, until Ctrl-C."),
-        "export": Command("pml_ext_search.commands:export", "Export the network: safetensors, ONNX, model card."),
     }
 
 

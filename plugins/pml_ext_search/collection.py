@@ -22,7 +22,6 @@ import itertools
 import os
 import shlex
 import sqlite3
-import tempfile
 import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -35,7 +34,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.tool import (
-    ConfigError,
     DataError,
     FileStat,
     UnwritableError,
@@ -590,18 +588,3 @@ class Collection:
                 f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
                 f"({self.identity}); type: {self.command()}"
             )
-
-
-def check_writable(option: str, place: Path, file: bool = False) -> None:
-    """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
-    wanted = f"type {option} {'FILE' if file else 'FOLDER'}"
-    if place.is_dir() if file else place.is_file():
-        raise ConfigError(f"{place} is a {'folder' if file else 'file'}; {wanted}")
-    folder = place.parent if file else place
-    try:
-        while not folder.exists():
-            folder = folder.parent
-        with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
-            pass
-    except OSError as error:
-        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}); {wanted}") from None

@@ -23,6 +23,7 @@ from pml_ext.tool import (
     RunFolder,
     StoreFolder,
     Workers,
+    check_writable,
     counted,
     first_of,
     one_line,
@@ -91,7 +92,6 @@ def embed(
     For several devices, type torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; this also works for
     index and cluster.
     """
-    from .collection import check_writable
     from .embedding import save_embeddings
     from .trained import load_run
 
@@ -174,28 +174,6 @@ def cluster(
     lines.append(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
     columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
     print_result(as_json, about, *lines, columns=columns, rows=rows, right=[0, 1, 3] if classes else [0, 1])
-
-
-def export(
-    run: RunFolder,
-    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
-    onnx: Annotated[bool, Option("--onnx", help="Also write model.onnx, for batches of any size.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Export the network: safetensors, ONNX, model card."""
-    from pml_ext.tool import read_json
-
-    from .trained import load_run
-
-    place = load_run(run, "cpu").export(out, onnx)
-    about = read_json(place / "preprocess.json")
-    files = [about[key] for key in ("weights", "onnx") if key in about]
-    lines = [
-        f"{file['file']}: embeddings differ from the network's by {file['largest_difference']:.1e} at most"
-        for file in files[1:]
-    ]
-    written = f"{', '.join(file['file'] for file in files)}, preprocess.json and README.md: {place}"
-    print_result(as_json, {"folder": str(place), "files": files}, *lines, written)
 
 
 def index(
@@ -289,7 +267,6 @@ def query(
     """Find the nearest images of an image."""
     from pml_ext.tool import write_atomically
 
-    from .collection import check_writable
     from .query import RADIUS, is_store
     from .trained import load_run
 

@@ -31,6 +31,7 @@ from pml_ext.tool import (
     UnwritableError,
     autocast,
     check_precision,
+    check_writable,
     file_stat,
     from_rank_0,
     from_ranks,
@@ -47,7 +48,6 @@ from .collection import (
     StoreWarning,
     Transaction,
     Vectors,
-    check_writable,
     is_below,
 )
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches

@@ -33,6 +33,7 @@ from pml_ext.tool import (
     ConfigError,
     DataError,
     FileStat,
+    check_writable,
     file_stat,
     needs_extra,
     one_line,
@@ -41,7 +42,7 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import Embedded, Vectors, check_writable, class_of
+from .collection import Embedded, Vectors, class_of
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
 

@@ -1,4 +1,4 @@
-"""A trained run: its network, loaded from the run's folder, for embedding, search, clustering and export."""
+"""A trained run for embedding, search and clustering of images."""
 
 from __future__ import annotations
 
@@ -8,39 +8,22 @@ import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
-from pydantic import Field, ValidationError
 from torch import Tensor
 
 from pml_ext.tool import (
     ConfigError,
-    DamagedError,
     DataError,
-    Preprocessing,
-    Recipe,
+    LoadedRun,
     Steps,
-    build_loss,
-    build_network,
-    builtin_trunk,
-    check_unchanged,
-    checkpoint,
+    check_writable,
     choose_device,
-    how_to_redo,
-    load_recipe,
-    loss_context,
-    one_line,
-    read_json,
-    read_toml,
-    reading,
     registry,
-    sha256_of,
-    shortened,
     unknown,
 )
 
-from .collection import COLLECTION, Changes, Embedded, check_writable
+from .collection import COLLECTION, Changes, Embedded
 from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .query import (
@@ -62,20 +45,8 @@ from .stores import SearchFilter, masked
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
 
-    from pml_ext.tool import BaseDistance
-
     from .clusters import Clusters, Number
     from .stores import Store
-
-_WEIGHTS = "checkpoints/model.pt"
-
-
-class NetworkFacts(Preprocessing):
-    """The content of ``network.json``: size of the trunk's features, labels and names of the training classes."""
-
-    features: int = Field(ge=1)
-    classes: list[int]
-    class_names: list[str] = Field(default_factory=list)
 
 
 def load_run(
@@ -101,85 +72,32 @@ def load_run(
     return TrainedRun(Path(path), choose_device(device), workers, store, listener)
 
 
-class TrainedRun:
-    """A trained network with the preprocessing of its run; see :func:`load_run` for the arguments."""
+class TrainedRun(LoadedRun):
+    """A trained network that embeds, indexes and searches images; see :func:`load_run` for the arguments."""
 
     def __init__(
         self, folder: Path, device: str, workers: int | None, store: str | Path | None, listener: Listener | None
     ) -> None:
-        self.folder, self.device = folder, torch.device(device)
-        for name in ("recipe.toml", "network.json", _WEIGHTS):
-            if not (folder / name).is_file():
-                if (folder / "metrics.json").is_file():
-                    raise DataError(f"{folder / name} is gone; {how_to_redo(folder, name)}")
-                raise DataError(
-                    f"{folder}: no finished run (no {name} in it); type: pml-ext train RECIPE --out {folder}"
-                )
-        self.recipe = self._read_recipe()
-        try:
-            self._facts = NetworkFacts.model_validate(read_json(folder / "network.json"))
-        except (DamagedError, ValidationError) as error:
-            raise self._damaged("network.json", error) from None
-        with reading(folder / _WEIGHTS):
-            digest = sha256_of(folder / _WEIGHTS)
-        state = checkpoint.load(folder / _WEIGHTS, self.device, digest=digest)
-        for name in ("recipe.toml", "network.json"):
-            check_unchanged(folder, name)
-        self.identity = digest[:16]
-        """The start of the SHA-256 of ``model.pt``."""
-        try:
-            network = build_network(self.recipe.model, self._facts, self._facts.features, trained=True)
-        except ConfigError as error:
-            self._checked_recipe()  # raises the recipe's own error, if it has one
-            raise self._damaged("network.json", error) from None
-        self.trunk, self.embedder = network.trunk, network.embedder
-        with checkpoint.errors_with_path(folder / _WEIGHTS, state):
-            self.trunk.load_state_dict(state["trunk"])
-            self.embedder.load_state_dict(state["embedder"])
-        self._state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
-        self.network = network.to(self.device).eval()
-        place, precision = Path(store or folder / COLLECTION), self.recipe.engine.precision
-        given = self.device, self.identity, precision, place, store is None, workers, listener
-        self.images = ImageEmbedder(folder, self.network, *given, frozen=self.recipe.model.freeze == "trunk")
+        super().__init__(folder, device)
+        self.images = ImageEmbedder(
+            folder,
+            self.network,
+            self.device,
+            self.identity,
+            self.recipe.engine.precision,
+            place=Path(store or folder / COLLECTION),
+            replace=store is None,
+            workers=workers,
+            listener=listener,
+            frozen=self.recipe.model.freeze == "trunk",
+        )
         self.collection = self.images.collection
         self._gallery: Gallery | None = None
-
-    def _read_recipe(self) -> Recipe:
-        """Read the recipe; import plugins, which takes a second, only if a plugin provides the trunk."""
-        try:
-            tables = read_toml(self.folder / "recipe.toml", "run")
-        except DamagedError as error:
-            raise self._damaged("recipe.toml", error) from None
-        tables.pop("run")
-        try:
-            recipe = Recipe.model_validate(tables)
-        except ValidationError:
-            return self._checked_recipe()
-        return recipe if builtin_trunk(recipe.model.trunk.name) is not None else self._checked_recipe()
-
-    def _checked_recipe(self) -> Recipe:
-        return load_recipe(str(self.folder / "recipe.toml"))
-
-    def _damaged(self, name: str, error: Exception) -> DataError:
-        reason = f"empty, cut or of another run ({shortened(one_line(error), 200)})"
-        return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
 
     @property
     def transform(self) -> Steps:
         """The steps from a uint8 image to the network's input."""
         return self.images.transform
-
-    @functools.cached_property
-    def metric(self) -> BaseDistance | None:
-        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
-        from pml_ext.tool import learned_metric
-
-        recipe = self._checked_recipe()
-        loss, _ = build_loss(recipe.loss, loss_context(recipe, self._facts.classes, self._facts.class_names))
-        with checkpoint.errors_with_path(self.folder / _WEIGHTS, self._state):
-            loss.load_state_dict(self._state["loss"])
-        metric = learned_metric(loss.modules())
-        return metric.to(self.device).eval() if metric is not None else None
 
     # Embeddings
 
@@ -413,7 +331,7 @@ class TrainedRun:
         gallery = self._gallery or self.gallery()
         return answers_picture(answers, gallery.folder, self.network.preprocessing.channels)
 
-    # Clusters and exports
+    # Clusters
 
     def cluster(
         self, folder: str | Path, clusters: Number, out: str | Path | None = None, smallest: int | None = None
@@ -437,15 +355,3 @@ class TrainedRun:
         check_clusters(clusters, smallest)
         grouping = group(self.embed_folder(folder), clusters, smallest)
         return write_clusters(place, grouping, self.network.preprocessing.channels)
-
-    def export(self, out: str | Path, onnx: bool = False) -> Path:
-        """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
-
-        ``onnx`` adds ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if
-        its embeddings differ from the network's by more than 1e-4 on 100 noise images.
-        """
-        from pml_ext.tool import write_export
-
-        check_writable("-o", Path(out))
-        write_export(Path(out), self.folder, self.recipe, self.network, onnx)
-        return Path(out)

@@ -1,6 +1,7 @@
 """Files: atomic writing, locks, reading of JSON and TOML; checksums in :mod:`pml_ext.files.checksums`."""
 
 from .writing import DamagedError as DamagedError
+from .writing import check_writable as check_writable
 from .writing import final_path as final_path
 from .writing import locked_folder as locked_folder
 from .writing import read_json as read_json

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import tempfile
 import threading
 import tomllib
 import warnings
@@ -151,3 +152,20 @@ def toml_value(text: str) -> Any:
         return text
     except ValueError as error:  # an integer of more digits than Python parses
         raise ConfigError(f"--set ...={text}: {error}") from None
+
+
+def check_writable(option: str, place: Path, file: bool = False) -> None:
+    """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
+    wanted = f"type {option} {'FILE' if file else 'FOLDER'}"
+    if file and place.is_dir():
+        raise ConfigError(f"{place} is a folder; {wanted}")
+    if not file and place.is_file():
+        raise ConfigError(f"{place} is a file; {wanted}")
+    folder = place.parent if file else place
+    try:
+        while not folder.exists():
+            folder = folder.parent
+        with tempfile.TemporaryFile(dir=folder):  # permissions say nothing of a read-only or full disk
+            pass
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be written ({error.strerror}: {folder}); {wanted}") from None

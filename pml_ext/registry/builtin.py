@@ -98,6 +98,7 @@ def pml_ext_commands() -> dict[str, Command]:
         "plugins": Command("pml_ext.cli.plugins:plugins", "List the installed plugins; exit code 1 if one is broken."),
         "new-plugin": Command("pml_ext.cli.plugins:new_plugin", "Write a new plugin: a package with a loss and tests."),
         "data": Command("pml_ext.cli.listing:data", "Describe, check and download a data set."),
+        "export": Command("pml_ext.cli.export:export", "Export the network: safetensors, ONNX, model card."),
         "bench": Command("pml_ext.cli.bench:bench", "Measure time and memory of losses or training steps."),
     }
 

@@ -1,0 +1,33 @@
+"""``pml-ext export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from ..files import read_json
+from .options import AsJson, RunFolder
+from .output import print_result
+
+
+def export(
+    run: RunFolder,
+    out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
+    onnx: Annotated[bool, Option("--onnx", help="Also write model.onnx, for batches of any size.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Export the network: safetensors, ONNX, model card."""
+    from ..training.loaded import LoadedRun
+
+    place = LoadedRun(run, "cpu").export(out, onnx)
+    about = read_json(place / "preprocess.json")
+    files = [about[key] for key in ("weights", "onnx") if key in about]
+    lines = []
+    for file in files[1:]:
+        largest = file["largest_difference"]
+        lines.append(f"{file['file']}: embeddings differ from the network's by {largest:.1e} at most")
+    names = ", ".join(file["file"] for file in files)
+    lines.append(f"{names}, preprocess.json and README.md: {place}")
+    print_result(as_json, {"folder": str(place), "files": files}, *lines)

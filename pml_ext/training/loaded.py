@@ -1,0 +1,145 @@
+"""A finished run, loaded from its folder: the trained network, its learned metric, and their export."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
+from ..files import DamagedError, check_writable, read_json, read_toml, reading
+from ..files.checksums import check_unchanged, how_to_redo, sha256_of
+from ..networks.network import Network, Preprocessing
+from ..networks.trunks import builtin_trunk
+from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
+from . import checkpoint
+from .folder import METRICS, NETWORK, RECIPE
+
+with needs_extra("train", "a run"):
+    from pydantic import Field, ValidationError
+
+if TYPE_CHECKING:  # takes seconds to import, which a query saves
+    from ..pml import BaseDistance
+
+WEIGHTS = "checkpoints/model.pt"
+
+
+class NetworkDescription(Preprocessing):
+    """The content of ``network.json``: size of the trunk's features, labels and names of the training classes."""
+
+    features: int = Field(ge=1)
+    classes: list[int]
+    class_names: list[str] = Field(default_factory=list)
+
+
+class LoadedRun:
+    """A trained network with the preprocessing of its run.
+
+    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run.
+    """
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder = folder
+        self.device = torch.device(device)
+        self._check_files()
+        self.recipe = self._read_recipe()
+        self._description = self._read_description()
+        with reading(folder / WEIGHTS):
+            digest = sha256_of(folder / WEIGHTS)
+        state = checkpoint.load(folder / WEIGHTS, self.device, digest=digest)
+        for name in (RECIPE, NETWORK):
+            check_unchanged(folder, name)
+        self.identity = digest[:16]
+        """The start of the SHA-256 of ``model.pt``."""
+        self.network = self._build_network(state)
+        self._loss_state: dict[str, Any] = {key: state.get(key) for key in ("loss", "versions")}
+
+    def _check_files(self) -> None:
+        """Raise DataError if the folder lacks a file of a finished run."""
+        for name in (RECIPE, NETWORK, WEIGHTS):
+            if (self.folder / name).is_file():
+                continue
+            if (self.folder / METRICS).is_file():
+                raise DataError(f"{self.folder / name} is gone; {how_to_redo(self.folder, name)}")
+            text = f"{self.folder}: no finished run (no {name} in it)"
+            raise DataError(f"{text}; type: pml-ext train RECIPE --out {self.folder}")
+
+    def _read_recipe(self) -> Recipe:
+        """Read the recipe; import plugins, which takes a second, only if a plugin provides the trunk."""
+        try:
+            tables = read_toml(self.folder / RECIPE, "run")
+        except DamagedError as error:
+            raise self._damaged(RECIPE, error) from None
+        tables.pop("run")
+        try:
+            recipe = Recipe.model_validate(tables)
+        except ValidationError:
+            return self._checked_recipe()
+        if builtin_trunk(recipe.model.trunk.name) is None:
+            return self._checked_recipe()
+        return recipe
+
+    def _checked_recipe(self) -> Recipe:
+        return load_recipe(str(self.folder / RECIPE))
+
+    def _read_description(self) -> NetworkDescription:
+        try:
+            return NetworkDescription.model_validate(read_json(self.folder / NETWORK))
+        except (DamagedError, ValidationError) as error:
+            raise self._damaged(NETWORK, error) from None
+
+    def _build_network(self, state: dict[str, Any]) -> Network:
+        """Return the network with the weights of a checkpoint, in evaluation mode."""
+        try:
+            network = build_network(self.recipe.model, self._description, self._description.features, trained=True)
+        except ConfigError as error:
+            self._checked_recipe()  # raises the recipe's own error, if it has one
+            raise self._damaged(NETWORK, error) from None
+        with checkpoint.errors_with_path(self.folder / WEIGHTS, state):
+            network.trunk.load_state_dict(state["trunk"])
+            network.embedder.load_state_dict(state["embedder"])
+        return network.to(self.device).eval()
+
+    def _damaged(self, name: str, error: Exception) -> DataError:
+        reason = f"empty, cut or of another run ({shortened(one_line(error), 200)})"
+        return DataError(f"{self.folder / name}: {reason}; {how_to_redo(self.folder, name)}")
+
+    @property
+    def trunk(self) -> torch.nn.Module:
+        """The trunk of the network."""
+        return self.network.trunk
+
+    @property
+    def embedder(self) -> torch.nn.Module:
+        """The embedder of the network."""
+        return self.network.embedder
+
+    @functools.cached_property
+    def metric(self) -> BaseDistance | None:
+        """The learned metric of the run's loss, in evaluation mode; None if the loss has no such metric."""
+        from ..evaluation import learned_metric
+
+        recipe = self._checked_recipe()
+        context = loss_context(recipe, self._description.classes, self._description.class_names)
+        loss, _ = build_loss(recipe.loss, context)
+        with checkpoint.errors_with_path(self.folder / WEIGHTS, self._loss_state):
+            loss.load_state_dict(self._loss_state["loss"])
+        metric: BaseDistance | None = learned_metric(loss.modules())
+        if metric is not None:
+            metric.to(self.device).eval()
+        return metric
+
+    def export(self, out: str | Path, onnx: bool = False) -> Path:
+        """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
+
+        ``onnx`` adds ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if
+        its embeddings differ from the network's by more than 1e-4 on 100 noise images.
+        """
+        from .export import write_export
+
+        place = Path(out)
+        check_writable("-o", place)
+        write_export(place, self.folder, self.recipe, self.network, onnx)
+        return place
