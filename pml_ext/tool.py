@@ -64,10 +64,8 @@ if TYPE_CHECKING:
     from .errors import shortened as shortened
     from .errors import unknown as unknown
     from .evaluation import Search as Search
-    from .evaluation import figures as figures
     from .evaluation import has_faiss as has_faiss
     from .evaluation import kmeans as kmeans
-    from .evaluation import learned_metric as learned_metric
     from .evaluation import neighbors_under as neighbors_under
     from .evaluation import reranked_under as reranked_under
     from .evaluation.figures import BLUE as BLUE
@@ -75,6 +73,7 @@ if TYPE_CHECKING:
     from .evaluation.figures import WRONG as WRONG
     from .evaluation.figures import Cell as Cell
     from .evaluation.figures import answer as answer
+    from .evaluation.figures import epoch_curves as epoch_curves
     from .evaluation.figures import gallery as gallery
     from .evaluation.fonts import drawable as drawable
     from .evaluation.fonts import font_file as font_file
@@ -93,7 +92,6 @@ if TYPE_CHECKING:
     from .files import locked_folder as locked_folder
     from .files import read_json as read_json
     from .files import read_toml as read_toml
-    from .files import reading as reading
     from .files import write_atomically as write_atomically
     from .files import write_json as write_json
     from .files import write_text as write_text
@@ -111,18 +109,16 @@ if TYPE_CHECKING:
     from .recipe import build_dataset as build_dataset
     from .recipe import build_network as build_network
     from .recipe import flat as flat
-    from .recipe import is_full as is_full
     from .recipe import load_recipe as load_recipe
     from .recipe import load_recipes as load_recipes
     from .recipe import merged as merged
     from .recipe import nested as nested
+    from .recipe import paper_values as paper_values
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of
-    from .recipe import quoted as quoted
     from .recipe import ranges_of as ranges_of
     from .recipe import reported_phases as reported_phases
     from .recipe import tables_of_papers as tables_of_papers
-    from .recipe.schema import PaperTable as PaperTable
     from .recipe.schema import TuneTable as TuneTable
     from .registry.lazy import lazily as lazily
     from .report import ReportFigure as ReportFigure
@@ -130,33 +126,24 @@ if TYPE_CHECKING:
     from .report import draw as draw
     from .report import percent as percent
     from .report import render as render
-    from .training import checkpoint as checkpoint
-    from .training import signals as signals
     from .training.batches import WorkerDataset as WorkerDataset
     from .training.batches import data_loader as data_loader
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
     from .training.folder import METRICS as METRICS
-    from .training.launch import QUICK as QUICK
     from .training.launch import Plan as Plan
     from .training.launch import execute as execute
     from .training.launch import is_finished as is_finished
-    from .training.launch import locked as locked
     from .training.launch import read_metrics as read_metrics
     from .training.launch import spread as spread
     from .training.launch import train as train
     from .training.listener import Listener as Listener
-    from .training.listener import Silence as Silence
     from .training.loaded import LoadedRun as LoadedRun
-    from .training.loop import train_run as train_run
-    from .training.records import CURVE as CURVE
-    from .training.records import VALIDATION as VALIDATION
-    from .training.records import Records as Records
-    from .training.records import Series as Series
-    from .training.records import metric_series as metric_series
+    from .training.records import metric_by_epoch as metric_by_epoch
     from .training.records import write_csv as write_csv
-    from .training.run import Run as Run
+    from .training.signals import handle_signals as handle_signals
     from .training.trackers import phases_of as phases_of
-    from .training.view import View as View
+    from .training.trial import train_and_validate as train_and_validate
+    from .training.view import open_run as open_run
 
 __getattr__ = lazily(__name__, "train", "the names of pml_ext.tool")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -26,7 +27,10 @@ from pml_ext.tool import (
 )
 
 if TYPE_CHECKING:
-    from .executors import Job
+    from pml_ext.tool import Plan
+
+    from .executors import Executor, Job
+    from .groups import Group
     from .tuning import Study
 
 _METRICS = ["recall_at_1", "map_at_r", "nmi"]
@@ -63,66 +67,66 @@ def compare(
     two-sided paired t-test, uncorrected: one in twenty equal rows has p < 0.05. The sentences use p-values corrected by
     Holm's procedure.
     """
-    from .comparing import Group, compare, groups_below
+    from .comparisons import compare
+    from .groups import groups_below
 
-    folders = [Path(name) for name in runs or () if Path(name).is_dir()]
-    recipes = [name for name in runs or () if not Path(name).is_dir()]
+    names = runs or []
+    folders = [Path(name) for name in names if Path(name).is_dir()]
+    recipes = [name for name in names if not Path(name).is_dir()]
     if table is not None:
-        from .running import recipes_of_table
+        from .runs import recipes_of_table
 
-        recipes += recipes_of_table(table, data is not None)
-    if not recipes and not folders:
-        raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
-    if folds == 1:
-        raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
-    if not recipes and (tune or folds or jobs > 1 or seeds > 1):
-        raise ConfigError("--seeds, --folds, --jobs and --tune go with recipes to run; found folders alone")
-    if out is None and (recipes or latex):
-        what = "--latex writes to" if latex else f"no folder {recipes[0]}; the runs of a recipe want"
-        raise ConfigError(f"{what} --out FOLDER")
-    if save_recipe and not tune:
-        raise ConfigError("--save-recipe goes with --tune TRIALS")
-    if ray_address is not None and on != "ray":
-        raise ConfigError("--ray-address goes with --on ray")
+        recipes += recipes_of_table(table, full=data is not None)
+    _check_options(
+        recipes=recipes,
+        folders=folders,
+        out=out,
+        seeds=seeds,
+        folds=folds,
+        jobs=jobs,
+        tune=tune,
+        save_recipe=save_recipe,
+        latex=latex,
+        on=on,
+        ray_address=ray_address,
+    )
+
+    metrics = metric or _METRICS
     studies: list[Study] = []
     if out is not None and recipes:
-        from .executors import make_executor
-        from .running import check_reported, plans_of, rows_of
-
-        more = list(overrides or ())
         if not folders:  # their runs may have other metrics
-            check_reported(recipes, more, phase, metric or _METRICS, baseline)
-        if tune:
-            from .tuning import studies_of, trial_jobs, tuned
+            from .runs import check_reported
 
-            studies = [study for name in recipes for study in studies_of(name, out, tune, folds, data, more)]
-        with closing(make_executor(jobs, on, out, ray_address)) as executor, AllRuns() as bar:
-            chosen, failed = [(name, list[str]()) for name in recipes], list[Group]()
-            if studies:
-                trials = trial_jobs(studies, device, data)
-                bar.begin("trials", len(trials))
-                chosen, failed = tuned(studies, trials, executor, bar.on_progress)
-            plans = [
-                plan
-                for name, values in chosen
-                for plan in plans_of(name, out, seeds, folds, data, [*more, *values], tune)
-            ]
-            begin = functools.partial(bar.begin, "runs")
-            groups = [*rows_of(plans, folders, executor, bar.on_progress, device, data, begin), *failed]
+            check_reported(recipes, overrides or (), phase, metrics, baseline)
+        wanted = _WantedRuns(
+            recipes=recipes,
+            folders=folders,
+            out=out,
+            seeds=seeds,
+            folds=folds,
+            tune=tune,
+            overrides=overrides or [],
+            device=device,
+            data=data,
+        )
+        studies = wanted.studies()
+        groups = wanted.rows(studies, jobs, on, ray_address)
     else:
         groups = groups_below(folders)
-    result = compare(groups, metric or _METRICS, phase, baseline)
+
+    result = compare(groups, metrics, phase, baseline)
     if studies:
         result["tuning"] = [study.about() for study in studies]
+
     page = None
     if out is not None:
         from .page import write_comparison
 
         say("drawing the comparison")
         page = write_comparison(out, groups, result, latex, device, data)
-        for study in studies if save_recipe else ():
-            if study.best():
-                say(f"tuned recipe: {study.save_recipe(out)}")
+        if save_recipe:
+            _save_recipes(studies, out)
+
     if as_json:
         print_json(result)
     else:
@@ -131,12 +135,126 @@ def compare(
         raise Exit(1)
 
 
+def _check_options(
+    *,
+    recipes: list[str],
+    folders: list[Path],
+    out: Path | None,
+    seeds: int,
+    folds: int,
+    jobs: int,
+    tune: int,
+    save_recipe: bool,
+    latex: bool,
+    on: str,
+    ray_address: str | None,
+) -> None:
+    """Raise ConfigError for options that do not go together."""
+    if not recipes and not folders:
+        raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
+    if folds == 1:
+        raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
+    if not recipes and (tune or folds or jobs > 1 or seeds > 1):
+        raise ConfigError("--seeds, --folds, --jobs and --tune go with recipes to run; found folders alone")
+    if out is None and (recipes or latex):
+        if latex:
+            raise ConfigError("--latex writes to --out FOLDER")
+        raise ConfigError(f"no folder {recipes[0]}; the runs of a recipe want --out FOLDER")
+    if save_recipe and not tune:
+        raise ConfigError("--save-recipe goes with --tune TRIALS")
+    if ray_address is not None and on != "ray":
+        raise ConfigError("--ray-address goes with --on ray")
+
+
+@dataclass(frozen=True)
+class _WantedRuns:
+    """The recipes to run, and the folders of finished runs; with ``tune``, the recipes are tuned first."""
+
+    recipes: list[str]
+    folders: list[Path]
+    out: Path
+    seeds: int
+    folds: int
+    tune: int  # number of trials
+    overrides: list[str]
+    device: str
+    data: Path | None
+
+    def studies(self) -> list[Study]:
+        """Return the studies of all recipes; none without tuning."""
+        if not self.tune:
+            return []
+        from .tuning import studies_of
+
+        studies = []
+        for name in self.recipes:
+            studies += studies_of(name, self.out, self.tune, self.folds, self.data, self.overrides)
+        return studies
+
+    def rows(
+        self, studies: list[Study], jobs: int, on: Literal["here", "ray", "slurm"], ray_address: str | None
+    ) -> list[Group]:
+        """Do the studies' trials and the missing runs, and return the rows of all runs."""
+        from .executors import make_executor
+        from .runs import rows_of
+
+        with closing(make_executor(jobs, on, self.out, ray_address)) as executor, AllRuns() as progress:
+            tuned_recipes, failed = self._tuned(studies, executor, progress)
+            groups = rows_of(
+                plans=self._plans(tuned_recipes),
+                folders=self.folders,
+                executor=executor,
+                on_progress=progress.on_progress,
+                device=self.device,
+                data=self.data,
+                begin=functools.partial(progress.begin, "runs"),
+            )
+        return [*groups, *failed]
+
+    def _tuned(
+        self, studies: list[Study], executor: Executor, progress: AllRuns
+    ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
+        """Return each recipe with its best values as overrides, and rows of those without any."""
+        if not studies:
+            untuned: list[tuple[str, list[str]]] = [(name, []) for name in self.recipes]
+            return untuned, []
+        from .tuning import trial_jobs, tuned
+
+        trials = trial_jobs(studies, self.device, self.data)
+        progress.begin("trials", len(trials))
+        return tuned(studies, trials, executor, progress.on_progress)
+
+    def _plans(self, tuned_recipes: list[tuple[str, list[str]]]) -> list[Plan]:
+        from .runs import plans_of
+
+        plans = []
+        for name, best_values in tuned_recipes:
+            plans += plans_of(
+                name=name,
+                out=self.out,
+                seeds=self.seeds,
+                folds=self.folds,
+                data=self.data,
+                overrides=[*self.overrides, *best_values],
+                trials=self.tune,
+            )
+        return plans
+
+
+def _save_recipes(studies: list[Study], out: Path) -> None:
+    for study in studies:
+        if study.best():
+            say(f"tuned recipe: {study.save_recipe(out)}")
+
+
 class AllRuns(Progress):
     """Progress over several runs: a bar with the remaining time, and a line per run."""
 
     def begin(self, what: str, count: int) -> None:
         """Reset the bar for a number of jobs, ``"runs"`` or ``"trials"``."""
-        self._what, self._count, self._shares = what, count, dict[int, float]()
+        self._what = what
+        self._count = count
+        self._shares: dict[int, float] = {}
         self._bar.reset(self._task, total=count, visible=False)
 
     def on_progress(self, job: Job, said: float | str) -> None:
@@ -153,42 +271,71 @@ class AllRuns(Progress):
 
 
 def _print(result: dict[str, Any], page: Path | None) -> None:
-    from pml_ext.tool import title_of
+    """Print rows, differences, sentences and remarks."""
+    from .tables import remarks
 
-    from .page import remarks
-
-    metrics, rows = result["metrics"], result["recipes"]
-    wide = any(row["trials"] for row in rows)
-    columns = [f"{result['phase']}, %, mean ± std", "seeds", *map(title_of, metrics)]
-    columns += ["trials", "seconds", "selection"] * wide
-    cells = [
-        [
-            row["recipe"],
-            str(len(row["seeds"])),
-            *(mean_and_std(row[name]) if row[name]["values"] else "" for name in metrics),
-            *([str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]] * wide),
-        ]
-        for row in rows
-    ]
-    print_table(columns, cells, right=range(1, len(columns) - wide))
+    _print_rows(result)
     if result["differences"]:
-        columns = [f"difference from {result['differences_from']}", "pairs"]
-        columns += [word for name in metrics for word in (title_of(name), "95 %", "p")]
-        cells = [
-            [row["recipe"], str(row[metrics[0]]["pairs"]), *(cell for name in metrics for cell in _cells(row[name]))]
-            for row in result["differences"]
-        ]
-        print_table(columns, cells, right=range(1, len(columns)))
-    for line in [*result["sentences"], *remarks(result), *([f"page: {page}"] if page is not None else [])]:
+        _print_differences(result)
+    lines = [*result["sentences"], *remarks(result)]
+    if page is not None:
+        lines.append(f"page: {page}")
+    for line in lines:
         stdout().print(line, soft_wrap=True)
 
 
-def _cells(mine: dict[str, Any]) -> tuple[str, str, str]:
-    if not mine["pairs"]:
+def _print_rows(result: dict[str, Any]) -> None:
+    from pml_ext.tool import title_of
+
+    metrics = result["metrics"]
+    was_tuned = any(row["trials"] for row in result["recipes"])
+    columns = [f"{result['phase']}, %, mean ± std", "seeds", *map(title_of, metrics)]
+    right = range(1, len(columns))
+    if was_tuned:
+        columns += ["trials", "seconds", "selection"]
+        right = range(1, len(columns) - 1)  # the selection is a text
+
+    lines = []
+    for row in result["recipes"]:
+        cells = [row["recipe"], str(len(row["seeds"]))]
+        for metric in metrics:
+            cells.append(mean_and_std(row[metric]) if row[metric]["values"] else "")
+        if was_tuned:
+            cells += [str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]]
+        lines.append(cells)
+    print_table(columns, lines, right=right)
+
+
+def _print_differences(result: dict[str, Any]) -> None:
+    from pml_ext.tool import title_of
+
+    metrics = result["metrics"]
+    columns = [f"difference from {result['differences_from']}", "pairs"]
+    for metric in metrics:
+        columns += [title_of(metric), "95 %", "p"]
+
+    lines = []
+    for row in result["differences"]:
+        pairs = row[metrics[0]]["pairs"]
+        cells = [row["recipe"], str(pairs)]
+        for metric in metrics:
+            cells += _difference_cells(row[metric])
+        lines.append(cells)
+    print_table(columns, lines, right=range(1, len(columns)))
+
+
+def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the cells of a difference, its interval and its p-value."""
+    if not difference["pairs"]:
         return "", "", ""
-    std = "" if mine["std"] is None else f" ± {100 * mine['std']:.1f}"
-    interval = "" if mine["low"] is None else f"{100 * mine['low']:+.1f} to {100 * mine['high']:+.1f}"
-    return f"{100 * mine['mean']:+.1f}{std}", interval, "-" if mine["p"] is None else f"{mine['p']:.3f}"
+    mean = f"{100 * difference['mean']:+.1f}"
+    if difference["std"] is not None:
+        mean += f" ± {100 * difference['std']:.1f}"
+    interval = ""
+    if difference["low"] is not None:
+        interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
+    p = "-" if difference["p"] is None else f"{difference['p']:.3f}"
+    return mean, interval, p
 
 
 def probe(
@@ -207,13 +354,29 @@ def probe(
     Tests the features of each trunk, their principal components and, with --head, heads that are trained on them.
     Repeat an interrupted command to continue.
     """
-    from .probing import HEADS, probe, table_rows
+    from .probing import COLUMNS, probe, rows_of_all
 
     name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
-    with Progress() as bar:
-        named = [each for each in trunks.split(",") if each]
-        probes = probe(name, named, out, head, seeds, device, data, overrides or (), bar)
-    rows = [row for each in probes for row in table_rows(each)]
-    right = [number for number in range(1, len(HEADS)) if number != HEADS.index("%")]
-    page = f"page: {out / 'probe.html'}"
-    print_result(as_json, {"trunks": probes}, page, columns=HEADS, rows=rows, right=right)
+    trunk_names = [trunk for trunk in trunks.split(",") if trunk]
+    with Progress() as progress:
+        probes = probe(
+            data_set=name,
+            trunks=trunk_names,
+            out=out,
+            head=head,
+            seeds=seeds,
+            device=device,
+            data=data,
+            overrides=overrides or (),
+            listener=progress,
+        )
+
+    numbers = [index for index in range(1, len(COLUMNS)) if COLUMNS[index] != "%"]
+    print_result(
+        as_json,
+        {"trunks": probes},
+        f"page: {out / 'probe.html'}",
+        columns=COLUMNS,
+        rows=rows_of_all(probes),
+        right=numbers,
+    )

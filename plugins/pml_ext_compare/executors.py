@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,10 +15,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pml_ext.tool import ConfigError, PmlExtError, StoppedError, needs_extra, one_line, signals
+from pml_ext.tool import ConfigError, PmlExtError, StoppedError, handle_signals, needs_extra, one_line
 
 _POLL = 0.5  # seconds between polls of running jobs, and before a busy job is retried
 _ATTEMPTS = 2  # attempts of a job whose worker dies
+_GO_ON = "go on with the same command"
+
+ReportProgress = Callable[[float | str], None]  # gets the share of a job that is done (0 to 1), or a message
 
 
 class BusyError(Exception):
@@ -45,27 +50,33 @@ class Job(Protocol):
     def name(self) -> str:
         """The name that messages show."""
 
-    def do(self, on_progress: Callable[[float | str], None]) -> None:
-        """Execute the job; pass progress (0 to 1) and warnings to ``on_progress``; BusyError if it runs elsewhere."""
+    def do(self, on_progress: ReportProgress) -> None:
+        """Execute the job; pass progress and warnings to ``on_progress``; BusyError if it runs elsewhere."""
 
 
 OnProgress = Callable[[Job, float | str], None]
 
 
-def run_job(job: Job, on_progress: Callable[[float | str], None] = lambda _: None) -> JobResult:
+def _ignore_progress(said: float | str) -> None:
+    pass
+
+
+def run_job(job: Job, on_progress: ReportProgress = _ignore_progress) -> JobResult:
     """Execute a job and return its outcome."""
     try:
-        with signals.listening():
+        with handle_signals():
             job.do(on_progress)
-            return JobResult()
+        return JobResult()
     except BusyError:
         return JobResult(busy=True)
     except UselessError as error:
         return JobResult(error=str(error), useless=True)
     except StoppedError as error:
         return JobResult(stopped=error.signal)
+    except PmlExtError as error:
+        return JobResult(error=str(error))
     except Exception as error:
-        return JobResult(error=str(error) if isinstance(error, PmlExtError) else one_line(error))
+        return JobResult(error=one_line(error))
 
 
 class Executor:
@@ -81,9 +92,9 @@ class Executor:
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the ended jobs and their results; this may block."""
-        for job in [*self.running]:
-            with signals.waiting(False):
-                yield self.running.pop(job), run_job(job, lambda said, job=job: on_progress(job, said))  # type: ignore[misc]
+        for job in list(self.running.values()):
+            del self.running[job]
+            yield job, run_job(job, functools.partial(on_progress, job))
 
     def stop(self) -> None:
         """Ask the running jobs to write a checkpoint and end."""
@@ -103,33 +114,45 @@ class Processes(Executor):
 
     def start(self, job: Job) -> None:
         """Start a job in an idle process, or in a new one."""
-        connection = next((each for each in self._workers if each not in self.running), None)
-        if connection is None:
-            number = min({*range(self.jobs)} - {int(process.name) for process in self._workers.values()})
-            environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
-            if self._gpus:
-                environment["CUDA_VISIBLE_DEVICES"] = self._gpus[number % len(self._gpus)]
-            connection, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs, environment), name=str(number))
-            process.start()
-            theirs.close()
-            self._workers[connection] = process
+        connection = self._idle_worker() or self._new_worker()
         self.running[connection] = job
         connection.send(job)
+
+    def _idle_worker(self) -> Connection | None:
+        for connection in self._workers:
+            if connection not in self.running:
+                return connection
+        return None
+
+    def _new_worker(self) -> Connection:
+        """Start a process with the least free number, by which it gets its GPU."""
+        used_numbers = {int(process.name) for process in self._workers.values()}
+        number = min(set(range(self.jobs)) - used_numbers)
+        environment = {"OMP_NUM_THREADS": str(threads_for(self.jobs))}
+        if self._gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = self._gpus[number % len(self._gpus)]
+
+        connection, worker_end = self._context.Pipe()
+        process = self._context.Process(target=_serve, args=(worker_end, environment), name=str(number))
+        process.start()
+        worker_end.close()
+        self._workers[connection] = process
+        return connection
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs whose processes have answered or died."""
         for connection in wait([*self.running], timeout=_POLL):
             assert isinstance(connection, Connection)
             try:
-                said = connection.recv()
+                message = connection.recv()
             except (EOFError, OSError):
-                self._workers.pop(connection).join()
-                said = JobResult(died=True)
-            if isinstance(said, JobResult):
-                yield self.running.pop(connection), said
+                process = self._workers.pop(connection)
+                process.join()
+                message = JobResult(died=True)
+            if isinstance(message, JobResult):
+                yield self.running.pop(connection), message
             else:
-                on_progress(self.running[connection], said)
+                on_progress(self.running[connection], message)
 
     def stop(self) -> None:
         """Send SIGTERM to the busy processes."""
@@ -148,14 +171,21 @@ class Processes(Executor):
 
 def threads_for(jobs: int) -> int:
     """Return the number of threads per process: ``OMP_NUM_THREADS``, or an equal share of the processors."""
-    return int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
+    wanted = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    if wanted:
+        return wanted
+    processors = os.cpu_count() or 1
+    return max(1, processors // jobs)
 
 
 def _gpus() -> list[str]:
+    """Return the names of this machine's GPUs, as ``CUDA_VISIBLE_DEVICES`` takes them."""
     import torch
 
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible:
+        return visible.split(",")
+    return [str(number) for number in range(torch.cuda.device_count())]
 
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
@@ -165,7 +195,9 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
         os.setpgrp()  # Ctrl-C goes to the parent, which passes it on once
     with contextlib.suppress(EOFError, OSError):  # the parent is gone: a run ends where it tells its progress
         while True:
-            connection.send(run_job(connection.recv(), connection.send))
+            job = connection.recv()
+            result = run_job(job, connection.send)
+            connection.send(result)
 
 
 class OnRay(Executor):
@@ -175,13 +207,21 @@ class OnRay(Executor):
         super().__init__(jobs)
         with needs_extra("ray", "--on ray"):
             import ray
-        self._ray, here = ray, {} if address else {"num_cpus": jobs, "include_dashboard": False}
-        ray.init(address=address, log_to_driver=False, **here)
-        gpus = min(1.0, ray.cluster_resources().get("GPU", 0) / jobs)
-        # Ray itself replaces a worker that dies and restarts its task.
-        options = {"num_cpus": 1, "num_gpus": gpus, "max_retries": _ATTEMPTS - 1}
-        threads = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
-        self._task = ray.remote(**options, runtime_env=threads)(run_job)
+        self._ray = ray
+        if address:
+            ray.init(address=address, log_to_driver=False)
+        else:
+            ray.init(num_cpus=jobs, include_dashboard=False, log_to_driver=False)
+
+        gpus_per_job = ray.cluster_resources().get("GPU", 0) / jobs
+        environment = {"OMP_NUM_THREADS": str(threads_for(jobs))}
+        as_task = ray.remote(
+            num_cpus=1,
+            num_gpus=min(1.0, gpus_per_job),
+            max_retries=_ATTEMPTS - 1,  # Ray itself replaces a worker that dies and restarts its task
+            runtime_env={"env_vars": environment},
+        )
+        self._task = as_task(run_job)
 
     def start(self, job: Job) -> None:
         """Start a task."""
@@ -189,7 +229,8 @@ class OnRay(Executor):
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs whose tasks have ended."""
-        for reference in self._ray.wait([*self.running], timeout=_POLL)[0]:
+        ready, _ = self._ray.wait([*self.running], timeout=_POLL)
+        for reference in ready:
             try:
                 result = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
@@ -242,7 +283,8 @@ class OnSlurm(Executor):
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
         """Yield the jobs that SLURM has ended."""
         time.sleep(_POLL)
-        for submitted in [each for each in self.running if each.done()]:
+        ended = [submitted for submitted in self.running if submitted.done()]
+        for submitted in ended:
             try:
                 result = submitted.result()
             except self._errors:
@@ -261,7 +303,9 @@ def make_executor(jobs: int, on: Literal["here", "ray", "slurm"], out: Path, add
         return OnRay(jobs, address)
     if on == "slurm":
         return OnSlurm(jobs, out / "slurm")
-    return Executor() if jobs == 1 else Processes(jobs)
+    if jobs == 1:
+        return Executor()
+    return Processes(jobs)
 
 
 def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict[Any, str]:
@@ -270,36 +314,68 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
     A job that is busy in another process is tried again later; a job whose worker died is tried once more. A signal
     ends all jobs with a checkpoint; then StoppedError is raised. ConfigError: a setting is wrong for all jobs.
     """
-    waiting, attempts, errors = deque(jobs), Counter[Job](), dict[Any, str]()
-    stopped = False
-    with signals.listening(), signals.waiting():
-        while waiting or executor.running:
-            while waiting and len(executor.running) < executor.jobs:
-                executor.start(waiting.popleft())
+    queue = _Queue(jobs, on_progress)
+    stopping = False
+    with handle_signals(wait=True) as received:
+        while queue.waiting or executor.running:
+            while queue.waiting and len(executor.running) < executor.jobs:
+                executor.start(queue.waiting.popleft())
+
             for job, result in executor.ended(on_progress):
-                attempts[job] += result.died
-                if result.stopped and not stopped:
-                    raise signals.stopped(result.stopped, "with a checkpoint; go on with the same command")
-                if result.stopped or (result.died and stopped):  # by the signal, perhaps before it could handle it
-                    continue
-                if result.useless:
-                    raise ConfigError(result.error)
-                if result.busy:
-                    waiting.append(job)
-                    time.sleep(_POLL)
-                elif result.died and attempts[job] < _ATTEMPTS:
-                    on_progress(job, f"{job.name}: its worker died; another one resumes it")
-                    waiting.append(job)
-                else:
-                    died = f"its worker died {_ATTEMPTS} times, perhaps for lack of memory"
-                    if error := died if result.died else result.error:
-                        errors[job] = error
-                        on_progress(job, f"{job.name} failed: {error}")
-                    on_progress(job, 1.0)
-            if signals.received():
-                waiting.clear()
-                if not stopped:
+                if result.stopped and not stopping:
+                    raise _stopped_by(result.stopped, f"with a checkpoint; {_GO_ON}")
+                died_of_signal = result.died and received() is not None  # a worker that starts cannot handle it yet
+                if not result.stopped and not died_of_signal:
+                    queue.take_result(job, result)
+
+            if received() is not None:
+                queue.waiting.clear()
+                if not stopping:
                     executor.stop()
-                stopped = True
-        signals.check("with checkpoints; go on with the same command")
-    return errors
+                stopping = True
+
+        number = received()
+        if number is not None:
+            raise _stopped_by(number, f"with checkpoints; {_GO_ON}")
+    return queue.errors
+
+
+class _Queue:
+    """The jobs that wait, and what became of the others."""
+
+    def __init__(self, jobs: Iterable[Job], on_progress: OnProgress) -> None:
+        self.waiting = deque(jobs)
+        self.errors: dict[Any, str] = {}
+        self._deaths = Counter[Job]()
+        self._on_progress = on_progress
+
+    def take_result(self, job: Job, result: JobResult) -> None:
+        """Let a job wait again, or note that it has ended."""
+        if result.useless:
+            raise ConfigError(result.error)
+        if result.busy:
+            self.waiting.append(job)
+            time.sleep(_POLL)
+        elif result.died:
+            self._replace_worker(job)
+        else:
+            self._end(job, result.error)
+
+    def _replace_worker(self, job: Job) -> None:
+        self._deaths[job] += 1
+        if self._deaths[job] < _ATTEMPTS:
+            self._on_progress(job, f"{job.name}: its worker died; another one resumes it")
+            self.waiting.append(job)
+        else:
+            self._end(job, f"its worker died {_ATTEMPTS} times, perhaps for lack of memory")
+
+    def _end(self, job: Job, error: str) -> None:
+        if error:
+            self.errors[job] = error
+            self._on_progress(job, f"{job.name} failed: {error}")
+        self._on_progress(job, 1.0)
+
+
+def _stopped_by(number: int, text: str) -> StoppedError:
+    name = signal.Signals(number).name
+    return StoppedError(number, f"stopped by {name} {text}")

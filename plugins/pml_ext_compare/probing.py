@@ -31,14 +31,16 @@ from pml_ext.tool import (
     write_text,
 )
 
-from .running import slug
+from .runs import slug
 from .statistics import paired_difference
 
 METRICS = ("recall_at_1", "map_at_r", "nmi")
-COLUMNS = ["trunk", "parameters", "features", "images/s"]
-HEADS = [*COLUMNS, "%", *map(title_of, METRICS)]
-ROWS = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
-BASE = "pml/multi-similarity/frozen"
+TRUNK_COLUMNS = ["trunk", "parameters", "features", "images/s"]
+COLUMNS = [*TRUNK_COLUMNS, "%", *map(title_of, METRICS)]
+ROW_NAMES = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
+FROZEN_PHASES = {"frozen": "frozen", "pca": "pca"}  # of a run's metrics, by row
+HEAD_PHASE = "after"
+BASE_RECIPE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
 _TIMED = 3  # forward passes; the fastest is reported
 _BATCH = 16  # images per forward pass
@@ -75,70 +77,167 @@ def probe(
     of them, as in ``NAME=WEIGHTS``; ``head`` is the recipe of a head to train ``seeds`` times on each trunk. The other
     arguments are those of :func:`~.launch.train`. ``out`` gets the runs, ``probe.json``, ``.csv`` and ``.html``.
     """
-    settings_by_trunk = {}
-    for trunk in trunks:  # raise errors before any computation
-        name, _, weights = trunk.partition("=")
-        table = f"{{name={json.dumps(name)}" + (f", weights={json.dumps(weights)}" if weights else "") + "}"
-        settings = [f"data.name={data_set}", f"model.trunk={table}", "model.freeze=trunk", *overrides]
-        load_recipe(head or BASE, settings)
-        settings_by_trunk[trunk] = settings
+    probers = []
+    for trunk in trunks:
+        prober = _Prober(
+            trunk=trunk,
+            data_set=data_set,
+            out=out,
+            device=device,
+            data=data,
+            overrides=overrides,
+            listener=listener,
+        )
+        load_recipe(head or BASE_RECIPE, prober.settings)  # raises errors before any computation
+        probers.append(prober)
     probes = []
-    for trunk, settings in settings_by_trunk.items():
-        about = _about(settings, device, data)
-        place = out / slug(trunk)
-        own = [*settings, "model.embedder=none", f"model.embedding_size={about['features']}"]
-        runs = train(BASE, place / "frozen", 0, 1, device, data, own, (place / "frozen").exists(), listener)
-        phases, folders, gain = {"frozen": "frozen", "pca": "pca"}, [place / "frozen"], {}
-        if head is not None:
-            phases["head"], runs = "after", []
-            for seed in range(seeds):
-                there = place / f"head-{seed}"
-                runs += train(head, there, seed, 1, device, data, settings, there.exists(), listener)
-            folders += [Path(run["folder"]) for run in runs]
-            for metric in METRICS:
-                before, after = ([run[phase][metric] for run in runs] for phase in ("frozen", "after"))
-                found = paired_difference(before, after)
-                gain[metric] = {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
-        means = {
-            row: {metric: spread([run[phase][metric] for run in runs]) for metric in METRICS}
-            for row, phase in phases.items()
-        }
-        names = [folder.relative_to(out).as_posix() for folder in folders]
-        probes.append(Probe(trunk, **about, metrics=means, gain=gain, folders=names))
+    for prober in probers:
+        probes.append(prober.probe(head, seeds))
         _write(out, data_set, probes)
     return probes
 
 
-def _about(settings: Sequence[str], device: str, data: Path | None) -> dict[str, Any]:
+class _Prober:
+    """The runs of one trunk: of its features as they are, and of heads on them."""
+
+    def __init__(
+        self,
+        trunk: str,
+        data_set: str,
+        out: Path,
+        device: str,
+        data: Path | None,
+        overrides: Sequence[str],
+        listener: Listener | None,
+    ) -> None:
+        self.trunk = trunk
+        self.out = out
+        self.place = out / slug(trunk)
+        self.device = device
+        self.data = data
+        self.listener = listener
+        self.settings = [f"data.name={data_set}", f"model.trunk={_trunk_table(trunk)}", "model.freeze=trunk"]
+        self.settings += overrides
+
+    def probe(self, head: str | None, seeds: int) -> Probe:
+        """Do the missing runs of the trunk, with the recipe of a head if there is one, and return their results."""
+        size = _size_and_speed(self.settings, self.device, self.data)
+        frozen_runs = self._train_frozen(size["features"])
+        folders = [self.place / "frozen"]
+        if head is None:
+            metrics = {row: _spreads(frozen_runs, phase) for row, phase in FROZEN_PHASES.items()}
+            gain = {}
+        else:
+            runs = self._train_heads(head, seeds)
+            folders += [Path(run["folder"]) for run in runs]
+            phases = {**FROZEN_PHASES, "head": HEAD_PHASE}
+            metrics = {row: _spreads(runs, phase) for row, phase in phases.items()}
+            gain = {metric: _gain(runs, metric) for metric in METRICS}
+        names = [folder.relative_to(self.out).as_posix() for folder in folders]
+        return Probe(self.trunk, **size, metrics=metrics, gain=gain, folders=names)
+
+    def _train_frozen(self, features: int) -> list[dict[str, Any]]:
+        settings = [*self.settings, "model.embedder=none", f"model.embedding_size={features}"]
+        return self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
+
+    def _train_heads(self, head: str, seeds: int) -> list[dict[str, Any]]:
+        runs = []
+        for seed in range(seeds):
+            runs += self._train(head, self.place / f"head-{seed}", seed, self.settings)
+        return runs
+
+    def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[str]) -> list[dict[str, Any]]:
+        """Train a recipe in a folder, or go on with the run in it."""
+        return train(
+            recipe,
+            out=folder,
+            seed=seed,
+            device=self.device,
+            data=self.data,
+            overrides=settings,
+            resume=folder.exists(),
+            listener=self.listener,
+        )
+
+
+def _trunk_table(trunk: str) -> str:
+    """Return the TOML table of a trunk that is given as ``NAME`` or ``NAME=WEIGHTS``."""
+    name, _, weights = trunk.partition("=")
+    fields = [f"name={json.dumps(name)}"]
+    if weights:
+        fields.append(f"weights={json.dumps(weights)}")
+    return f"{{{', '.join(fields)}}}"
+
+
+def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[str, float | None]]:
+    """Return mean and standard deviation of each metric of a phase."""
+    spreads = {}
+    for metric in METRICS:
+        values = [run[phase][metric] for run in runs]
+        spreads[metric] = spread(values)
+    return spreads
+
+
+def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | None]:
+    """Return the difference of heads from the frozen trunk."""
+    frozen = [run["frozen"][metric] for run in runs]
+    trained = [run[HEAD_PHASE][metric] for run in runs]
+    found = paired_difference(frozen, trained)
+    return {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
+
+
+def _size_and_speed(settings: Sequence[str], device: str, data: Path | None) -> dict[str, Any]:
     """Return the size of a trunk and its features, and its throughput in images per second."""
-    recipe = load_recipe(BASE, settings)
-    preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, data))
-    network = build_network(recipe.model, preprocessing).to(choose_device(device)).eval()
-    where = next(network.parameters()).device
-    images = torch.zeros(_BATCH, preprocessing.channels, *[preprocessing.image_size] * 2, device=where)
+    recipe = load_recipe(BASE_RECIPE, settings)
+    splits = build_dataset(recipe.data, data)
+    preprocessing, _ = preprocessing_of(recipe, splits)
+    network = build_network(recipe.model, preprocessing)
+    network.to(choose_device(device)).eval()
+
+    first_parameter = next(network.parameters())
+    size = preprocessing.image_size
+    images = torch.zeros(_BATCH, preprocessing.channels, size, size, device=first_parameter.device)
+
+    def forward() -> None:
+        network.trunk(images).sum().item()  # waits for the device
+
     with torch.no_grad():
-        seconds = min(timeit.repeat(lambda: network.trunk(images).sum().item(), number=1, repeat=_TIMED))
+        seconds = min(timeit.repeat(forward, number=1, repeat=_TIMED))
     parameters = sum(parameter.numel() for parameter in network.trunk.parameters())
     return {"parameters": parameters, "features": network.features, "images_per_second": _BATCH / seconds}
 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
     """Write the probes so far as JSON, CSV and HTML."""
-    write_json(out / "probe.json", {"data": data_set, "trunks": [dataclasses.asdict(each) for each in probes]})
-    keys = [(metric, value) for metric in METRICS for value in ("mean", "std")]
-    lines: list[list[Any]] = [[*COLUMNS, "row", *(f"{metric} {value}" for metric, value in keys)]]
-    for each in probes:
-        about = [each.trunk, each.parameters, each.features, each.images_per_second]
-        lines += [
-            [*about, row, *(found[metric][value] for metric, value in keys)] for row, found in each.metrics.items()
-        ]
-    write_csv(out / "probe.csv", lines)
-    rows = [cells for each in probes for cells in table_rows(each)]
+    write_json(out / "probe.json", {"data": data_set, "trunks": [dataclasses.asdict(probe) for probe in probes]})
+    write_csv(out / "probe.csv", _csv_rows(probes))
+
     caption = "Test classes, cosine similarity, percent; heads: mean and standard deviation over seeds."
-    pictures = [_picture(out, each) for each in probes]
-    table = ReportTable("Trunks", HEADS, rows, caption)
-    page = render("comparison", title=f"Frozen trunks on {data_set}", tables=[table], figures=pictures)
+    rows = rows_of_all(probes)
+    page = render(
+        "comparison",
+        title=f"Frozen trunks on {data_set}",
+        tables=[ReportTable("Trunks", COLUMNS, rows, caption)],
+        figures=[_picture(out, probe) for probe in probes],
+    )
     write_text(out / "probe.html", page)
+
+
+def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
+    """Return the heads, and the rows of all trunks."""
+    heads = [*TRUNK_COLUMNS, "row"]
+    for metric in METRICS:
+        heads += [f"{metric} mean", f"{metric} std"]
+
+    lines: list[list[Any]] = [heads]
+    for probe in probes:
+        about = [probe.trunk, probe.parameters, probe.features, probe.images_per_second]
+        for row, metrics in probe.metrics.items():
+            line = [*about, row]
+            for metric in METRICS:
+                line += [metrics[metric]["mean"], metrics[metric]["std"]]
+            lines.append(line)
+    return lines
 
 
 def _picture(out: Path, probe: Probe) -> ReportFigure:
@@ -146,22 +245,45 @@ def _picture(out: Path, probe: Probe) -> ReportFigure:
     place = out / probe.folders[-1] / _GALLERY
     if not place.exists():
         return ReportFigure(probe.trunk, problem=f"no {place}")
-    links = Markup(" ").join(Markup('<a href="{0}/report.html">{0}</a>').format(folder) for folder in probe.folders)
-    head = ", with the head" * bool(probe.gain)
-    return ReportFigure(probe.trunk, place.read_bytes(), f"Queries and their nearest test images{head}: " + links)
+
+    link = Markup('<a href="{0}/report.html">{0}</a>')
+    links = Markup(" ").join(link.format(folder) for folder in probe.folders)
+    text = "Queries and their nearest test images"
+    if probe.gain:
+        text += ", with the head"
+    return ReportFigure(probe.trunk, place.read_bytes(), f"{text}: " + links)
+
+
+def rows_of_all(probes: Sequence[Probe]) -> list[list[str]]:
+    """Return the rows of all trunks in the table."""
+    rows = []
+    for probe in probes:
+        rows += table_rows(probe)
+    return rows
 
 
 def table_rows(probe: Probe) -> list[list[str]]:
     """Return the rows of a trunk in the table: unchanged, its components, its head, and the head's gain."""
-    first = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
-    rows = [[ROWS[row], *(_mean_std(metrics[metric]) for metric in METRICS)] for row, metrics in probe.metrics.items()]
+    rows = []
+    for row, metrics in probe.metrics.items():
+        cells = [_mean_std(metrics[metric]) for metric in METRICS]
+        rows.append([ROW_NAMES[row], *cells])
     if probe.gain:
-        tests = ["" if each["p"] is None else f" (p = {each['p']:.3f})" for each in probe.gain.values()]
-        gains = [_mean_std(each, "+") for each in probe.gain.values()]
-        rows.append(["head less frozen", *(gain + test for gain, test in zip(gains, tests, strict=True))])
-    return [[*([""] * len(first) if number else first), *row] for number, row in enumerate(rows)]
+        gains = [_gain_text(gain) for gain in probe.gain.values()]
+        rows.append(["head less frozen", *gains])
+
+    about = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
+    blank = [""] * len(about)
+    first, *others = rows
+    return [[*about, *first], *([*blank, *row] for row in others)]
+
+
+def _gain_text(gain: Mapping[str, float | None]) -> str:
+    text = _mean_std(gain, "+")
+    return text if gain["p"] is None else f"{text} (p = {gain['p']:.3f})"
 
 
 def _mean_std(about: Mapping[str, float | None], sign: str = "") -> str:
-    mean, std = percent(about["mean"], sign), percent(about["std"])
+    mean = percent(about["mean"], sign)
+    std = percent(about["std"])
     return f"{mean} ± {std}" if std else mean

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from pml_ext.tool import counted
@@ -45,13 +45,17 @@ class Difference(Estimate):
 def estimate(values: ArrayLike) -> Estimate:
     """Return the mean of values ``[N]`` with its 95 % interval by Student's t (``scipy.stats.t.interval``)."""
     sample = np.asarray(values, dtype=np.float64)
-    mean = float(sample.mean()) if len(sample) else None
-    if mean is None or len(sample) < 2:
+    if len(sample) == 0:
+        return Estimate(None, None, None, None)
+    mean = float(sample.mean())
+    if len(sample) == 1:
         return Estimate(mean, None, None, None)
+
     std = float(sample.std(ddof=1))
     if std <= _NO_SPREAD:
         return Estimate(mean, std, mean, mean)
-    low, high = stats.t.interval(1 - LEVEL, len(sample) - 1, mean, std / math.sqrt(len(sample)))
+    standard_error = std / math.sqrt(len(sample))
+    low, high = stats.t.interval(1 - LEVEL, len(sample) - 1, mean, standard_error)
     return Estimate(mean, std, float(low), float(high))
 
 
@@ -63,33 +67,55 @@ def paired_difference(baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL,
     ``alpha`` is the level of the t-test whose power gives ``wanted``.
     """
     change = np.asarray(row, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
-    about, pairs = estimate(change), len(change)
+    pairs = len(change)
+    about = estimate(change)
     if about.mean is None or about.std is None:
         return Difference(**asdict(about), pairs=pairs)
-    wins = (np.sign(np.where(np.abs(change) <= _NO_SPREAD, 0, change)) + 1) / 2
+
+    p = None
+    wanted = None
+    if about.std > _NO_SPREAD:
+        p = float(stats.ttest_1samp(change, 0).pvalue)
+        wanted = pairs_wanted(about.mean / about.std, alpha)
+
+    permuted = stats.permutation_test(
+        (change,), np.mean, permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES, random_state=seed
+    )
+    wins = _wins(change)
+    better_low, better_high = _interval_of_wins(wins, seed)
+    return Difference(
+        **asdict(about),
+        pairs=pairs,
+        p=p,
+        p_permutation=float(permuted.pvalue),
+        better=float(wins.mean()),
+        better_low=better_low,
+        better_high=better_high,
+        wanted=wanted,
+    )
+
+
+def _wins(change: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return 1 for each pair in which the row is above the baseline, 0.5 for a tie, and 0 below."""
+    is_tie = np.abs(change) <= _NO_SPREAD
+    signs = np.sign(np.where(is_tie, 0, change))
+    wins: NDArray[np.float64] = (signs + 1) / 2
+    return wins
+
+
+def _interval_of_wins(wins: NDArray[np.float64], seed: int) -> tuple[float, float]:
+    """Return the 95 % interval of the probability of improvement."""
     if wins.min() < wins.max():
         resampled = stats.bootstrap(
             (wins,), np.mean, n_resamples=_RESAMPLES, confidence_level=1 - LEVEL, method="percentile", random_state=seed
         )
         low, high = resampled.confidence_interval
-    elif wins[0] == 0.5:  # only ties
-        low, high = 0.0, 1.0
-    else:
-        low, high = stats.binomtest(int(wins.sum()), pairs).proportion_ci(1 - LEVEL)
-    spread = about.std > _NO_SPREAD
-    permuted = stats.permutation_test(
-        (change,), np.mean, permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES, random_state=seed
-    )
-    return Difference(
-        **asdict(about),
-        pairs=pairs,
-        p=float(stats.ttest_1samp(change, 0).pvalue) if spread else None,
-        p_permutation=float(permuted.pvalue),
-        better=float(wins.mean()),
-        better_low=float(low),
-        better_high=float(high),
-        wanted=pairs_wanted(about.mean / about.std, alpha) if spread else None,
-    )
+        return float(low), float(high)
+
+    if wins[0] == 0.5:  # only ties
+        return 0.0, 1.0
+    low, high = stats.binomtest(int(wins.sum()), len(wins)).proportion_ci(1 - LEVEL)
+    return float(low), float(high)
 
 
 def pairs_wanted(effect: float, alpha: float = LEVEL) -> int | None:
@@ -99,7 +125,8 @@ def pairs_wanted(effect: float, alpha: float = LEVEL) -> int | None:
     standard deviation.
     """
     pairs = np.arange(2, MOST + 1)
-    critical, noncentral = stats.t.ppf(1 - alpha / 2, pairs - 1), abs(effect) * np.sqrt(pairs)
+    critical = stats.t.ppf(1 - alpha / 2, pairs - 1)
+    noncentral = abs(effect) * np.sqrt(pairs)
     power = stats.nct.sf(critical, pairs - 1, noncentral)
     enough = np.flatnonzero(np.nan_to_num(power, nan=1.0) >= POWER)  # nan far in the tail, where the power is 1
     return int(pairs[enough[0]]) if len(enough) else None
@@ -111,7 +138,9 @@ def holm(p: Sequence[float | None]) -> list[float | None]:
     known = sorted((value, place) for place, value in enumerate(p) if value is not None)
     largest = 0.0
     for rank, (value, place) in enumerate(known):
-        corrected[place] = largest = max(largest, min(1.0, (len(known) - rank) * value))
+        tests_left = len(known) - rank
+        largest = max(largest, min(1.0, tests_left * value))
+        corrected[place] = largest
     return corrected
 
 
@@ -121,21 +150,27 @@ def sentence(row: str, baseline: str, metric: str, found: Difference, p: float |
     if found.mean is None or found.low is None or found.high is None:
         pairs = counted(number, "pair") if number else "no pairs"
         return f"{row}: {pairs} of runs with {baseline}; a test takes two or more."
-    mean, low, high = (100 * x for x in (found.mean, found.low, found.high))
+
+    mean = 100 * found.mean
     if p is None:
         return (
             f"{row}: {metric} differs from that of {baseline} by {mean:+.1f} points in each of {number} pairs; no test."
         )
+
     corrected = f" after Holm's correction for {rows} rows" if rows > 1 else ""
-    numbers = f"95 % interval {low:+.1f} to {high:+.1f}; p = {p:.2g}{corrected}"
+    interval = f"95 % interval {100 * found.low:+.1f} to {100 * found.high:+.1f}"
+    numbers = f"{interval}; p = {p:.2g}{corrected}"
     if p < LEVEL:
         direction = "higher" if mean > 0 else "lower"
-        text = f"{row}: {metric} is {direction} than that of {baseline} by {abs(mean):.1f} points ({numbers})."
-    else:
-        text = f"{row}: no difference of {metric} from {baseline} is shown ({mean:+.1f} points; {numbers})."
-        more = f"more than {MOST:,}" if found.wanted is None else f"{max(1, found.wanted - number)} more"
-        text += f" If it is as large as measured, {more} pairs would show it with a probability of 80 %."
-    return text
+        return f"{row}: {metric} is {direction} than that of {baseline} by {abs(mean):.1f} points ({numbers})."
+
+    more = f"more than {MOST:,}"
+    if found.wanted is not None:
+        more = f"{max(1, found.wanted - number)} more"
+    return (
+        f"{row}: no difference of {metric} from {baseline} is shown ({mean:+.1f} points; {numbers}). "
+        f"If it is as large as measured, {more} pairs would show it with a probability of 80 %."
+    )
 
 
 def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
@@ -143,5 +178,8 @@ def too_few_for_ranks(pairs: Iterable[int]) -> list[str]:
 
     The least two-sided p-value of the permutation test and of Wilcoxon's signed rank test is ``2 / 2**pairs``.
     """
-    few = " or ".join(str(number) for number in sorted(set(pairs)) if number > 1 and 2 / 2**number > LEVEL)
-    return [f"With {few} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."] if few else []
+    few = [number for number in sorted(set(pairs)) if number > 1 and 2 / 2**number > LEVEL]
+    if not few:
+        return []
+    numbers = " or ".join(str(number) for number in few)
+    return [f"With {numbers} pairs neither Wilcoxon's test nor the permutation test can reach {LEVEL}."]

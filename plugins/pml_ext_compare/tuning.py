@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,39 +15,41 @@ from typing import Any
 import tomli_w
 
 from pml_ext.tool import (
-    QUICK,
     ConfigError,
     DataError,
     Recipe,
-    Records,
-    Run,
     TrainingError,
     TuneTable,
     flat,
     load_recipes,
-    locked,
     locked_folder,
     merged,
     needs_extra,
     nested,
     one_line,
     ranges_of,
-    train_run,
+    train_and_validate,
     write_text,
 )
 
-from .comparing import Group
-from .executors import BusyError, Executor, OnProgress, UselessError, do
-from .running import ProgressShares, digest_of, run_lock, slug, validation_settings
+from .executors import BusyError, Executor, OnProgress, ReportProgress, UselessError, do
+from .groups import Group
+from .runs import ProgressShares, digest_of, fold_numbers, run_lock, slug, validation_settings
 
-VALIDATION = 0.2  # share of the training classes, for recipes without validation
-_SEED = 0  # seed of all trials' runs
-_TESTS = 5  # validations of a trial over its epochs
+VALIDATION_SHARE = 0.2  # of the training classes, for recipes without validation
+SEED = 0  # of all trials' runs
+VALIDATIONS = 5  # of a trial, over its epochs
+TRIALS_BEFORE_PRUNING = 5
 
+# A trial is neither tracked nor reported, and nothing is tested but its validation classes.
+TRIAL_SETTINGS = (
+    "track=[]",
+    "evaluation.baselines=false",
+    "evaluation.figures=few",
+    "evaluation.training_images=0",
+)
 
-def best_value(run: Run, _: Records) -> dict[str, Any]:
-    """Return the best value on the validation classes: all that a trial's run tests; it writes no report."""
-    return {"value": run.history.best["value"]}
+# Studies: what is tuned, and how the trials went
 
 
 @dataclass(frozen=True)
@@ -66,22 +68,33 @@ class Study:
         """Open the study in its journal, or create it."""
         with needs_extra("tune", "--tune"):
             import optuna
-        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        epochs_before_pruning = self.recipe.schedule.epochs // 3
+        return optuna.create_study(
+            storage=self._open_journal(),
+            study_name="study",
+            pruner=optuna.pruners.MedianPruner(
+                n_startup_trials=TRIALS_BEFORE_PRUNING, n_warmup_steps=epochs_before_pruning
+            ),
+            direction="maximize",
+            load_if_exists=True,
+        )
+
+    def _open_journal(self) -> Any:
+        """Return Optuna's storage; DataError if the file is not its journal."""
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
         self.place.mkdir(parents=True, exist_ok=True)
         path = self.place / "journal.log"
         lock = JournalFileOpenLock(str(path))
         _drop_incomplete_line(path, lock)
         try:
-            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
+            return JournalStorage(JournalFileBackend(str(path), lock_obj=lock))
         except ValueError as error:
             text = f"{path}: not Optuna's journal ({one_line(error)}); delete it, and the trials begin anew"
             raise DataError(text) from None
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=self.recipe.schedule.epochs // 3)
-        return optuna.create_study(
-            storage=storage, study_name="study", pruner=pruner, direction="maximize", load_if_exists=True
-        )
 
     def begin(self, study: Any) -> Any:
         """Return a new trial; the first has the recipe's own values where they are in the ranges.
@@ -91,54 +104,82 @@ class Study:
         """
         import optuna
 
-        study.sampler = optuna.samplers.TPESampler(seed=len(study.get_trials(deepcopy=False)))
-        if not study.get_trials(deepcopy=False):
-            own = flat(self.recipe.as_dict())
-            study.enqueue_trial({key: own[key] for key, each in self.ranges.items() if _within(own.get(key), each)})
-        return study.ask({key: _distribution(each) for key, each in self.ranges.items()})
+        number = len(study.get_trials(deepcopy=False))
+        study.sampler = optuna.samplers.TPESampler(seed=number)
+        if number == 0:
+            study.enqueue_trial(self._recipe_values())
+        distributions = {key: _distribution(range_) for key, range_ in self.ranges.items()}
+        return study.ask(distributions)
+
+    def _recipe_values(self) -> dict[str, Any]:
+        """Return the recipe's own values of the tuned keys, where they are in the ranges."""
+        settings = flat(self.recipe.as_dict())
+        values = {}
+        for key, range_ in self.ranges.items():
+            value = settings.get(key)
+            if _is_within(value, range_):
+                values[key] = value
+        return values
 
     def best(self) -> dict[str, Any]:
         """Return the values of the best trial; empty if no trial ended with a value."""
-        with contextlib.suppress(ValueError):
+        try:
             return dict(self.optuna_study().best_params)
-        return {}
+        except ValueError:
+            return {}
 
     def about(self) -> dict[str, Any]:
         """Return ranges, all trials, importance of the keys and best values, as plain values."""
-        import optuna
-
         study = self.optuna_study()
-        trials = study.get_trials(deepcopy=False)
-        importance: dict[str, float] = {}
-        with contextlib.suppress(ValueError, RuntimeError):  # too few trials, or equal values in all
-            importance = optuna.importance.get_param_importances(study)
+        chosen_on = f"{self.folds} folds of the training classes" if self.folds else "held-out training classes"
         return {
             "recipe": self.name,
             "sampler": "TPE",
             "pruner": "median",
             "metric": self.recipe.evaluation.select,
-            "chosen on": f"{self.folds} folds of the training classes" if self.folds else "held-out training classes",
-            "ranges": {key: each.model_dump(exclude_defaults=True) for key, each in self.ranges.items()},
-            "importance": {key: round(float(value), 4) for key, value in importance.items()},
+            "chosen on": chosen_on,
+            "ranges": {key: range_.model_dump(exclude_defaults=True) for key, range_ in self.ranges.items()},
+            "importance": _importance(study),
             "best": self.best(),
-            "trials": [
-                {"number": each.number, "state": each.state.name.lower(), "value": each.value}
-                | {"seconds": round(each.duration.total_seconds(), 1) if each.duration else None}
-                | {"values": dict(each.params)}
-                for each in trials
-            ],
+            "trials": [_about_trial(trial) for trial in study.get_trials(deepcopy=False)],
         }
 
     def save_recipe(self, out: Path) -> Path:
         """Write the tuned recipe, which extends the recipe by the best values; return its file."""
-        parent = str(Path(self.name).resolve()) if ".toml" in self.name else self.name
-        best, metric = self.best(), self.recipe.evaluation.select
-        origin = dict.fromkeys(best, f"tuned: best of {self.trials} trials by {metric} of validation classes")
-        tables: dict[str, Any] = {"extends": parent, "origin": origin}
+        is_file = ".toml" in self.name
+        parent = str(Path(self.name).resolve()) if is_file else self.name
+        best = self.best()
+        metric = self.recipe.evaluation.select
+        origin = f"tuned: best of {self.trials} trials by {metric} of validation classes"
+
+        tables: dict[str, Any] = {"extends": parent, "origin": dict.fromkeys(best, origin)}
         for key, value in best.items():
             tables = merged(tables, nested(key, value))
-        write_text(path := out / f"{slug(self.name)}-tuned.toml", tomli_w.dumps(tables))
+        path = out / f"{slug(self.name)}-tuned.toml"
+        write_text(path, tomli_w.dumps(tables))
         return path
+
+
+def _importance(study: Any) -> dict[str, float]:
+    """Return the importance of each key; empty for too few trials, or equal values in all."""
+    import optuna
+
+    try:
+        importance = optuna.importance.get_param_importances(study)
+    except (ValueError, RuntimeError):
+        return {}
+    return {key: round(float(value), 4) for key, value in importance.items()}
+
+
+def _about_trial(trial: Any) -> dict[str, Any]:
+    seconds = round(trial.duration.total_seconds(), 1) if trial.duration else None
+    return {
+        "number": trial.number,
+        "state": trial.state.name.lower(),
+        "value": trial.value,
+        "seconds": seconds,
+        "values": dict(trial.params),
+    }
 
 
 def _drop_incomplete_line(journal: Path, lock: Any) -> None:
@@ -150,13 +191,15 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
         with journal.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
-            if file.read(1) in (b"", b"\n"):
+            last_byte = file.read(1)
+            if last_byte in (b"", b"\n"):
                 return
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+            end_of_last_line = file.read().rfind(b"\n") + 1
+            file.truncate(end_of_last_line)
     finally:
         lock.release()
-    warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=3)
+    warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=4)
 
 
 def _distribution(range_: TuneTable) -> Any:
@@ -169,7 +212,7 @@ def _distribution(range_: TuneTable) -> Any:
     return optuna.distributions.FloatDistribution(range_.low, range_.high, range_.log)
 
 
-def _within(value: Any, range_: TuneTable) -> bool:
+def _is_within(value: Any, range_: TuneTable) -> bool:
     if range_.choices:
         return value in range_.choices
     return isinstance(value, (int, float)) and range_.low <= value <= range_.high
@@ -180,20 +223,46 @@ def studies_of(
 ) -> list[Study]:
     """Return the study of each of a recipe's variants, in the folder of :func:`digest_of`."""
     studies = []
-    for full, ranges in ranges_of(name, overrides).items():
+    for full_name, ranges in ranges_of(name, overrides).items():
         if not ranges:
             example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
-            raise ConfigError(f"{full} has no [tune] table; --tune wants ranges in it, such as {example}")
-        recipe = load_recipes(full, overrides)[full]
-        table, every = recipe.evaluation, math.ceil(recipe.schedule.epochs / _TESTS)
-        share = table.validation if table.validation and table.select_on == "validation" else VALIDATION
-        settings = [*overrides, *validation_settings(1 / folds if folds else share, table.select, min(folds, 1))]
-        settings += ["track=[]", *QUICK, f"evaluation.every={every}"]
-        recipe = load_recipes(full, settings)[full]
-        digest = digest_of(recipe, data, folds, {key: each.model_dump() for key, each in ranges.items()})
-        place = out / "studies" / f"{slug(full)}-{digest}"
-        studies.append(Study(full, tuple(settings), recipe, folds, ranges, trials, place))
+            raise ConfigError(f"{full_name} has no [tune] table; --tune wants ranges in it, such as {example}")
+
+        settings = [*overrides, *_settings_of_trials(full_name, folds, overrides)]
+        recipe = load_recipes(full_name, settings)[full_name]
+        plain_ranges = {key: range_.model_dump() for key, range_ in ranges.items()}
+        digest = digest_of(recipe, data, folds, plain_ranges)
+        study = Study(
+            name=full_name,
+            settings=tuple(settings),
+            recipe=recipe,
+            folds=folds,
+            ranges=ranges,
+            trials=trials,
+            place=out / "studies" / f"{slug(full_name)}-{digest}",
+        )
+        studies.append(study)
     return studies
+
+
+def _settings_of_trials(name: str, folds: int, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides by which the trials of a recipe are validated, and nothing else is tested."""
+    recipe = load_recipes(name, overrides)[name]
+    evaluation = recipe.evaluation
+    if folds:
+        share = 1 / folds
+    elif evaluation.validation and evaluation.select_on == "validation":
+        share = evaluation.validation
+    else:
+        share = VALIDATION_SHARE
+
+    first_fold = min(folds, 1)
+    epochs_between = math.ceil(recipe.schedule.epochs / VALIDATIONS)
+    held_out = validation_settings(share, evaluation.select, first_fold)
+    return [*held_out, *TRIAL_SETTINGS, f"evaluation.every={epochs_between}"]
+
+
+# Trials: the jobs of a study
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,87 +279,150 @@ class TrialJob:
         """The recipe and the number of the job."""
         return f"{self.study.name}, trial {self.number + 1} of {self.study.trials}"
 
-    def do(self, on_progress: Callable[[float | str], None]) -> None:
+    def do(self, on_progress: ReportProgress) -> None:
         """Do a trial, unless all have begun; BusyError if other processes have not ended the last ones."""
         study = self.study.optuna_study()
-        with contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as locks:
             with locked_folder(self.study.place):
-                trials, trial = study.get_trials(deepcopy=False), None
-                unfinished = [each for each in trials if not each.state.is_finished()]
-                left = next((each for each in unfinished if self._claim(each.number, stack)), None)
-                if left is None and len(trials) < self.study.trials:
-                    left = trial = self.study.begin(study)
-                    self._claim(trial.number, stack)
-            if left is not None:
-                self._run(study, left, trial, on_progress)
+                trials = study.get_trials(deepcopy=False)
+                unfinished = [trial for trial in trials if not trial.state.is_finished()]
+                left_behind = self._claim_one(unfinished, locks)
+                begun = None
+                if left_behind is None and len(trials) < self.study.trials:
+                    begun = self.study.begin(study)
+                    self._claim(begun.number, locks)
+
+            if left_behind is not None:
+                _TrialTraining(self, study, left_behind, on_progress).do()
+            elif begun is not None:
+                _TrialTraining(self, study, begun, on_progress, live_trial=begun).do()
             elif unfinished:
                 raise BusyError
 
-    def _folder(self, number: int) -> Path:
+    def folder(self, number: int) -> Path:
+        """Return the folder of a trial's runs."""
         return self.study.place / f"trial-{number}"
 
-    def _claim(self, number: int, stack: contextlib.ExitStack) -> bool:
-        with contextlib.suppress(BusyError):
-            stack.enter_context(run_lock(self._folder(number)))
-            return True
-        return False
+    def _claim_one(self, trials: Sequence[Any], locks: contextlib.ExitStack) -> Any:
+        """Return the first trial that no other process does; None for none."""
+        for trial in trials:
+            if self._claim(trial.number, locks):
+                return trial
+        return None
 
-    def _run(self, study: Any, left: Any, trial: Any, on_progress: Callable[[float | str], None]) -> None:
-        """Train with a trial's values and tell the study the result; ``trial`` is None for a resumed one."""
-        import optuna
+    def _claim(self, number: int, locks: contextlib.ExitStack) -> bool:
+        """Lock a trial's folder; return False if another process has the lock."""
+        try:
+            locks.enter_context(run_lock(self.folder(number)))
+        except BusyError:
+            return False
+        return True
 
-        name, values = self.study.name, list[float]()
-        tuned = [f"{key}={_toml(value)}" for key, value in left.params.items()]
 
-        def report(epoch: int, value: float) -> None:
-            if trial is not None and not values:  # of the first fold
-                trial.report(value, epoch)
-                if trial.should_prune():
-                    raise optuna.TrialPruned
+class _TrialTraining:
+    """The training of one trial, by folds if the study has any.
+
+    ``live_trial`` is Optuna's handle of a new trial, by which it may be pruned; a resumed one has no such handle.
+    """
+
+    def __init__(
+        self, job: TrialJob, study: Any, trial: Any, on_progress: ReportProgress, live_trial: Any = None
+    ) -> None:
+        self.job = job
+        self.study = study
+        self.number: int = trial.number
+        self.tuned = [_override(key, value) for key, value in trial.params.items()]
+        self.on_progress = on_progress
+        self.live_trial = live_trial
+        self.values: list[float] = []  # by fold
+
+    def do(self) -> None:
+        """Train with the trial's values, tell the study the result, and delete the trial's runs."""
+        from optuna import TrialPruned
+        from optuna.trial import TrialState
 
         try:
-            for fold in range(1, self.study.folds + 1) if self.study.folds else [0]:
-                settings = [*self.study.settings, *tuned, *([f"evaluation.fold={fold}"] if fold else [])]
-                recipe, folder = load_recipes(name, settings)[name], self._folder(left.number) / f"fold-{fold}"
-                listener = ProgressShares(on_progress, recipe.schedule.epochs, self.name)
-                run = Run(recipe, name, folder, _SEED, self.device, self.data, listener)
-                with locked(folder):
-                    metrics = train_run(run, resume=True, after_validation=report, finish=best_value)
-                    values.append(metrics["value"])
-            study.tell(left.number, sum(values) / len(values))
-        except optuna.TrialPruned:
-            study.tell(left.number, state=optuna.trial.TrialState.PRUNED)
+            for fold in fold_numbers(self.job.study.folds):
+                self.values.append(self._train(fold))
+            self.study.tell(self.number, sum(self.values) / len(self.values))
+        except TrialPruned:
+            self.study.tell(self.number, state=TrialState.PRUNED)
         except (ConfigError, TrainingError) as error:  # failing values count as a trial
-            if isinstance(error, ConfigError) and left.number == 0:  # the recipe's own values: all trials would fail
-                raise UselessError(f"{name}: {error}") from None
-            on_progress(f"{self.name} failed: {one_line(error)}")
-            study.tell(left.number, state=optuna.trial.TrialState.FAIL)
-        shutil.rmtree(self._folder(left.number), ignore_errors=True)
+            if isinstance(error, ConfigError) and self.number == 0:  # the recipe's own values: all trials would fail
+                raise UselessError(f"{self.job.study.name}: {error}") from None
+            self.on_progress(f"{self.job.name} failed: {one_line(error)}")
+            self.study.tell(self.number, state=TrialState.FAIL)
+        shutil.rmtree(self.job.folder(self.number), ignore_errors=True)
+
+    def _train(self, fold: int) -> float:
+        """Return the best value of a run on its validation classes."""
+        name = self.job.study.name
+        settings = [*self.job.study.settings, *self.tuned]
+        if fold:
+            settings.append(f"evaluation.fold={fold}")
+        recipe = load_recipes(name, settings)[name]
+        return train_and_validate(
+            recipe=recipe,
+            name=name,
+            folder=self.job.folder(self.number) / f"fold-{fold}",
+            seed=SEED,
+            device=self.job.device,
+            data=self.job.data,
+            listener=ProgressShares(self.on_progress, recipe.schedule.epochs, self.job.name),
+            report=self._report,
+        )
+
+    def _report(self, epoch: int, value: float) -> None:
+        """Tell Optuna a value of the first fold; TrialPruned if the trial is worse than others at this epoch."""
+        from optuna import TrialPruned
+
+        if self.live_trial is None or self.values:
+            return
+        self.live_trial.report(value, epoch)
+        if self.live_trial.should_prune():
+            raise TrialPruned
 
 
-def _toml(value: Any) -> str:
-    return tomli_w.dumps({"value": value}).partition("=")[2].strip()
+def _override(key: str, value: Any) -> str:
+    """Return ``KEY=VALUE`` with the value in TOML."""
+    _, _, toml_value = tomli_w.dumps({"value": value}).partition("=")
+    return f"{key}={toml_value.strip()}"
 
 
 def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list[TrialJob]:
     """Return a job for each trial that the studies lack, the studies in turn."""
-    all_trials = [study.optuna_study().get_trials(deepcopy=False) for study in studies]
-    finished = [sum(each.state.is_finished() for each in trials) for trials in all_trials]
-    return [
-        TrialJob(study, number, device, data)
-        for number in range(max((study.trials for study in studies), default=0))
-        for study, there in zip(studies, finished, strict=True)
-        if there <= number < study.trials
-    ]
+    finished = [_count_finished(study) for study in studies]
+    most_trials = max((study.trials for study in studies), default=0)
+    jobs = []
+    for number in range(most_trials):
+        for study, finished_trials in zip(studies, finished, strict=True):
+            if finished_trials <= number < study.trials:
+                jobs.append(TrialJob(study, number, device, data))
+    return jobs
+
+
+def _count_finished(study: Study) -> int:
+    trials = study.optuna_study().get_trials(deepcopy=False)
+    return sum(trial.state.is_finished() for trial in trials)
 
 
 def tuned(
     studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, on_progress: OnProgress
 ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
     """Do the trials, and return each recipe with its best values as overrides, and rows of those without any."""
-    errors = {job.study.name: error for job, error in do(jobs, executor, on_progress).items()}
-    best = {study.name: study.best() for study in studies}
-    chosen = [(name, [f"{key}={_toml(value)}" for key, value in values.items()]) for name, values in best.items()]
-    texts = {name: errors.get(name, "no trial ended with a value") for name, values in best.items() if not values}
-    failed = [Group(name, {}, errors={f"{name}, tuning": text}) for name, text in texts.items()]
-    return [each for each in chosen if each[0] not in texts], failed
+    errors = {}
+    for job, error in do(jobs, executor, on_progress).items():
+        errors[job.study.name] = error
+
+    chosen = []
+    failed = []
+    by_name = {study.name: study for study in studies}  # a recipe may be named twice
+    for name, study in by_name.items():
+        best = study.best()
+        if best:
+            overrides = [_override(key, value) for key, value in best.items()]
+            chosen.append((name, overrides))
+        else:
+            error = errors.get(name, "no trial ended with a value")
+            failed.append(Group(name, {}, errors={f"{name}, tuning": error}))
+    return chosen, failed

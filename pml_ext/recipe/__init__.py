@@ -25,6 +25,7 @@ from .merge import tables_of_papers as tables_of_papers
 from .merge import validate as validate
 from .merge import variant_tables as variant_tables
 from .papers import is_full as is_full
+from .papers import paper_values as paper_values
 from .papers import papers as papers
 from .papers import printed as printed
 from .papers import quoted as quoted

@@ -7,9 +7,10 @@ import itertools
 import re
 import tomllib
 import warnings
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from importlib.resources.abc import Traversable
-from typing import Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from .. import registry
 from ..errors import ConfigError, PluginWarning, UnknownNameError, needs_extra, shortened, unknown
@@ -177,6 +178,12 @@ def is_full(name: str, data: str) -> bool:
     """Return whether a data set is one of the paper's whose table has this name."""
     place = printed(name)
     return place is not None and data in place[0].data.values()
+
+
+def paper_values(paper: Mapping[str, Any], data: str) -> tuple[list[Quoted], bool]:
+    """Return the values that a run's ``[paper]`` and data set quote, and whether that is the paper's own data."""
+    table = PaperTable.model_validate(paper)
+    return quoted(table, data), is_full(table.table, data)
 
 
 def texts(values: list[Quoted]) -> list[str]:

@@ -243,6 +243,15 @@ def metric_series(folder: Path, metric: str) -> Series:
     return {table: found[metric] for table, found in _series(folder, [metric], (VALIDATION, CURVE)).items()}
 
 
+def metric_by_epoch(folder: Path, metric: str) -> tuple[list[int], list[float]] | None:
+    """Return the epochs in which a run measured a metric, and its values; None if it measured it in no epoch.
+
+    They are of validation images if the run has such values, else of test images.
+    """
+    series = metric_series(folder, metric)
+    return series.get(VALIDATION) or series.get(CURVE)
+
+
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
     found = _series(folder, dict.fromkeys(["total_loss", *terms]), ("loss_histories", "metric_loss"))

@@ -95,6 +95,16 @@ def waiting(waits: bool = True) -> Iterator[None]:
         _SignalState.waits = before
 
 
+@contextlib.contextmanager
+def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
+    """Handle signals inside the block, and yield the function :func:`received`.
+
+    The first signal ends the work at once by a StoppedError; with ``wait``, it is only recorded.
+    """
+    with listening(), waiting(wait):
+        yield received
+
+
 def received() -> int | None:
     """Return the recorded signal; None if there was no signal, or outside a listening block."""
     return _SignalState.received if _SignalState.process == os.getpid() else None

@@ -18,11 +18,12 @@ from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import ConfigError, DataError, counted
 from ..evaluation import some_of_each_class
-from ..recipe import Recipe, build_dataset, build_network, build_relation, preprocessing_of
+from ..recipe import Recipe, build_dataset, build_network, build_relation, load_recipe, preprocessing_of
 from ..registry.hooks import RunView
 from . import checkpoint
 from .batches import embed_batches
 from .features import FeatureCache, Features, with_features
+from .folder import RECIPE
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, if not all are tested
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
@@ -256,3 +257,18 @@ def _counted_listing(listing: Mapping[str, Any] | None) -> str:
         return "no images"
     classes = listing["classes"]
     return f"{counted(listing['images'], 'image')} of {classes} {'class' if classes == 1 else 'classes'}"
+
+
+def open_run(folder: Path, seed: int, device: str, root: Path | None = None) -> View:
+    """Return the data and the trained network of a finished run.
+
+    Raise DataError for data or a checkpoint that is missing, damaged or of another run. ``seed`` is that of the run,
+    ``root`` the folder of the data.
+    """
+    recipe = load_recipe(str(folder / RECIPE))
+    view = View(recipe, folder, seed, device, root)
+    state = checkpoint.load(view.checkpoint("model"), view.device, view.identity)
+    view.check_listing(state.get("listing"))
+    view.trunk.load_state_dict(state["trunk"])
+    view.embedder.load_state_dict(state["embedder"])
+    return view

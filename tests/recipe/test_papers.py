@@ -11,7 +11,7 @@ from pml_ext import registry
 from pml_ext.cli.app import app_for
 from pml_ext.cli.description import describe
 from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
-from pml_ext.recipe import is_full, load_recipes, papers, quoted, tables_of_papers, texts
+from pml_ext.recipe import is_full, load_recipes, paper_values, papers, quoted, tables_of_papers, texts
 from pml_ext.training.report import paper_tables
 
 PLUGIN = """
@@ -103,6 +103,7 @@ def test_a_recipe_names_table_and_row(mine):
     assert [each.metric for each in values] == ["recall_at_1_3", "nmi_3"]
     assert quotes(file, ["paper.row=[]"]) == {file: []}
     assert is_full("mine/2", "cub")
+    assert paper_values({"table": "mine/2"}, "cub")[1]
     assert not is_full("mine/2", "omniglot-small")
 
 

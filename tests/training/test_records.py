@@ -17,7 +17,7 @@ from tensorboard.summary.writer import event_file_writer
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
 from pml_ext.errors import DataError
 from pml_ext.training.engine import Step
-from pml_ext.training.records import RecordedValues, Records, loss_series
+from pml_ext.training.records import CURVE, VALIDATION, RecordedValues, Records, loss_series, metric_by_epoch
 from pml_ext.training.trackers import TensorBoard
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
@@ -253,3 +253,18 @@ def test_what_is_no_number_is_not_recorded(tmp_path):
     records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True}})
     records.close()
     assert tables(tmp_path)["with_a_strange_name"] == [{"~iteration~": 1, "nan": None, "flag": 1}]
+
+
+def test_a_metric_by_epoch_is_of_validation_first(tmp_path):
+    assert metric_by_epoch(tmp_path, "nmi") is None
+    for number, tables in enumerate(([CURVE], [CURVE, VALIDATION])):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        records = Records(folder, 0, 0)
+        for epoch in (1, 2):
+            records.add(epoch, {table: {"nmi": epoch / 4 + (table == VALIDATION)} for table in tables})
+        records.save()
+        records.close()
+    assert metric_by_epoch(tmp_path / "0", "nmi") == ([1, 2], [0.25, 0.5])
+    assert metric_by_epoch(tmp_path / "1", "nmi") == ([1, 2], [1.25, 1.5])
+    assert metric_by_epoch(tmp_path / "1", "map_at_r") is None

@@ -39,6 +39,15 @@ def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
     assert signals.received() is None
 
 
+def test_a_tool_handles_signals(capfd):
+    with signals.handle_signals(wait=True) as received:
+        assert received() is None
+        send()
+        assert received() == signal.SIGTERM
+    with signals.handle_signals(), pytest.raises(StoppedError, match="^stopped by SIGTERM$"):
+        send()
+
+
 def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
     with signals.listening(), signals.waiting():
         send()
@@ -103,7 +112,7 @@ def interrupting(function):
 
 TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
 PHASES = {
-    "the check of the recipe": "pml_ext.recipe.build.build_optimizer",
+    "the check of the recipe": "pml_ext.recipe.build._check_optimizer",
     "reading last.pt": "torch.load",
     "drawing a figure": "pml_ext.evaluation.figures.similarity_distributions",
 }

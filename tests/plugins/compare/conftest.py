@@ -1,8 +1,44 @@
-"""The cache of the tests of this folder."""
+"""Fixtures of the tests of this folder."""
 
 import pytest
+
+from pml_ext.training.launch import execute
+from pml_ext_compare import runs
+
+from .examples import ONE, OTHER, SMALL, finished_run
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """A recipe that trains in a second."""
+    file = tmp_path / "one.toml"
+    file.write_text(SMALL)
+    return str(file)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Five seeds of two variants of one recipe, in ``runs``."""
+    for seed, (one, other) in enumerate(zip(ONE, OTHER, strict=True)):
+        finished_run(tmp_path / f"runs/{seed}", "cbml/a", seed, one, mvc_weight=1.0)
+        finished_run(tmp_path / f"runs/without/{seed}", "cbml/a", seed, other, mvc_weight=0.0)
+    return tmp_path
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The runs that were begun, in place of those that were looked at."""
+    names = []
+
+    def noting(plan, *arguments, **named):
+        if not (plan.folder / "metrics.json").exists():
+            names.append(plan.folder.name)
+        return execute(plan, *arguments, **named)
+
+    monkeypatch.setattr(runs, "execute", noting)
+    return names

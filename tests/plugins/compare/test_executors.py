@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import signal
+import time
 from contextlib import closing
 
 import pytest
@@ -12,15 +13,9 @@ from pml_ext.errors import StoppedError
 from pml_ext.files import read_json
 from pml_ext.training import signals
 from pml_ext_compare.executors import Executor, JobResult, OnRay, OnSlurm, Processes, do
-from pml_ext_compare.running import RunJob, plans_of
+from pml_ext_compare.runs import RunJob, plans_of
 
-SMALL = """
-extends = "pml/multi-similarity/digits"
-sampler = { batch_size = 20, m = 2, iterations = 3 }
-schedule = { name = "constant", epochs = 2, milestones = [] }
-model = { embedding_size = 8, trunk = { blocks = 1, width = 8 } }
-evaluation = { baselines = false, figures = "few", training_images = 0 }
-"""
+from .examples import SMALL, silent
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -39,7 +34,7 @@ def jobs(tmp_path, seeds=1, more=""):
     return [RunJob(plan, "cpu", None) for plan in plans_of(str(file), tmp_path, seeds)]
 
 
-def metrics(mine, executor, on_progress=lambda job, said: None):
+def metrics(mine, executor, on_progress=silent):
     with closing(executor):
         assert do(mine, executor, on_progress) == {}
     return [read_json(job.plan.folder / "metrics.json")["after"] for job in mine]
@@ -61,20 +56,53 @@ def test_a_signal_ends_jobs_with_a_checkpoint(tmp_path, here, without_report):
 
 
 class DyingWorkers(Executor):
-    """Workers that a signal ends before they can handle it, while they start."""
+    """Workers that a signal ends while they start, before they can handle it."""
+
+    def __init__(self, in_the_same_poll):
+        super().__init__()
+        self.in_the_same_poll = in_the_same_poll
+        self.started = 0
+
+    def start(self, job):
+        self.started += 1
+        super().start(job)
 
     def ended(self, on_progress):
         if signals.received() is None:
             os.kill(os.getpid(), signal.SIGTERM)
-            return
+            if not self.in_the_same_poll:
+                return
         for job in [*self.running]:
             yield self.running.pop(job), JobResult(died=True)
 
 
-def test_workers_that_a_signal_ends_are_not_replaced(tmp_path):
-    said = []
+@pytest.mark.parametrize("in_the_same_poll", [False, True])
+def test_workers_that_the_signal_ends_are_not_replaced(tmp_path, in_the_same_poll):
+    said, executor = [], DyingWorkers(in_the_same_poll)
     with pytest.raises(StoppedError, match="go on with the same command"):
-        do(jobs(tmp_path), DyingWorkers(), lambda job, text: said.append(text))
+        do(jobs(tmp_path), executor, lambda job, text: said.append(text))
+    assert (said, executor.started) == ([], 1)
+
+
+class Sleeper:
+    """A job whose worker tells that it has begun to start, and takes its time."""
+
+    name = "sleeper"
+
+    def do(self, on_progress):
+        time.sleep(600)
+
+
+def test_a_signal_while_processes_start_is_no_death():
+    said = []
+
+    class Signaled(Processes):
+        def start(self, job):
+            super().start(job)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with closing(Signaled(1)) as executor, pytest.raises(StoppedError, match="with checkpoints"):
+        do([Sleeper()], executor, lambda job, text: said.append(text))
     assert said == []
 
 
@@ -93,7 +121,7 @@ class Killed(RunJob):
         super().do(and_die)
 
 
-def test_a_process_that_is_killed_is_replaced_and_its_run_resumed(tmp_path, here):
+def test_a_killed_process_is_replaced_and_its_run_resumed(tmp_path, here):
     said, (job,) = [], jobs(tmp_path)
     assert metrics([Killed(**vars(job))], Processes(1), lambda job, text: said.append(text)) == here[:1]
     assert (job.plan.folder.parent / "killed").exists()

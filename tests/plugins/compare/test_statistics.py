@@ -60,7 +60,7 @@ def test_holm_corrects_step_by_step():
     assert holm([]) == []
 
 
-def test_comparisons_without_a_difference_are_called_different_in_one_of_twenty():
+def test_equal_rows_are_called_different_in_one_of_twenty():
     generator, called, rows = np.random.default_rng(1), 0, 200
     for _ in range(rows):
         seeds = generator.normal(0.7, 0.05, 5)  # what runs of one seed share

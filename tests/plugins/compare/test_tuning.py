@@ -13,6 +13,8 @@ from pml_ext.training import evaluation, loop
 from pml_ext_compare.executors import Executor, Processes, do
 from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs
 
+from .examples import silent
+
 pytest.importorskip("optuna")
 SMALL = """
 extends = "pml/contrastive/digits"
@@ -27,7 +29,6 @@ evaluation = { baselines = false, figures = "few", training_images = 0 }
 "loss.neg_margin" = { low = 0.2, high = 2.0 }
 "sampler.m" = { choices = [2] }
 """
-SILENT = lambda job, said: None  # noqa: E731
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_ranges_follow_the_loss_and_the_overrides(recipe, tmp_path):
             load_recipes(str(tmp_path / "wrong.toml"))
 
 
-def test_trials_see_validation_classes_alone_and_are_the_same_again(recipe, tmp_path, monkeypatch):
+def test_trials_see_validation_classes_and_are_reproducible(recipe, tmp_path, monkeypatch):
     seen, evaluate = set(), evaluation.evaluate_split
 
     def evaluating(view, split, *more, **named):
@@ -72,7 +73,7 @@ def test_trials_see_validation_classes_alone_and_are_the_same_again(recipe, tmp_
     found = []
     for place in ("one", "two"):
         (study,) = studies_of(recipe, tmp_path / place, trials=3)
-        assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+        assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
         found.append(study.about())
         assert trial_jobs([study], "cpu", None) == []  # none is left to do
     assert seen == {"validation"}
@@ -89,7 +90,7 @@ def test_two_processes_on_one_journal_share_the_trials(recipe, tmp_path):
     (study,) = studies_of(recipe, tmp_path, trials=3)
     jobs = [TrialJob(study, number, "cpu", None) for number in range(6)]  # twice as many
     with closing(Processes(2)) as executor:
-        assert do(jobs, executor, SILENT) == {}
+        assert do(jobs, executor, silent) == {}
     trials = study.optuna_study().get_trials()
     assert len(trials) == 3
     assert {each.state.name for each in trials} <= {"COMPLETE", "PRUNED"}
@@ -105,13 +106,13 @@ def test_a_trial_that_was_ended_goes_on(recipe, tmp_path):
     with pytest.raises(StoppedError):
         do([TrialJob(study, 0, "cpu", None)], Executor(), stop)
     assert states(study) == ["RUNNING"]
-    assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study) == ["COMPLETE", "COMPLETE"]
 
 
 @pytest.mark.usefixtures("without_report")
 def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
-    monkeypatch.setattr("pml_ext_compare.page._queries", lambda *_: ([], []))
+    monkeypatch.setattr("pml_ext_compare.page.compare_queries", lambda *_: ([], []))
     out = tmp_path / "out"
     words = ["compare", recipe, "--out", str(out), "--tune", "2", "--save-recipe", "--json"]
     result = CliRunner().invoke(app_for(words), words, catch_exceptions=False)
@@ -151,14 +152,14 @@ def test_values_wrong_for_one_trial_count_as_a_trial(recipe, tmp_path):
     text = SMALL.replace('"sampler.m" = { choices = [2] }', ranges).replace('"loss.neg_margin"', '"loss.pos_margin"')
     (tmp_path / "one.toml").write_text(text.replace("low = 0.2, high = 2.0", "low = 0.0, high = 0.2"))
     (study,) = studies_of(recipe, tmp_path, trials=4)
-    assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study)[0] == "COMPLETE"
     assert "FAIL" in states(study)
 
 
 def test_a_journal_cut_in_its_last_line_keeps_the_others(recipe, tmp_path):
     (study,) = studies_of(recipe, tmp_path, trials=2)
-    assert do(trial_jobs([study], "cpu", None)[:1], Executor(), SILENT) == {}
+    assert do(trial_jobs([study], "cpu", None)[:1], Executor(), silent) == {}
     assert states(study) == ["COMPLETE"]
     journal = study.place / "journal.log"
     whole = journal.read_bytes()
@@ -166,7 +167,7 @@ def test_a_journal_cut_in_its_last_line_keeps_the_others(recipe, tmp_path):
     with pytest.warns(UserWarning, match=r"journal.log: its last line was incomplete and is dropped"):
         assert states(study) == ["COMPLETE"]
     assert journal.read_bytes().startswith(whole + b"{")
-    assert do(trial_jobs([study], "cpu", None), Executor(), SILENT) == {}
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert len(states(study)) == 2
     journal.write_bytes(b"no journal\n" + whole)
     with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it, and the trials begin anew"):

@@ -1,0 +1,138 @@
+"""Comparison of groups of runs: a row for each, paired differences from a baseline, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pml_ext.tool import ConfigError, phases_of, title_of
+
+from .groups import Group
+from .statistics import LEVEL, Difference, Estimate, estimate, holm, paired_difference, sentence, too_few_for_ranks
+
+
+def compare(
+    groups: Sequence[Group], metrics: Sequence[str], phase: str = "after", baseline: str | None = None
+) -> dict[str, Any]:
+    """Return the comparison as plain values: a row per group, its differences from the baseline, and sentences.
+
+    P-values ``p`` are of the t-test as it is, ``p_holm`` corrected for the rows by Holm's procedure.
+    """
+    base = chosen_baseline(groups, baseline)
+    _check_reported(base, phase, metrics)
+    others = [group for group in groups if group is not base]
+
+    differences: list[dict[str, Any]] = [{"recipe": group.name} for group in others]
+    sentences: list[str] = []
+    for metric in metrics:
+        found = _differences(base, others, phase, metric)
+        corrected = holm([difference.p for difference in found])
+        for row, difference, p in zip(differences, found, corrected, strict=True):
+            row[metric] = {**asdict(difference), "p_holm": p}
+        if metric == metrics[0]:
+            sentences = _sentences(base, others, metric, found, corrected)
+
+    return {
+        "phase": phase,
+        "metrics": [*metrics],
+        "recipes": [_row(group, base, phase, metrics) for group in groups],
+        "differences_from": base.name,
+        "differences": differences,
+        "sentences": sentences,
+    }
+
+
+def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
+    """Return the group of a name, full or only the recipe's; for None, the first group with runs."""
+    if name is None:
+        return next((group for group in groups if group.runs), groups[0])
+
+    exact = [group for group in groups if group.name == name]
+    fitting = [group for group in groups if name in (group.name, group.recipe_name)]
+    candidates = exact or fitting
+    if len(candidates) != 1:
+        rows = ", ".join(group.name for group in groups)
+        raise ConfigError(f"--baseline {name}: {len(fitting)} rows have the name {name!r}; rows: {rows}")
+    return candidates[0]
+
+
+def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
+    """Raise ConfigError unless the baseline's runs have the phase and the metrics."""
+    if not base.runs and base.errors:
+        which, error = next(iter(base.errors.items()))
+        raise ConfigError(f"{base.name} has no finished run; {which}: {error}")
+
+    run = next(iter(base.all_runs()), {})
+    phases = phases_of(run)
+    if phase not in phases:
+        raise ConfigError(f"--phase {phase}: {base.name} has {', '.join(phases) or 'no finished run'}")
+
+    known = [name for name, value in run[phase].items() if isinstance(value, (int, float))]
+    for name in metrics:
+        if name not in known:
+            raise ConfigError(f"--metric {name}: {base.name} has {', '.join(known)}")
+
+
+def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return what a comparison says of one group alone."""
+    row: dict[str, Any] = {
+        "recipe": group.name,
+        "seeds": sorted(group.runs),
+        "trials": group.trials,
+        "seconds": group.seconds(),
+        "selection": group.selection(),
+        "marks": group.unequal_settings(base),
+        "errors": group.errors,
+        "folders": {str(seed): str(folder) for seed, folder in group.folders.items()},
+    }
+    for metric in metrics:
+        values = list(group.values(phase, metric).values())
+        printed = group.paper_values(phase, metric)
+        row[metric] = {**_possible(metric, estimate(values)), "values": values, "paper": printed}
+    return row
+
+
+def _possible(metric: str, about: Estimate) -> dict[str, Any]:
+    """Return an estimate with its interval cut at 0 and 1 for the package's metrics, which are shares."""
+    values = asdict(about)
+    is_share = title_of(metric) != metric
+    if is_share and about.low is not None and about.high is not None:
+        values["low"] = max(0.0, about.low)
+        values["high"] = min(1.0, about.high)
+    return values
+
+
+def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) -> list[Difference]:
+    """Return each group's difference from the baseline, over the seeds that both have."""
+    tested = [group for group in others if group.runs]
+    level = LEVEL / max(1, len(tested))
+    base_values = base.values(phase, metric)
+    differences = []
+    for group in others:
+        values = group.values(phase, metric)
+        seeds = sorted(base_values.keys() & values.keys())
+        difference = paired_difference(
+            baseline=[base_values[seed] for seed in seeds],
+            row=[values[seed] for seed in seeds],
+            alpha=level,
+        )
+        differences.append(difference)
+    return differences
+
+
+def _sentences(
+    base: Group,
+    others: Sequence[Group],
+    metric: str,
+    differences: Sequence[Difference],
+    corrected: Sequence[float | None],
+) -> list[str]:
+    """Say of each group with runs what its test shows, and which tests have too few pairs."""
+    tests = sum(difference.p is not None for difference in differences)
+    sentences = []
+    for group, difference, p in zip(others, differences, corrected, strict=True):
+        if group.runs:
+            sentences.append(sentence(group.name, base.name, title_of(metric), difference, p, tests))
+    sentences += too_few_for_ranks(difference.pairs for difference in differences)
+    return sentences

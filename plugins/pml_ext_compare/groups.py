@@ -1,0 +1,256 @@
+"""Groups of runs: the runs of one recipe with the same settings, which are a row of a comparison."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pml_ext.tool import (
+    ConfigError,
+    DamagedError,
+    DataError,
+    check_unchanged,
+    flat,
+    one_line,
+    paper_values,
+    read_metrics,
+    read_toml,
+    shortened,
+)
+
+RECIPE_FILE = "recipe.toml"
+METRICS_FILE = "metrics.json"  # a run that has it is finished
+FOLD = "evaluation.fold"  # the setting in which the runs of a group may differ
+NOT_SETTINGS = ("paper", "description", "track")  # tables of a recipe on which results do not depend
+
+# Settings that a fair comparison shares: the name that a reader sees, and a pattern of dotted keys.
+FAIR_SETTINGS = {
+    "data": r"data\.(name|split)",
+    "trunk": r"model\.(trunk\.(?!weights$).*|freeze.*|lora.*|init)",
+    "weights": r"model\.trunk\.weights",
+    "embedding size": r"model\.embedding_size",
+    "image size": r"data\.(image_size|images\.(crop|resize))",
+    "batch": r"sampler\.batch_size",
+    "iterations": r"sampler\.iterations|schedule\.epochs",
+    "augmentation": r"data\.augment.*|data\.images\.(random_crop.*|flip)|model\.views",
+}
+
+RunMetrics = Mapping[str, Any]  # the content of metrics.json, and the run's "folder"
+
+
+@dataclass
+class Group:
+    """Runs of one recipe with the same settings: a row of the comparison."""
+
+    name: str  # of the recipe, and the settings in which groups of that name differ
+    settings: dict[str, Any]  # of the recipe, by dotted key
+    runs: dict[int, dict[int, RunMetrics]] = field(default_factory=dict)  # by seed and fold
+    paper: dict[str, Any] | None = None  # the recipe's [paper]
+    trials: int = 0  # of tuning
+    errors: dict[str, str] = field(default_factory=dict)  # of runs that failed, by "seed 0"
+
+    @property
+    def recipe_name(self) -> str:
+        """The name of the recipe, without the settings in which groups of that name differ."""
+        return self.name.partition(" ")[0]
+
+    @property
+    def folders(self) -> dict[int, Path]:
+        """The folder of one run per seed."""
+        folders = {}
+        for seed, folds in sorted(self.runs.items()):
+            first_run = next(iter(folds.values()))
+            folders[seed] = Path(first_run["folder"])
+        return folders
+
+    def all_runs(self) -> list[RunMetrics]:
+        """Return the runs of all seeds and folds."""
+        runs: list[RunMetrics] = []
+        for folds in self.runs.values():
+            runs.extend(folds.values())
+        return runs
+
+    def values(self, phase: str, metric: str) -> dict[int, float]:
+        """Return a metric (``"recall_at_1"``) of a phase (``"after"``) by seed, for the runs that have it.
+
+        Of several folds it is the mean; seeds that lack a fold are left out.
+        """
+        all_folds: set[int] = set()
+        for folds in self.runs.values():
+            all_folds.update(folds)
+
+        means: dict[int, float] = {}
+        for seed, folds in sorted(self.runs.items()):
+            values = [_number(run, phase, metric) for run in folds.values()]
+            numbers = [value for value in values if value is not None]
+            if numbers and len(numbers) == len(all_folds):
+                means[seed] = fmean(numbers)
+        return means
+
+    def seconds(self) -> float | None:
+        """Return the mean training time of a run in seconds."""
+        seconds = [run.get("seconds", {}).get("train") for run in self.all_runs()]
+        known = [float(value) for value in seconds if value is not None]
+        return fmean(known) if known else None
+
+    def selection(self) -> str:
+        """Return the images by which values and the tested epoch were chosen."""
+        share = self.settings.get("evaluation.validation", 0)
+        if self.settings.get("evaluation.select_on") == "test":
+            epoch = "test images"
+        elif share:
+            epoch = f"{100 * share:.0f} % of training classes"
+        else:
+            epoch = "last epoch"
+
+        if self.trials:
+            return f"trials: validation classes; {epoch}"
+        return epoch
+
+    def unequal_settings(self, baseline: Group) -> list[str]:
+        """Return the settings of :data:`FAIR_SETTINGS`, and the number of trials, that differ from the baseline's."""
+        texts = []
+        different_keys = self._different_keys(baseline)
+        for name, pattern in FAIR_SETTINGS.items():
+            key = next((key for key in different_keys if re.fullmatch(pattern, key)), None)
+            if key is not None:
+                value = self.settings.get(key, "default")
+                baseline_value = baseline.settings.get(key, "default")
+                texts.append(f"{name}: {value} ({baseline_value} in {baseline.name})")
+
+        if self.trials != baseline.trials:
+            texts.append(f"trials: {self.trials} ({baseline.trials} in {baseline.name})")
+        return texts
+
+    def _different_keys(self, baseline: Group) -> list[str]:
+        if not self.settings or not baseline.settings:  # no run of a group has been read
+            return []
+        all_keys = {**self.settings, **baseline.settings}
+        return [key for key in all_keys if self.settings.get(key) != baseline.settings.get(key)]
+
+    def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
+        """Return the values that the recipe's paper prints for a metric, with their descriptions."""
+        if self.paper is None:
+            return []
+        data_set = str(self.settings.get("data.name"))
+        try:
+            values, same_data = paper_values(self.paper, data_set)
+        except ConfigError:  # the paper's file has changed since the run
+            return []
+
+        found = []
+        for each in values:
+            if each.metric == metric and each.phase == phase:
+                about = {"value": each.value, "text": each.text, "row": each.row, "data": each.heading}
+                found.append({**about, "same_data": same_data})
+        return found
+
+
+def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
+    """Return a metric of a run; None if the run does not have it, or it is not a number."""
+    metrics = run.get(phase)
+    if not isinstance(metrics, dict):
+        return None
+    value = metrics.get(metric)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def groups_below(folders: Sequence[Path]) -> list[Group]:
+    """Find the finished runs in folders, at any depth, and group them by recipe and settings."""
+    groups: list[Group] = []
+    for folder in folders:
+        run_folders = sorted(file.parent for file in folder.rglob(METRICS_FILE))
+        if not run_folders:
+            raise ConfigError(f"{folder}: no finished run in it; type: pml-ext train RECIPE --out {folder}")
+        for run_folder in run_folders:
+            add_run(groups, run_folder)
+    disambiguate_names(groups)
+    return groups
+
+
+def add_run(groups: list[Group], folder: Path) -> None:
+    """Add the finished run in a folder to the group of its recipe and settings, or to a new one."""
+    about, tables = _read_recipe(folder)
+    metrics = {**read_metrics(folder / METRICS_FILE), "folder": str(folder)}
+    paper = tables.pop("paper", None)
+    fold, settings = settings_of(tables)
+    trials = int(about.get("trials", 0))
+
+    group = find_group(groups, settings, trials)
+    if group is None:
+        group = Group(about["recipe"], settings, paper=paper, trials=trials)
+        groups.append(group)
+
+    folds = group.runs.setdefault(about["seed"], {})
+    known_metrics = folds.setdefault(fold, metrics)
+    if known_metrics["after"] != metrics["after"]:
+        text = f"{folder}: another run has the same recipe, settings and seed, but other results"
+        raise ConfigError(f"{text}; name one of both")
+
+
+def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:
+    """Return the group of runs with these settings, whose values were chosen by so many trials; None for none."""
+    for group in groups:
+        if group.settings == settings and group.trials == trials:
+            return group
+    return None
+
+
+def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the fold of a recipe's tables (0 without folds) and its other settings by dotted key."""
+    kept = {key: table for key, table in tables.items() if key not in NOT_SETTINGS}
+    settings = flat(kept)
+    fold = settings.pop(FOLD, 0)
+    return fold, settings
+
+
+def disambiguate_names(groups: Sequence[Group]) -> None:
+    """Add to the names of groups of one recipe the settings in which they differ."""
+    by_name: dict[str, list[Group]] = {}
+    for group in groups:
+        by_name.setdefault(group.name, []).append(group)
+
+    for name, same_name in by_name.items():
+        different_keys = _keys_that_differ(same_name)
+        for group in same_name:
+            texts = [_setting(group, key) for key in different_keys]
+            group.name = " ".join([name, *texts])
+
+
+def _keys_that_differ(groups: Sequence[Group]) -> list[str]:
+    """Return the keys whose values are not the same in all groups, in the order of the groups' settings."""
+    all_keys: dict[str, None] = {}
+    for group in groups:
+        all_keys |= dict.fromkeys(group.settings)
+
+    different = []
+    for key in all_keys:
+        first_value = groups[0].settings.get(key)
+        if any(group.settings.get(key) != first_value for group in groups):
+            different.append(key)
+    return different
+
+
+def _setting(group: Group, key: str) -> str:
+    if key not in group.settings:
+        return f"{key} left out"
+    return f"{key}={group.settings[key]}"
+
+
+def _read_recipe(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return ``[run]`` of a run's recipe, with its ``recipe`` (a name) and ``seed``, and the other tables."""
+    for file in (RECIPE_FILE, METRICS_FILE):
+        check_unchanged(folder, file)
+    path = folder / RECIPE_FILE
+    try:
+        tables = read_toml(path, "run")
+        about = tables.pop("run")
+        about["recipe"] = str(about["recipe"])
+        about["seed"] = int(about["seed"])
+    except (DamagedError, OSError, KeyError, TypeError, ValueError) as error:
+        raise DataError(shortened(f"{path}: not the recipe of a run ({one_line(error)})")) from None
+    return about, tables

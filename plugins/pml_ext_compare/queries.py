@@ -1,0 +1,139 @@
+"""Queries of several runs side by side: which run finds an image of the right class, and which does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pml_ext.tool import (
+    GRAY,
+    DataError,
+    ReportFigure,
+    ReportTable,
+    answer,
+    draw,
+    gallery,
+    nearest,
+    one_line,
+    open_run,
+    short_name,
+)
+
+from .groups import Group
+
+QUERIES = 8  # drawn side by side
+
+
+@dataclass(frozen=True)
+class NearestImages:
+    """The nearest image of each query by one run."""
+
+    indices: Tensor  # [N], in the gallery
+    is_right: Tensor  # [N], bool: it has the query's class
+
+
+def compare_queries(
+    groups: Sequence[Group], result: Mapping[str, Any], device: str, data: Path | None
+) -> tuple[list[ReportTable], list[ReportFigure]]:
+    """Return how often one row finds a query that the baseline misses, and such queries with each row's nearest image.
+
+    The first seed of each row is searched, by Euclidean distance of the embeddings.
+    """
+    first_run = None  # whose images are drawn; all runs have the same
+    by_name: dict[str, NearestImages] = {}
+    problems = []
+    for group in groups:
+        if not group.folders:
+            continue
+        try:
+            run = _open_first_seed(group, device, data)
+            searched = nearest(run, run.queries)
+            first_run = first_run or run
+            _check_same_labels(run, first_run)
+            by_name[group.name] = NearestImages(
+                indices=searched.indices[:, 0].cpu(),
+                is_right=searched.right[:, 0].cpu(),
+            )
+        except Exception as error:  # moved data or a damaged file: draw the page without the row
+            problem = str(error) if isinstance(error, DataError) else one_line(error)
+            problems.append(ReportFigure(f"Queries of {group.name}", problem=problem))
+    if first_run is None or len(by_name) < 2:
+        return [], problems
+
+    baseline = result["differences_from"]
+    if baseline not in by_name:
+        baseline = next(iter(by_name))
+    table = _counts_table(by_name, baseline)
+    figure = _side_by_side(by_name, first_run)
+    return [table], [figure, *problems]
+
+
+def _open_first_seed(group: Group, device: str, data: Path | None) -> Any:
+    seed, folder = min(group.folders.items())
+    return open_run(folder, seed, device, data)
+
+
+def _check_same_labels(run: Any, first_run: Any) -> None:
+    labels = run.images(run.queries).labels
+    first_labels = first_run.images(first_run.queries).labels
+    if not np.array_equal(labels, first_labels):
+        raise DataError("its test images are others")
+
+
+def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> ReportTable:
+    """Return a row for each run but the baseline: queries that it finds, that the baseline finds, and that both do."""
+    base_right = by_name[baseline].is_right
+    rows = []
+    for name, images in by_name.items():
+        if name == baseline:
+            continue
+        here_alone = images.is_right & ~base_right
+        base_alone = base_right & ~images.is_right
+        both = images.is_right & base_right
+        counts = [str(int(each.sum())) for each in (here_alone, base_alone, both)]
+        rows.append([name, *counts])
+
+    queries = f"{len(base_right):,}"
+    caption = f"Queries whose nearest image is right, of {queries}; the first seed of each row, beside {baseline}."
+    columns = ["row", "found here alone", "found by the baseline alone", "by both"]
+    return ReportTable("Queries", columns, rows, caption)
+
+
+def queries_that_differ(by_name: Mapping[str, NearestImages], count: int = QUERIES) -> list[int]:
+    """Return the queries about which the runs differ most, those of equal difference in a fixed random order."""
+    finders = torch.stack([images.is_right for images in by_name.values()]).sum(dim=0)
+    smaller_party = torch.minimum(finders, len(by_name) - finders)
+    generator = torch.Generator().manual_seed(0)
+    shuffled = torch.randperm(len(smaller_party), generator=generator)
+    by_difference = smaller_party[shuffled].argsort(descending=True, stable=True)
+    chosen: list[int] = shuffled[by_difference][:count].tolist()
+    return chosen
+
+
+def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigure:
+    """Draw queries about which the runs differ: a row for each, with the nearest image by each run."""
+    chosen = queries_that_differ(by_name)
+
+    def drawing() -> Any:
+        queries = run.images(run.queries)
+        searched = run.images(run.gallery_of(run.queries))
+        rows = []
+        for query in chosen:
+            class_name = queries.class_names[queries.labels[query]]
+            row = [(queries.image(query), f"query\n{short_name(class_name)}", GRAY)]
+            for number, images in enumerate(by_name.values(), start=1):
+                index = int(images.indices[query])
+                is_right = bool(images.is_right[query])
+                row.append(answer(searched.image(index), f"{number}", is_right))
+            rows.append(row)
+        return gallery(rows)
+
+    legend = "; ".join(f"{number}: {name}" for number, name in enumerate(by_name, start=1))
+    caption = f"The nearest image by each row, of queries about which the rows differ most. {legend}."
+    return draw("The same queries side by side", drawing, caption, photographs=True)

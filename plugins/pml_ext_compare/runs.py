@@ -1,0 +1,267 @@
+"""Runs of a comparison: planned, done once where they are missing, and grouped into rows."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pml_ext.tool import (
+    ConfigError,
+    Plan,
+    Recipe,
+    __version__,
+    execute,
+    is_finished,
+    load_recipes,
+    locked_folder,
+    plugins_in,
+    reported_phases,
+    tables_of_papers,
+)
+
+from .executors import BusyError, Executor, Job, OnProgress, ReportProgress, do
+from .groups import METRICS_FILE, Group, add_run, disambiguate_names, find_group, groups_below, settings_of
+
+MOST_PROGRESS = 0.99  # of a run that trains; tests follow
+
+# Jobs: what an executor does
+
+
+def run_lock(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Lock a folder that may be deleted, in a folder next to it; BusyError if another process has the lock."""
+    lock_folder = folder.with_name(f".{folder.name}")
+    return locked_folder(lock_folder, BusyError())
+
+
+class ProgressShares:
+    """A listener that forwards a run's progress (0 to 1) and its warnings."""
+
+    def __init__(self, on_progress: ReportProgress, epochs: int, name: str) -> None:
+        self._on_progress = on_progress
+        self._epochs = epochs
+        self._name = name
+
+    def step(self, text: str) -> None:
+        """Ignore a line about a step that begins."""
+
+    def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
+        """Forward the progress."""
+        epochs_done = epoch - 1 + done / iterations
+        self._on_progress(min(MOST_PROGRESS, epochs_done / self._epochs))
+
+    def warn(self, text: str) -> None:
+        """Forward a warning."""
+        self._on_progress(f"{self._name}: warning: {text}")
+
+
+@dataclass(frozen=True, eq=False)
+class RunJob:
+    """A run to start or to resume."""
+
+    plan: Plan
+    device: str
+    data: Path | None
+
+    @property
+    def name(self) -> str:
+        """The recipe and the seed."""
+        return f"{self.plan.name}, seed {self.plan.seed}"
+
+    def do(self, on_progress: ReportProgress) -> None:
+        """Execute the run, once for all comparisons that need it."""
+        listener = ProgressShares(on_progress, self.plan.recipe.schedule.epochs, self.name)
+        with run_lock(self.plan.folder):
+            execute(self.plan, self.device, self.data, listener, resume=True)
+
+
+# Plans: which runs a comparison wants, and where they are
+
+
+def fold_numbers(folds: int) -> Sequence[int]:
+    """Return the numbers of the folds, from 1; only 0 without folds."""
+    return range(1, folds + 1) if folds else [0]
+
+
+def validation_settings(share: float, select: str | None, fold: int = 0) -> list[str]:
+    """Return the overrides that hold out a share, or one fold, of the training classes to choose the epoch by."""
+    settings = {"validation": share, "select": select or "map_at_r", "select_on": "validation"}
+    if fold:
+        settings["fold"] = fold
+    return [f"evaluation.{key}={value}" for key, value in settings.items()]
+
+
+def plans_of(
+    name: str,
+    out: Path,
+    seeds: int = 1,
+    folds: int = 0,
+    data: Path | None = None,
+    overrides: Sequence[str] = (),
+    trials: int = 0,
+) -> list[Plan]:
+    """Return the runs of a recipe's variants, by seed and fold, each in the folder of :func:`digest_of`.
+
+    ``trials`` is the number of trials of tuning by which the recipe's values were chosen.
+    """
+    first_variant = next(iter(load_recipes(name, overrides).values()))
+    select = first_variant.evaluation.select
+    plans = []
+    for fold in fold_numbers(folds):
+        settings = [*overrides]
+        if folds:
+            settings += validation_settings(1 / folds, select, fold)
+        for full_name, recipe in load_recipes(name, settings).items():
+            place = out / "runs" / f"{slug(full_name)}-{digest_of(recipe, data, trials)}"
+            for seed in range(seeds):
+                folder = place / (f"seed-{seed}-fold-{fold}" if fold else f"seed-{seed}")
+                plans.append(Plan(full_name, recipe, seed, folder, trials))
+    return plans
+
+
+def digest_of(recipe: Recipe, data: Path | None, *more: Any) -> str:
+    """Return a short checksum of all that results depend on: recipe without fold, data, versions, and more values."""
+    tables = recipe.as_dict()
+    _, settings = settings_of(tables)
+    data_folder = "" if data is None else str(data.resolve())
+    about = [settings, data_folder, *more, __version__, plugins_in(tables)]
+    text = json.dumps(about, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
+
+
+def slug(name: str) -> str:
+    """Return a recipe's name in a form fit for a file name."""
+    return re.sub(r"[^\w.=-]+", "-", name.removesuffix(".toml")).strip("-.")
+
+
+def recipes_of_table(name: str, full: bool) -> list[str]:
+    """Return the recipes that quote a table of a paper: on its own data with ``full``, else on small data."""
+    by_table = {table["name"]: table["recipes"] for table in tables_of_papers()}
+    if name not in by_table:
+        raise ConfigError(f"--table {name}: wanted one of {', '.join(by_table)}")
+
+    recipes: list[str] = by_table[name]["full" if full else "small"]
+    if not recipes and full:
+        raise ConfigError(f"--table {name}: no recipe on its own data; leave out --data")
+    if not recipes:
+        raise ConfigError(f"--table {name}: no recipe on small data; name the folder of the data with --data")
+    return recipes
+
+
+def check_reported(
+    recipes: Iterable[str], overrides: Sequence[str], phase: str, metrics: Iterable[str], baseline: str | None
+) -> None:
+    """Check before any training that runs of the recipes report a phase and metrics, and that the baseline is a row."""
+    rows: dict[str, Recipe] = {}
+    for name in recipes:
+        rows |= load_recipes(name, overrides)
+
+    phases: dict[str, None] = {}
+    known_metrics: dict[str, None] = {}
+    for recipe in rows.values():
+        phases |= dict.fromkeys(reported_phases(recipe))
+        known_metrics |= dict.fromkeys(recipe.evaluation.metric_names())
+
+    if phase not in phases:
+        raise ConfigError(f"--phase {phase}: the recipes' runs have {', '.join(phases)}")
+
+    has_relation = any(recipe.data.relation for recipe in rows.values())  # its levels have metrics of their own
+    for name in metrics:
+        if name not in known_metrics and not has_relation:
+            raise ConfigError(f"--metric {name}: the recipes' runs have {', '.join(known_metrics)}")
+
+    # A row's name is that of its recipe, perhaps followed by settings.
+    if baseline is not None and not any(f"{baseline} ".startswith(f"{name} ") for name in rows):
+        raise ConfigError(f"--baseline {baseline}: no row has the name {baseline!r}; rows: {', '.join(rows)}")
+
+
+# Rows: the planned runs that exist, and those that have to be done
+
+
+@dataclass
+class _Rows:
+    """The rows of planned runs, and what is missing in them."""
+
+    found: list[Group]  # groups of runs that exist elsewhere
+    groups: list[Group] = field(default_factory=list)
+    folders: dict[tuple[int, int, int], Path] = field(default_factory=dict)  # of runs, by id of the row, seed, fold
+    missing: dict[Job, Group] = field(default_factory=dict)  # jobs, and the rows that want them
+
+    def add(self, plan: Plan, device: str, data: Path | None) -> None:
+        """Add a run to the row of its settings: one that exists, or a job."""
+        fold, settings = settings_of(plan.recipe.as_dict())
+        group = self._group_of(plan, settings)
+        existing = self._existing_run(plan, settings, fold)
+        if existing is not None:
+            group.runs.setdefault(plan.seed, {})[fold] = existing
+            return
+
+        key = (id(group), plan.seed, fold)
+        if key in self.folders:  # another recipe of the same settings
+            return
+        self.folders[key] = plan.folder
+        if not is_finished(plan.folder):
+            self.missing[RunJob(plan, device, data)] = group
+
+    def _group_of(self, plan: Plan, settings: dict[str, Any]) -> Group:
+        group = find_group(self.groups, settings, plan.trials)
+        if group is None:
+            paper = plan.recipe.paper
+            paper_table = None if paper is None else paper.model_dump()
+            group = Group(plan.name, settings, paper=paper_table, trials=plan.trials)
+            self.groups.append(group)
+        return group
+
+    def _existing_run(self, plan: Plan, settings: dict[str, Any], fold: int) -> Any:
+        """Return the metrics of the same run of this version elsewhere; None for none."""
+        group = find_group(self.found, settings, plan.trials)
+        if group is None:
+            return None
+        run = group.runs.get(plan.seed, {}).get(fold)
+        if run is None or run["versions"].get("pml-ext") != __version__:
+            return None
+        return run
+
+    def add_other_groups(self) -> None:
+        """Add the groups of existing runs that no plan wants."""
+        for group in self.found:
+            if find_group(self.groups, group.settings, group.trials) is None:
+                group.name = group.recipe_name
+                self.groups.append(group)
+
+
+def rows_of(
+    plans: Iterable[Plan],
+    folders: Sequence[Path],
+    executor: Executor,
+    on_progress: OnProgress,
+    device: str = "auto",
+    data: Path | None = None,
+    begin: Callable[[int], None] = lambda runs: None,
+) -> list[Group]:
+    """Execute the missing runs, and return the rows of all planned runs and of the folders' runs.
+
+    A run exists if its folder has it, or one of ``folders`` has a run of the same recipe, settings, seed and version;
+    recipes of the same settings share their runs. A run that fails stands in its row with its error. ``begin`` is
+    called with the number of missing runs before the first.
+    """
+    rows = _Rows(found=groups_below(folders) if folders else [])
+    for plan in plans:
+        rows.add(plan, device, data)
+
+    begin(len(rows.missing))
+    errors = do(rows.missing, executor, on_progress)
+    for job, error in errors.items():
+        rows.missing[job].errors[job.name] = error
+
+    for folder in rows.folders.values():
+        if (folder / METRICS_FILE).exists():
+            add_run(rows.groups, folder)
+    rows.add_other_groups()
+    disambiguate_names(rows.groups)
+    return rows.groups

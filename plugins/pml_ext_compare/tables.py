@@ -1,0 +1,176 @@
+"""Tables of a comparison's page and files: rows, differences and trials; LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pml_ext.tool import ReportTable, percent, title_of
+
+_LATEX_SPECIAL = "&%$#_{}"
+
+
+def rows_table(result: Mapping[str, Any]) -> ReportTable:
+    """Return a row per recipe: means with their 95 % intervals, and the values that its paper prints."""
+    metrics = result["metrics"]
+    printed = [metric for metric in metrics if _is_printed(result, metric)]
+    rows = []
+    for row in result["recipes"]:
+        name = f"{row['recipe']} *" if row["marks"] else row["recipe"]
+        cells = [name, str(len(row["seeds"]))]
+        for metric in metrics:
+            cells.append(_interval(row[metric]))
+        for metric in printed:
+            cells.append(_paper_texts(row[metric]["paper"]))
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        rows.append([*cells, str(row["trials"]), seconds, row["selection"]])
+
+    columns = ["recipe", "seeds"]
+    columns += [title_of(metric) for metric in metrics]
+    columns += [f"{title_of(metric)} in the paper" for metric in printed]
+    columns += ["trials", "seconds", "selection"]
+    caption = "Mean over the seeds and its 95 % interval by Student's t, cut at 0 and 100; training seconds of one run."
+    if any(_is_of_other_data(result, metric) for metric in printed):
+        caption += " The papers' values are of their own data and networks."
+    return ReportTable("Rows", columns, rows, caption)
+
+
+def _is_printed(result: Mapping[str, Any], metric: str) -> bool:
+    """Return whether the paper of any row prints a metric."""
+    return any(row[metric]["paper"] for row in result["recipes"])
+
+
+def _is_of_other_data(result: Mapping[str, Any], metric: str) -> bool:
+    """Return whether any printed value of a metric is of another data set than that of its row."""
+    values: list[dict[str, Any]] = []
+    for row in result["recipes"]:
+        values += row[metric]["paper"]
+    return any(not value["same_data"] for value in values)
+
+
+def _paper_texts(values: list[dict[str, Any]]) -> str:
+    texts = dict.fromkeys(value["text"] for value in values)
+    return ", ".join(texts)
+
+
+def differences_table(result: Mapping[str, Any]) -> ReportTable:
+    """Return a row per recipe and metric: the paired difference from the baseline, and its tests."""
+    rows = []
+    for row in result["differences"]:
+        for metric in result["metrics"]:
+            cells = _difference_cells(row[metric])
+            rows.append([row["recipe"], title_of(metric), *cells])
+
+    columns = ["difference from the baseline", "metric", "pairs", "difference"]
+    columns += ["p", "p, Holm", "p, permutation", "P(better)", "pairs wanted"]
+    caption = (
+        f"Differences from {result['differences_from']}, paired by seed, in points. p: paired t-test; Holm-corrected "
+        "over the rows; by sign flips. P(better): share of seeds above the baseline, with a bootstrap interval, or "
+        "Clopper-Pearson's where all seeds agree. Last: pairs that show such a difference with a probability of 80 %."
+    )
+    return ReportTable("Differences", columns, rows, caption)
+
+
+def _difference_cells(difference: Mapping[str, Any]) -> list[str]:
+    tests = [_p_value(difference[key]) for key in ("p", "p_holm", "p_permutation")]
+    return [
+        str(difference["pairs"]),
+        _interval(difference, "+"),
+        *tests,
+        _improvement(difference),
+        _pairs_wanted(difference),
+    ]
+
+
+def _p_value(p: float | None) -> str:
+    return "" if p is None else f"{p:.3g}"
+
+
+def _improvement(difference: Mapping[str, Any]) -> str:
+    better = difference["better"]
+    low = difference["better_low"]
+    high = difference["better_high"]
+    if better is None or low is None or high is None:
+        return ""
+    return f"{better:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def _pairs_wanted(difference: Mapping[str, Any]) -> str:
+    if difference["p"] is None:
+        return ""
+    if difference["wanted"] is None:
+        return "> 1000"
+    return str(difference["wanted"])
+
+
+def tuning_table(about: Mapping[str, Any]) -> ReportTable:
+    """Return a study's trials, with ranges, importance and best values in the caption."""
+    tuned_keys = list(about["ranges"])
+    rows = []
+    for trial in about["trials"]:
+        values = [trial["value"], trial["seconds"]]
+        values += [trial["values"].get(key) for key in tuned_keys]
+        cells = [_value(value) for value in values]
+        rows.append([str(trial["number"]), trial["state"], *cells])
+
+    sentences = []
+    for name in ("best", "importance"):
+        if about[name]:
+            texts = [f"{key} {_value(value)}" for key, value in about[name].items()]
+            sentences.append(f"{name.capitalize()}: {', '.join(texts)}")
+    ranges = [_range(key, range_) for key, range_ in about["ranges"].items()]
+    sentences.append(f"Ranges: {'; '.join(ranges)}")
+    sentences.append(
+        f"{about['sampler']} sampler, {about['pruner']} pruner, by {title_of(about['metric'])} of {about['chosen on']}"
+    )
+    caption = ". ".join(sentences) + "."
+    columns = ["trial", "state", "value", "seconds", *tuned_keys]
+    return ReportTable(f"Trials of {about['recipe']}", columns, rows, caption)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _range(key: str, range_: Mapping[str, Any]) -> str:
+    texts = [f"{name} {value}" for name, value in range_.items() if value]
+    return f"{key} {', '.join(texts)}"
+
+
+def remarks(result: Mapping[str, Any]) -> list[str]:
+    """Return a text for each unequal setting and each failed run."""
+    unequal = []
+    failed = []
+    for row in result["recipes"]:
+        unequal += [f"* {row['recipe']}: {text}" for text in row["marks"]]
+        failed += [f"{name} failed: {error}" for name, error in row["errors"].items()]
+    return [*unequal, *failed]
+
+
+def markdown_table(table: ReportTable) -> list[str]:
+    """Return the lines of a table in Markdown."""
+    rule = ["---"] * len(table.columns)
+    return [f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows)]
+
+
+def latex_table(table: ReportTable) -> str:
+    """Return a table for LaTeX with the package booktabs."""
+    escapes = str.maketrans({letter: f"\\{letter}" for letter in _LATEX_SPECIAL})
+    lines = []
+    for row in (table.columns, *table.rows):
+        cells = [cell.translate(escapes) for cell in row]
+        lines.append(" & ".join(cells) + r" \\")
+
+    header, *body = lines
+    alignment = "l" + "r" * (len(table.columns) - 1)
+    begin = rf"\begin{{tabular}}{{{alignment}}}"
+    all_lines = [begin, r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}", ""]
+    return "\n".join(all_lines)
+
+
+def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
+    """Return a mean and its interval in percent."""
+    mean, low, high = (percent(about[key], sign) for key in ("mean", "low", "high"))
+    return f"{mean} [{low}, {high}]" if low else mean

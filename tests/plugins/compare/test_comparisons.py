@@ -1,0 +1,68 @@
+"""Finished runs side by side, against scipy on the numbers themselves."""
+
+import pytest
+from scipy import stats
+
+from pml_ext.errors import ConfigError
+from pml_ext.training.launch import summarize
+from pml_ext_compare.comparisons import chosen_baseline, compare
+from pml_ext_compare.groups import Group, groups_below
+
+from .examples import ONE, OTHER, finished_run
+
+
+def test_differences_are_paired_by_seed(folder):
+    (folder / "runs/0/metrics.json").unlink()  # a seed that only the other has: pairs are by seed, not by place
+    one, other = groups_below([folder / "runs"])
+    mine = compare([one, other], ["recall_at_1"])["differences"][0]["recall_at_1"]
+    gains = [b - a for a, b in zip(ONE[1:], OTHER[1:], strict=True)]
+    assert mine["pairs"] == 4
+    assert mine["mean"] == pytest.approx(sum(gains) / 4)
+    assert mine["p"] == pytest.approx(stats.ttest_1samp(gains, 0).pvalue)
+
+
+def test_p_values_are_corrected_for_the_rows(folder):
+    one, other = groups_below([folder / "runs"])
+    same = Group("same", {}, runs=one.runs)
+    result = compare([one, other, same], ["recall_at_1"])
+    first, second = (row["recall_at_1"] for row in result["differences"])
+    assert (first["p_holm"], second["p_holm"]) == (first["p"], None)  # equal runs are not tested
+    again = compare([one, other, Group("again", {}, runs=other.runs)], ["recall_at_1"])
+    assert [row["recall_at_1"]["p_holm"] for row in again["differences"]] == pytest.approx([2 * first["p"]] * 2)
+
+
+def test_sentences_are_of_the_first_metric(folder):
+    groups = groups_below([folder / "runs"])
+    result = compare(groups, ["map_at_r", "nmi"])
+    assert len(result["sentences"]) == 2
+    assert "no difference of MAP@R from cbml/a loss.mvc_weight=1.0 is shown" in result["sentences"][0]
+    assert "With 5 pairs neither" in result["sentences"][1]
+
+
+def test_the_baseline_is_named_or_the_first_with_runs(folder):
+    one, other = groups_below([folder / "runs"])
+    failed = Group("failed", {}, errors={"seed 0": "no such file"})
+    assert chosen_baseline([failed, one, other], None) is one
+    assert chosen_baseline([failed, one, other], other.name) is other
+    assert chosen_baseline([failed, one, Group("x lr=1", {})], "x").name == "x lr=1"
+    with pytest.raises(ConfigError, match="2 rows have the name 'cbml/a'"):
+        chosen_baseline([one, other], "cbml/a")
+    with pytest.raises(ConfigError, match="failed has no finished run; seed 0: no such file"):
+        compare([failed], ["nmi"])
+
+
+def test_the_summary_of_one_run_has_no_spread():
+    results = [{"recipe": name, "after": {"recall_at_1": 0.5}} for name in ("a@1", "a@2")]
+    assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
+
+
+def test_intervals_of_shares_are_cut_at_0_and_1(tmp_path):
+    for seed, recall in enumerate((0.91, 0.97, 0.9)):
+        finished_run(tmp_path / f"high/{seed}", "cbml/a", seed, recall, mvc_weight=1.0)
+        finished_run(tmp_path / f"low/{seed}", "cbml/b", seed, 1 - recall, mvc_weight=0.0)
+    groups = groups_below([tmp_path / "high", tmp_path / "low"])
+    high, low = (row["recall_at_1"] for row in compare(groups, ["recall_at_1"])["recipes"])
+    interval = stats.t.interval(0.95, 2, float(high["mean"]), float(high["std"] / 3**0.5))
+    assert interval[1] > 1
+    assert (high["low"], high["high"]) == pytest.approx((interval[0], 1.0))
+    assert (low["low"], low["high"]) == pytest.approx((0.0, 1 - interval[0]))

@@ -1,0 +1,101 @@
+"""Runs of equal settings are one group; names, values and settings of groups."""
+
+import hashlib
+
+import pytest
+
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_compare.groups import Group, groups_below, settings_of
+
+from .examples import finished_run
+
+
+def test_runs_of_equal_settings_are_one_group(folder):
+    twice = groups_below([folder / "runs/without", folder / "runs"])
+    assert [len(each.runs) for each in twice] == [5, 5]
+    one, other = groups_below([folder / "runs"])
+    assert (one.name, other.name) == ("cbml/a loss.mvc_weight=1.0", "cbml/a loss.mvc_weight=0.0")
+    assert one.recipe_name == "cbml/a"
+    assert one.folders[2] == folder / "runs/2"
+
+
+def test_the_fold_and_descriptions_are_no_settings():
+    tables = {"description": "x", "paper": {"table": "y"}, "track": [], "loss": {"name": "z"}}
+    assert settings_of(tables | {"evaluation": {"fold": 2, "select": "nmi"}}) == (
+        2,
+        {"loss.name": "z", "evaluation.select": "nmi"},
+    )
+    assert settings_of(tables) == (0, {"loss.name": "z"})
+
+
+def test_a_setting_that_a_group_lacks_is_named(folder):
+    finished_run(folder / "plain", "cbml/a", 0, 0.5)
+    names = [group.name for group in groups_below([folder / "runs/0", folder / "plain"])]
+    assert names == ["cbml/a loss.mvc_weight=1.0", "cbml/a loss.mvc_weight left out"]
+
+
+def test_values_are_means_over_all_folds():
+    runs = {0: {1: {"after": {"nmi": 0.2}}, 2: {"after": {"nmi": 0.4}}}, 1: {1: {"after": {"nmi": 0.9}}}}
+    group = Group("a", {}, runs=runs)
+    assert group.values("after", "nmi") == {0: pytest.approx(0.3)}  # seed 1 lacks a fold
+    assert group.values("before", "nmi") == {}
+    assert group.seconds() is None
+
+
+def test_the_selection_is_told():
+    assert Group("a", {}).selection() == "last epoch"
+    validated = {"evaluation.validation": 0.2, "evaluation.select_on": "validation"}
+    assert Group("a", validated).selection() == "20 % of training classes"
+    assert Group("a", validated, trials=3).selection() == "trials: validation classes; 20 % of training classes"
+    assert Group("a", validated | {"evaluation.select_on": "test"}).selection() == "test images"
+
+
+def test_what_cannot_be_grouped_is_refused(folder):
+    with pytest.raises(ConfigError, match=r"no finished run in it; type: pml-ext train"):
+        groups_below([folder / "empty"])
+    finished_run(folder / "again/0", "cbml/a", 0, 0.1, mvc_weight=1.0)
+    with pytest.raises(ConfigError, match="another run has the same recipe, settings and seed, but other results"):
+        groups_below([folder / "runs", folder / "again"])
+    for text in ("[run", "[run]\nrecipe = 'cbml/a'\n"):
+        (folder / "again/0/recipe.toml").write_text(text)
+        with pytest.raises(DataError, match="not the recipe of a run"):
+            groups_below([folder / "again"])
+
+
+def test_metrics_of_another_run_are_refused(folder):
+    run_0, run_1 = folder / "runs/0", folder / "runs/1"
+    digest = hashlib.sha256((run_1 / "metrics.json").read_bytes()).hexdigest()
+    (run_1 / "metrics.json").write_bytes((run_0 / "metrics.json").read_bytes())
+    assert groups_below([run_1])
+    (run_1 / "SHA256SUMS").write_text(f"{digest}  metrics.json\n")
+    with pytest.raises(DataError, match=r"1/metrics.json: not the file that the run wrote"):
+        groups_below([folder / "runs"])
+
+
+def test_unequal_settings_are_named():
+    base = Group("base", {"loss.name": "cbml", "model.trunk.name": "convnet", "sampler.batch_size": 80})
+    changes = {
+        "trunk": {"model.trunk.name": "resnet"},
+        "weights": {"model.trunk.weights": "x"},
+        "embedding size": {"model.embedding_size": 128},
+        "image size": {"data.images.crop": 227},
+        "batch": {"sampler.batch_size": 160},
+        "iterations": {"schedule.epochs": 3},
+        "augmentation": {"data.augment.shift": 2},
+    }
+    for name, change in changes.items():
+        texts = Group(name, base.settings | change).unequal_settings(base)
+        assert [text.partition(":")[0] for text in texts] == [name]
+    assert Group("method", base.settings | {"loss.name": "pddm"}).unequal_settings(base) == []
+    assert Group("tuned", base.settings, trials=20).unequal_settings(base) == ["trials: 20 (0 in base)"]
+    assert Group("b", base.settings | changes["batch"]).unequal_settings(base) == ["batch: 160 (80 in base)"]
+    assert Group("failed", {}).unequal_settings(base) == []
+
+
+def test_values_of_the_paper_are_quoted():
+    paper = {"table": "cbml/7", "row": "CBML + MVC + Hard Mining"}
+    values = Group("x", {"data.name": "omniglot-small"}, paper=paper).paper_values("after", "recall_at_1")
+    assert values
+    assert all(0.5 < each["value"] < 1 and not each["same_data"] for each in values)
+    assert Group("x", {"data.name": "omniglot-small"}, paper={"table": "cbml/99"}).paper_values("after", "nmi") == []
+    assert Group("x", {"data.name": "omniglot-small"}).paper_values("after", "nmi") == []

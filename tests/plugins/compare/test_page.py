@@ -1,0 +1,41 @@
+"""The files of a comparison."""
+
+import csv
+import json
+
+from pml_ext_compare import page
+from pml_ext_compare.comparisons import compare
+from pml_ext_compare.groups import groups_below
+from pml_ext_compare.page import curves_of, write_comparison
+
+
+def test_all_files_say_the_same(folder, monkeypatch):
+    monkeypatch.setattr(page, "compare_queries", lambda *_: ([], []))
+    groups = groups_below([folder / "runs"])
+    result = compare(groups, ["recall_at_1", "nmi"])
+    out = folder / "out"
+    out.mkdir()
+    html = write_comparison(out, groups, result, latex=True, device="cpu").read_text()
+    assert json.loads((out / "comparison.json").read_text()) == json.loads(json.dumps(result))
+    with (out / "comparison.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["recipe"], row["metric"]) for row in rows] == [
+        (group.name, metric) for group in groups for metric in ("recall_at_1", "nmi")
+    ]
+    assert rows[0]["values"] == "0.7 0.72 0.71 0.75 0.69"
+    text = (out / "comparison.md").read_text()
+    for line in result["sentences"]:
+        assert f"- {line}" in text
+    assert "Comparison of 2 recipes" in html
+    assert (out / "comparison.tex").read_text().startswith(r"\begin{tabular}")
+
+
+def test_curves_are_means_over_seeds(folder, monkeypatch):
+    measured = {"0": ([1, 2], [0.1, 0.3]), "1": ([1, 2], [0.3, 0.5]), "2": ([1], [0.9]), "3": None}
+    monkeypatch.setattr(page, "metric_by_epoch", lambda folder, metric: measured.get(folder.name))
+    (group,) = groups_below([folder / "runs/without"])
+    epochs, values = curves_of([group], "nmi")[group.name]
+    assert epochs == [1, 2]
+    assert [round(value, 6) for value in values] == [0.2, 0.4]  # of the seeds with the first one's epochs
+    monkeypatch.setattr(page, "metric_by_epoch", lambda *_: None)
+    assert curves_of([group], "nmi") == {}

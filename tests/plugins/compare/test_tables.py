@@ -1,0 +1,84 @@
+"""Tables of a comparison, on results written by hand."""
+
+from pml_ext_compare.tables import differences_table, latex_table, markdown_table, remarks, rows_table, tuning_table
+
+ESTIMATE = {"mean": 0.5, "std": 0.1, "low": 0.4, "high": 0.6}
+PRINTED = {"value": 0.7, "text": "70.0", "row": "CBML", "data": "CUB", "same_data": False}
+ROW = {"recipe": "a_b", "seeds": [0, 1], "trials": 0, "seconds": 1.25, "selection": "last epoch", "marks": []}
+FAILED = {"recipe": "c", "seeds": [], "trials": 0, "seconds": None, "selection": "last epoch", "marks": ["batch: 2"]}
+NOTHING = dict.fromkeys(ESTIMATE)
+RESULT = {
+    "metrics": ["nmi"],
+    "differences_from": "a_b",
+    "recipes": [
+        ROW | {"errors": {}, "nmi": ESTIMATE | {"paper": [PRINTED, PRINTED]}},
+        FAILED | {"errors": {"c, seed 0": "no memory"}, "nmi": NOTHING | {"paper": []}},
+    ],
+}
+
+
+def difference(**values):
+    keys = ("p", "p_holm", "p_permutation", "better", "better_low", "better_high", "wanted")
+    found = {"recipe": "c", "nmi": {**ESTIMATE, "pairs": 5, **dict.fromkeys(keys), **values}}
+    return differences_table(RESULT | {"differences": [found]}).rows[0]
+
+
+def test_rows_have_intervals_and_printed_values():
+    table = rows_table(RESULT)
+    assert table.columns == ["recipe", "seeds", "NMI", "NMI in the paper", "trials", "seconds", "selection"]
+    assert table.rows[0] == ["a_b", "2", "50.0 [40.0, 60.0]", "70.0", "0", "1.2", "last epoch"]
+    assert table.rows[1] == ["c *", "0", "", "", "0", "", "last epoch"]
+    assert table.caption.endswith("The papers' values are of their own data and networks.")
+
+
+def test_differences_have_their_tests():
+    tested = difference(p=0.0123, p_holm=0.0246, p_permutation=0.0625, better=0.9, better_low=0.5, better_high=1.0)
+    assert tested == [
+        "c",
+        "NMI",
+        "5",
+        "+50.0 [+40.0, +60.0]",
+        "0.0123",
+        "0.0246",
+        "0.0625",
+        "0.90 [0.50, 1.00]",
+        "> 1000",
+    ]
+    assert difference(p=0.2, wanted=12)[-1] == "12"
+    assert difference()[4:] == ["", "", "", "", ""]
+
+
+def test_trials_have_ranges_and_importance():
+    about = {
+        "recipe": "a",
+        "sampler": "TPE",
+        "pruner": "median",
+        "metric": "nmi",
+        "chosen on": "held-out training classes",
+        "ranges": {"lr": {"low": 0.1, "high": 1, "log": True}, "m": {"choices": [2, 4]}},
+        "importance": {},
+        "best": {"lr": 0.25, "m": 2},
+        "trials": [{"number": 0, "state": "pruned", "value": None, "seconds": 1.5, "values": {"lr": 0.123456}}],
+    }
+    table = tuning_table(about)
+    assert table.rows == [["0", "pruned", "", "1.5", "0.1235", ""]]
+    assert table.caption == (
+        "Best: lr 0.25, m 2. Ranges: lr low 0.1, high 1, log True; m choices [2, 4]. "
+        "TPE sampler, median pruner, by NMI of held-out training classes."
+    )
+
+
+def test_remarks_are_of_settings_and_failed_runs():
+    assert remarks(RESULT) == ["* c: batch: 2", "c, seed 0 failed: no memory"]
+
+
+def test_markdown_and_latex():
+    table = rows_table(RESULT)
+    assert markdown_table(table)[:2] == [
+        "| recipe | seeds | NMI | NMI in the paper | trials | seconds | selection |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    lines = latex_table(table).splitlines()
+    assert lines[0] == r"\begin{tabular}{lrrrrrr}"
+    assert lines[4].startswith(r"a\_b & 2 & 50.0 [40.0, 60.0] & 70.0")
+    assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
