@@ -165,11 +165,12 @@ def hf_trunk(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about weights that are not loaded
+            auto_model: Any = transformers.AutoModel
             if weights is None:
                 config = transformers.AutoConfig.from_pretrained(name)
-                model: Any = transformers.AutoModel.from_config(config)
+                model = auto_model.from_config(config)
             else:
-                model = transformers.AutoModel.from_pretrained(name)
+                model = auto_model.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
