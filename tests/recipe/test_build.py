@@ -50,7 +50,7 @@ def test_a_memory_wraps_loss_regularizer_and_miner():
         one("pml/proxy-anchor/digits", "loss.memory.size=4096")
 
 
-def test_a_loss_of_pml_with_classes_takes_the_labels_that_held_out_classes_leave():
+def test_losses_with_classes_take_labels_without_held_out():
     (recipe,) = load_recipes("pml/proxy-anchor/digits").values()
     embeddings = torch.randn(6, recipe.model.embedding_size, generator=torch.Generator().manual_seed(0))
     labels = torch.tensor([1, 4, 9, 9, 4, 1])
