@@ -36,25 +36,35 @@ def _main() -> None:
         from .app import app_for
 
         if "" in arguments:  # pathlib reads "" as the current folder
-            empty = f"argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
+            number = arguments.index("") + 1
+            empty = f"argument {number} is empty, as that of a variable that is not set"
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
         app_for(arguments)(arguments, prog_name="pml-ext")
     except (Exception, StoppedError) as error:
         if debug and not isinstance(error, MissingExtraError):
             raise
-        rank = f" (rank {os.environ.get('RANK', '?')})" if os.environ.get("WORLD_SIZE", "1") != "1" else ""
-        print(f"pml-ext{rank}: {_text(error)}", file=sys.stderr)
+        print(f"pml-ext{_rank()}: {_text(error)}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
+
+
+def _rank() -> str:
+    """Return the rank of this process in words; "" for a single process."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return ""
+    rank = os.environ.get("RANK", "?")
+    return f" (rank {rank})"
 
 
 def _text(error: BaseException) -> str:
     if not isinstance(error, (PmlExtError, StoppedError)):
-        return f"{shortened(f'{type(error).__name__}: {error}', 560)} (pml-ext --debug ... shows where)"
+        reason = shortened(f"{type(error).__name__}: {error}", 560)
+        return f"{reason} (pml-ext --debug ... shows where)"
     text = str(error)
     if "Original Traceback" in text:  # torch wraps errors of a data loader's workers
         text = text.strip().splitlines()[-1].partition(": ")[2]
-    # A StoppedError has the command that resumes the run, which must not be cut.
-    return printable(text) if isinstance(error, StoppedError) else shortened(text)
+    if isinstance(error, StoppedError):  # has the command that resumes the run, which must not be cut
+        return printable(text)
+    return shortened(text)
 
 
 def _show_warning(message: object, category: type[Warning], filename: str, *_: object, **__: object) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
@@ -11,7 +13,12 @@ from ..errors import ConfigError
 from .options import AsJson, DataFolder, OnDevice, Overrides
 from .output import print_result, stderr
 
-SHAPES, ROUNDS, STEPS = "1024x512x4,120x512x8", 20, 60
+if TYPE_CHECKING:
+    from ..testing.benchmark import Row
+
+SHAPES = "1024x512x4,120x512x8"
+ROUNDS = 20
+STEPS = 60
 
 
 def bench(
@@ -41,30 +48,61 @@ def bench(
     if run is not None:
         if losses or shapes is not None:
             raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes")
-        from ..training.profile import profile_recipe
-
-        profile = profile_recipe(run, data, overrides or (), device, threads, STEPS if repeats is None else repeats)
-        ratio = f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})"
-        rows = [["step", f"{profile.step:.2f}"], ["bare loop", f"{profile.bare:.2f}"]]
-        print_result(as_json, profile, ratio, columns=[f"{run}: a step's", "ms"], rows=rows, right=[1])
+        if repeats is None:
+            repeats = STEPS
+        _bench_recipe(run, data, overrides or (), device, threads, repeats, as_json)
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
-    from ..testing.benchmark import LOSSES, START, Shape
-    from ..testing.benchmark import bench as measure
-    from ..testing.benchmark import scale as measure_scale
 
-    parsed = [Shape.parse(text) for text in (SHAPES if shapes is None else shapes).split(",")]
-    options: dict[str, Any] = {"device": device, "threads": threads, "progress": stderr().print}
+    from ..testing import benchmark
+
+    wanted = SHAPES if shapes is None else shapes
+    parsed = [benchmark.Shape.parse(text) for text in wanted.split(",")]
     if scale:
-        start = START if shapes is None else parsed[0]
-        measured = measure_scale(losses or LOSSES, start, to, repeats=repeats or 3, **options)
+        measured = benchmark.scale(
+            losses or benchmark.LOSSES,
+            benchmark.START if shapes is None else parsed[0],
+            to,
+            repeats=repeats or 3,
+            device=device,
+            threads=threads,
+            progress=stderr().print,
+        )
     else:
-        measured = measure(losses or None, parsed, repeats=ROUNDS if repeats is None else repeats, **options)
-    cells = []
-    for row in measured:
-        numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit]
-        texts = ["" if row.failed else f"{value:.2f}" for value in numbers]
-        cells.append([row.shape, row.loss, *texts, row.failed or str(row.rounds)])
+        measured = benchmark.bench(
+            losses or None,
+            parsed,
+            repeats=repeats or ROUNDS,
+            device=device,
+            threads=threads,
+            progress=stderr().print,
+        )
+    rows = [_cells(row) for row in measured]
     columns = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "rounds"]
-    print_result(as_json, measured, columns=columns, rows=cells, right=range(2, 8))
+    print_result(as_json, measured, columns=columns, rows=rows, right=range(2, 8))
+
+
+def _bench_recipe(
+    recipe: str,
+    data: Path | None,
+    overrides: Sequence[str],
+    device: str,
+    threads: int | None,
+    steps: int,
+    as_json: bool,
+) -> None:
+    from ..training.profile import profile_recipe
+
+    profile = profile_recipe(recipe, data, overrides, device, threads, steps)
+    ratio = f"step / bare loop: {profile.ratio:.3f} (median of {profile.steps})"
+    rows = [["step", f"{profile.step:.2f}"], ["bare loop", f"{profile.bare:.2f}"]]
+    print_result(as_json, profile, ratio, columns=[f"{recipe}: a step's", "ms"], rows=rows, right=[1])
+
+
+def _cells(row: Row) -> list[str]:
+    """Return the cells of a row of the table; those of numbers are empty for a loss that failed."""
+    numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit]
+    if row.failed:
+        return [row.shape, row.loss, *[""] * len(numbers), row.failed]
+    return [row.shape, row.loss, *(f"{number:.2f}" for number in numbers), str(row.rounds)]

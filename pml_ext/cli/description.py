@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 from .. import registry
 from ..errors import UnknownNameError, unknown
-from ..recipe import flat, load_recipes, names_in, origins_of, papers, printed, quoted, texts, variant_tables
-from ..recipe.merge import tables_of_papers
+from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, printed, quoted, tables_of_papers, texts
+from ..recipe.papers import names_of_tables
 from ..registry.components import KINDS, capabilities
 from ..settings import settings_of
 
 _OTHER_KINDS = ("recipe", "table", "data set", "trunk")
+_FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data sets and trunks
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
@@ -25,84 +27,167 @@ def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     """
     if kind not in (None, *KINDS, *_OTHER_KINDS):
         raise UnknownNameError(unknown("kind", str(kind), (*KINDS, *_OTHER_KINDS)))
+
     described = []
     if kind is None or kind in KINDS:
-        for each in registry.candidates(name, kind) or ([registry.get(name, kind)] if kind else []):
-            more = {"capabilities": sorted(capabilities(each.cls)), "paper": str(each.paper or "")}
-            more["class"] = f"{each.cls.__module__}.{each.cls.__qualname__}"
-            described.append(_entry(registry.short_name(each), each.kind, each.cls, settings_of(each.cls), **more))
-    recipes = registry.recipes()
+        described += _components(name, kind)
     if kind in (None, "table"):
-        described += _table(name)
-    recipe, *_ = name.partition("@")
-    if kind in (None, "recipe") and (recipe in recipes or recipe.endswith(".toml")):
-        described.append(_recipe(name))
+        described += _tables(name)
+    if kind in (None, "recipe"):
+        described += _recipes(name)
     if described:
         return described
-    from ..data import PATH_FACTORIES
 
-    factories = {what: registry.factories(what) for what in ("data set", "trunk")}
-    factories["data set"] |= {prefix: factory for prefix, (factory, _) in PATH_FACTORIES.items()}
-    for what, known in factories.items():
-        if name in known and kind in (None, what):
-            given = ("root", "in_channels", "image_size")
-            options = {k: p for k, p in settings_of(known[name]).items() if k not in given or p.default is not p.empty}
-            described.append(_entry(name, what, known[name], options))
+    factories = _factories()
+    for factory_kind, known in factories.items():
+        if name in known and kind in (None, factory_kind):
+            described.append(_factory(name, factory_kind, known[name]))
     if not described:
-        tables = [f"{paper}/{number}" for paper, read in papers().items() for number in read.tables]
-        named = {"recipe": [*recipes], "table": tables, **{what: [*known] for what, known in factories.items()}}
-        if kind is not None:
-            raise UnknownNameError(unknown(kind, name, named[kind]))
-        names = [c.name for c in registry.components()]
-        for more_names in named.values():
-            names += more_names
-        raise UnknownNameError(unknown("component, recipe, table, data set or trunk", name, names))
+        raise _unknown_name(name, kind, factories)
     return described
 
 
-def _entry(
-    name: str, kind: str, documented: Any, parameters: dict[str, inspect.Parameter], **more: Any
-) -> dict[str, Any]:
-    settings = {key: "(required)" if p.default is p.empty else repr(p.default) for key, p in parameters.items()}
+def _components(name: str, kind: str | None) -> list[dict[str, Any]]:
+    """Describe the components of a name; UnknownNameError if there are none of the kind, if one is given."""
+    found = registry.candidates(name, kind)
+    if kind is not None and not found:
+        found = [registry.get(name, kind)]  # raises an error that names similar ones
+    described = []
+    for component in found:
+        cls = component.cls
+        entry = _entry(registry.short_name(component), component.kind, _documentation(cls))
+        entry["class"] = f"{cls.__module__}.{cls.__qualname__}"
+        entry["settings"] = _settings(settings_of(cls))
+        entry["capabilities"] = sorted(capabilities(cls))
+        entry["paper"] = str(component.paper or "")
+        described.append(entry)
+    return described
+
+
+def _factories() -> dict[str, dict[str, Any]]:
+    """Return the factories of data sets and trunks by kind and name."""
+    from ..data import PATH_FACTORIES
+
+    data_sets = registry.factories("data set")
+    for prefix, (factory, _) in PATH_FACTORIES.items():
+        data_sets[prefix] = factory
+    return {"data set": data_sets, "trunk": registry.factories("trunk")}
+
+
+def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
+    options = {}
+    for key, parameter in settings_of(factory).items():
+        if key not in _FILLED_BY_RUNS or parameter.default is not parameter.empty:
+            options[key] = parameter
+    entry = _entry(name, kind, _documentation(factory))
+    entry["settings"] = _settings(options)
+    return entry
+
+
+def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, Any]]) -> UnknownNameError:
+    """Return an error that names similar names, of one kind or of all kinds."""
+    known = {
+        "recipe": list(registry.recipes()),
+        "table": names_of_tables(),
+        "data set": list(factories["data set"]),
+        "trunk": list(factories["trunk"]),
+    }
+    if kind is not None:
+        return UnknownNameError(unknown(kind, name, known[kind]))
+    names = [component.name for component in registry.components()]
+    for more_names in known.values():
+        names += more_names
+    return UnknownNameError(unknown("component, recipe, table, data set or trunk", name, names))
+
+
+def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
     return {
         "name": name,
         "kind": kind,
         "class": "",
-        "text": documented if isinstance(documented, str) else inspect.cleandoc(vars(documented).get("__doc__") or ""),
-        "settings": [{"name": key, "default": default} for key, default in settings.items()],
+        "text": text,
+        "settings": [],
         "capabilities": [],
         "paper": "",
         "recipes": [recipe for recipe in registry.recipes() if (kind, name) in names_in(recipe)],
-        **more,
     }
 
 
-def _recipe(name: str) -> dict[str, Any]:
-    recipes = load_recipes(name, check=False)
-    shown = next(iter(recipes))
-    tables, origins = recipes[shown].as_dict(), variant_tables(name)[shown].get("origin", {})
-    origins = {"track": "ours", **origins} if origins else {}
-    paper = tables.pop("paper", {})
-    text = tables.pop("description") + (f"\n\nvariants: {', '.join(recipes)}" if len(recipes) > 1 else "")
-    quoted_from = [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
-    values = dict.fromkeys(line for each in recipes.values() for line in texts(quoted(each.paper, each.data.name)))
-    given = flat(tables)
-    sources = origins_of(given, origins) if origins else dict.fromkeys(given, "")
-    settings = [{"name": key, "default": repr(value), "origin": sources[key]} for key, value in given.items()]
-    return _entry(name, "recipe", text, {}, settings=settings, paper="; ".join([*quoted_from, *values]))
+def _documentation(documented: Any) -> str:
+    """Return the docstring of a class, not that of its base class, or of a function."""
+    return inspect.cleandoc(vars(documented).get("__doc__") or "")
 
 
-def _table(name: str) -> list[dict[str, Any]]:
-    """Describe a table of a paper as printed, with the recipes of its rows; return [] for an unknown table."""
-    listed = next((each for each in tables_of_papers() if each["name"] == name), None)
-    if listed is None or (place := printed(name)) is None:
+def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
+    settings = []
+    for name, parameter in parameters.items():
+        default = "(required)" if parameter.default is parameter.empty else repr(parameter.default)
+        settings.append({"name": name, "default": default})
+    return settings
+
+
+def _recipes(name: str) -> list[dict[str, Any]]:
+    """Describe a recipe, with the settings of its first variant; return [] for an unknown name."""
+    base = name.partition("@")[0]
+    if base not in registry.recipes() and not base.endswith(".toml"):
         return []
-    paper, table = place
-    columns = [f"{heading} {column}".strip() for heading, under in table.columns.items() for column in under]
-    recipes = ["\n".join(row["recipes"]) or row["reason"] for row in listed["rows"]]
-    rows = [[*map(table.text, row), last] for row, last in zip(table.rows, recipes, strict=True)]
-    text = "\n\n".join(filter(None, (table.title, table.note, table.reason())))
-    source = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
-    shown = {"columns": [*table.heads, *columns, "recipe"], "rows": rows}
-    named = [recipe for names in listed["recipes"].values() for recipe in names]
-    return [_entry(name, "table", text, {}, paper=source, recipes=named, table=shown)]
+    recipes = load_recipes(name, check=False)
+    first = next(iter(recipes.values()))
+
+    tables = first.as_dict()
+    paper = tables.pop("paper", {})
+    text = tables.pop("description")
+    if len(recipes) > 1:
+        text += f"\n\nvariants: {', '.join(recipes)}"
+
+    entry = _entry(name, "recipe", text)
+    entry["settings"] = _settings_of_recipe(tables, first.origin)
+    entry["paper"] = "; ".join([*_texts_of_paper(paper), *_quoted_values(recipes.values())])
+    return [entry]
+
+
+def _settings_of_recipe(tables: dict[str, Any], origins: dict[str, str]) -> list[dict[str, str]]:
+    values = flat(tables)
+    sources = dict.fromkeys(values, "")
+    if origins:
+        sources = origins_of(values, {"track": "ours", **origins})
+    return [{"name": key, "default": repr(value), "origin": sources[key]} for key, value in values.items()]
+
+
+def _texts_of_paper(paper: dict[str, Any]) -> list[str]:
+    return [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
+
+
+def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
+    """Return the lines with the values that recipes quote, each once."""
+    lines: dict[str, None] = {}
+    for recipe in recipes:
+        values = quoted(recipe.paper, recipe.data.name)
+        lines |= dict.fromkeys(texts(values))
+    return list(lines)
+
+
+def _tables(name: str) -> list[dict[str, Any]]:
+    """Describe a table of a paper as printed, with the recipes of its rows; return [] for an unknown table."""
+    listed = {table["name"]: table for table in tables_of_papers()}
+    found = printed(name) if name in listed else None
+    if found is None:
+        return []
+    paper, table = found
+
+    columns = list(table.heads)
+    for heading, names in table.columns.items():
+        columns += [f"{heading} {column}".strip() for column in names]
+    rows = []
+    for row, trained in zip(table.rows, listed[name]["rows"], strict=True):
+        recipes = "\n".join(trained["recipes"]) or trained["reason"]
+        rows.append([*map(table.text, row), recipes])
+
+    texts_of_table = (table.title, table.note, table.reason())
+    entry = _entry(name, "table", "\n\n".join(text for text in texts_of_table if text))
+    entry["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
+    entry["recipes"] = []
+    for recipes_of_scale in listed[name]["recipes"].values():
+        entry["recipes"] += recipes_of_scale
+    entry["table"] = {"columns": [*columns, "recipe"], "rows": rows}
+    return [entry]

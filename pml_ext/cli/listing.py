@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
@@ -32,59 +33,118 @@ def list_names(
     image into features; the embedder turns these into the embedding. A tracker records a run's numbers while it
     trains. A store is a database that searches an index. --json without a kind lists everything.
     """
-    kinds = [what] if what else get_args(What) if as_json else ["losses", "recipes"]
-    listed = {each: _entries(each) for each in kinds}
-    if as_json:
-        print_json(listed if what is None else listed[what])
+    if as_json and what is None:
+        print_json({kind: _entries(kind) for kind in get_args(What)})
+    elif as_json:
+        print_json(_entries(what))
+    elif what is None:
+        _print_short_list()
     elif what == "tables":
-        rows = []
-        for entry in listed["tables"]:
-            full, small = ("\n".join(entry["recipes"][scale]) for scale in ("full", "small"))
-            done = "yes" if entry["measured"] else ""
-            rows.append([entry["name"], entry["title"], full or entry["reason"], small, done])
-        print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
-    elif what is not None:
-        columns = ["name", "class", "from", "summary"]
-        print_table(columns, [[entry[column] for column in columns] for entry in listed[what]])
+        _print_tables_of_papers(_entries(what))
     else:
-        for name, entries in listed.items():
-            print_table([name, ""], [[entry["name"], entry["summary"]] for entry in entries], width=WIDTH)
-            stdout().print()
-        more = ", ".join(name for name in get_args(What) if name not in listed)
-        text = f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of {more}"
-        stdout().print(textwrap.fill(text, WIDTH), soft_wrap=True)
+        columns = ["name", "class", "from", "summary"]
+        rows = [[entry[column] for column in columns] for entry in _entries(what)]
+        print_table(columns, rows)
 
 
-def _entries(what: str) -> list[dict[str, Any]]:
+def _print_short_list() -> None:
+    """Write names and summaries of losses and recipes, and how to list others."""
+    kinds = ("losses", "recipes")
+    for kind in kinds:
+        rows = [[entry["name"], entry["summary"]] for entry in _entries(kind)]
+        print_table([kind, ""], rows, width=WIDTH)
+        stdout().print()
+    others = ", ".join(kind for kind in get_args(What) if kind not in kinds)
+    text = f"pml-ext show NAME describes one; pml-ext list KIND lists others, KIND being one of {others}"
+    stdout().print(textwrap.fill(text, WIDTH), soft_wrap=True)
+
+
+def _print_tables_of_papers(entries: list[dict[str, Any]]) -> None:
+    rows = []
+    for entry in entries:
+        full = "\n".join(entry["recipes"]["full"]) or entry["reason"]
+        small = "\n".join(entry["recipes"]["small"])
+        has_results = "yes" if entry["measured"] else ""
+        rows.append([entry["name"], entry["title"], full, small, has_results])
+    print_table(["table", "title", "recipe, or why there is none", "small", "README"], rows)
+
+
+def _entries(what: str | None) -> list[dict[str, Any]]:
+    """Return what ``pml-ext list WHAT --json`` writes."""
+    lists: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "recipes": _recipes,
+        "tables": _tables_of_papers,
+        "pipelines": _pipelines,
+        "datasets": _data_sets,
+        "trunks": _trunks,
+        "trackers": lambda: _factories("tracker"),
+        "stores": lambda: _factories("store"),
+    }
+    if what in lists:
+        return lists[what]()
+    return _components("loss" if what == "losses" else str(what).removesuffix("s"))
+
+
+def _components(kind: str) -> list[dict[str, Any]]:
     from .. import registry
 
-    if what in get_args(Kind):
-        return [
-            _entry(registry.short_name(each), each.plugin, each.one_line, each.class_name)
-            for each in registry.components("loss" if what == "losses" else what[:-1])
-        ]
-    if what == "tables":
-        from ..recipe import tables_of_papers as tables
-
-        return [each | _entry(each["name"], each["paper"], each["title"]) for each in tables()]
-    if what == "recipes":
-        return [_entry(name, name.partition("/")[0], _recipe_summary(name)) for name in registry.recipes()]
-    if what == "pipelines":
-        from ..recipe import pipelines
-
-        files = pipelines().items()
-        return [_entry(name, "pml_ext", file.read_text("utf-8").partition("\n")[0][2:]) for name, file in files]
-    factories = registry.factories("data set" if what == "datasets" else what[:-1])
-    entries = [_factory(name, each) for name, each in factories.items()]
-    if what == "datasets":
-        from ..data import PATH_FACTORIES
-
-        entries += [_factory(wanted.partition(",")[0], each) for each, wanted in PATH_FACTORIES.values()]
-    if what == "trunks":
-        from ..networks.trunks import TIMM, timm_trunk
-
-        entries.append(_factory(f"{TIMM}NAME", timm_trunk))
+    entries = []
+    for component in registry.components(kind):
+        name = registry.short_name(component)
+        entries.append(_entry(name, component.plugin, component.one_line, component.class_name))
     return entries
+
+
+def _recipes() -> list[dict[str, Any]]:
+    from .. import registry
+
+    entries = []
+    for name in registry.recipes():
+        plugin = name.partition("/")[0]
+        entries.append(_entry(name, plugin, _recipe_summary(name)))
+    return entries
+
+
+def _tables_of_papers() -> list[dict[str, Any]]:
+    from ..recipe import tables_of_papers
+
+    return [table | _entry(table["name"], table["paper"], table["title"]) for table in tables_of_papers()]
+
+
+def _pipelines() -> list[dict[str, Any]]:
+    from ..recipe import pipelines
+
+    entries = []
+    for name, file in pipelines().items():
+        first_line = file.read_text("utf-8").partition("\n")[0]
+        entries.append(_entry(name, "pml_ext", first_line.removeprefix("# ")))
+    return entries
+
+
+def _data_sets() -> list[dict[str, Any]]:
+    entries = _factories("data set")
+
+    from ..data import PATH_FACTORIES
+
+    for factory, wanted in PATH_FACTORIES.values():
+        name = wanted.partition(",")[0]  # "folder:PATH"
+        entries.append(_factory(name, factory))
+    return entries
+
+
+def _trunks() -> list[dict[str, Any]]:
+    entries = _factories("trunk")
+
+    from ..networks.trunks import TIMM, timm_trunk
+
+    entries.append(_factory(f"{TIMM}NAME", timm_trunk))
+    return entries
+
+
+def _factories(kind: str) -> list[dict[str, Any]]:
+    from .. import registry
+
+    return [_factory(name, factory) for name, factory in registry.factories(kind).items()]
 
 
 def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, Any]:
@@ -92,11 +152,9 @@ def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[s
 
 
 def _factory(name: str, factory: Any) -> dict[str, Any]:
-    return _entry(name, factory.__module__.partition(".")[0], _summary(factory))
-
-
-def _summary(documented: Any) -> str:
-    return (documented.__doc__ or "").strip().partition("\n")[0]
+    package = factory.__module__.partition(".")[0]
+    summary = (factory.__doc__ or "").strip().partition("\n")[0]
+    return _entry(name, package, summary)
 
 
 def _recipe_summary(name: str) -> str:
@@ -126,25 +184,42 @@ def show(
     if as_json:
         print_json(described)
         return
+    for index, entry in enumerate(described):
+        if index > 0:
+            stdout().print()
+        _print_description(entry)
+
+
+def _print_description(entry: dict[str, Any]) -> None:
     console = stdout()
-    for index, item in enumerate(described):
-        of = f", {item['class']}" if item["class"] else ""
-        if index:
-            console.print()
-        console.print(f"{item['name']}  ({item['kind']}{of})")
-        if item["text"]:
-            console.print("\n" + item["text"])
-        if item.get("table", {}).get("rows"):
-            console.print()
-            print_table(item["table"]["columns"], item["table"]["rows"])
-        if item["settings"]:
-            console.print()
-            columns = {"setting": "name", "value" if item["kind"] == "recipe" else "default": "default"}
-            columns |= {"origin": "origin"} if any(each.get("origin") for each in item["settings"]) else {}
-            print_table([*columns], [[each[key] for key in columns.values()] for each in item["settings"]])
-        for label in ("capabilities", "paper", "recipes"):
-            if value := item[label]:
-                console.print(f"\n{label}: {value if isinstance(value, str) else ', '.join(value)}")
+    class_name = f", {entry['class']}" if entry["class"] else ""
+    console.print(f"{entry['name']}  ({entry['kind']}{class_name})")
+    if entry["text"]:
+        console.print("\n" + entry["text"])
+    if entry.get("table", {}).get("rows"):
+        console.print()
+        print_table(entry["table"]["columns"], entry["table"]["rows"])
+    if entry["settings"]:
+        console.print()
+        _print_settings(entry)
+    for label in ("capabilities", "paper", "recipes"):
+        value = entry[label]
+        if value:
+            text = value if isinstance(value, str) else ", ".join(value)
+            console.print(f"\n{label}: {text}")
+
+
+def _print_settings(entry: dict[str, Any]) -> None:
+    settings = entry["settings"]
+    columns = {"setting": "name"}
+    if entry["kind"] == "recipe":
+        columns["value"] = "default"
+    else:
+        columns["default"] = "default"
+    if any(setting.get("origin") for setting in settings):
+        columns["origin"] = "origin"
+    rows = [[setting[key] for key in columns.values()] for setting in settings]
+    print_table(list(columns), rows)
 
 
 def data(
@@ -161,15 +236,10 @@ def data(
     from ..data import get_archives, published_sets
 
     known = published_sets()
-    if name is None and (download or root is not None):
-        raise ConfigError("--download and --data want the name of a data set; pml-ext data lists them")
     if name is None:
-        rows = []
-        for about in known.values():
-            size = f"{sum(each.megabytes for each in about.archives):,} MB"
-            rows.append([about.name, about.title, size, "yes" if about.downloads else "by hand"])
-        described = [_describe(about, about.place) for about in known.values()]
-        print_result(as_json, described, columns=["name", "title", "size", "--download"], rows=rows, right=[2])
+        if download or root is not None:
+            raise ConfigError("--download and --data want the name of a data set; pml-ext data lists them")
+        _print_data_sets(list(known.values()), as_json)
         return
     if name not in known:
         raise UnknownNameError(unknown("published data set", name, known))
@@ -179,17 +249,41 @@ def data(
     if download and problem is not None:
         get_archives(about, place)
         problem = _problem(about, place)
-    found = _describe(about, place) | {"problem": problem}
-    print_json(found) if as_json else _print(about, found)
+    if as_json:
+        print_json(_describe(about, place) | {"problem": problem})
+    else:
+        _print_data_set(about, place, problem)
     if problem is not None:
         raise Exit(1)
 
 
+def _print_data_sets(data_sets: list[DatasetInfo], as_json: bool) -> None:
+    rows = []
+    for about in data_sets:
+        megabytes = sum(archive.megabytes for archive in about.archives)
+        download = "yes" if about.downloads else "by hand"
+        rows.append([about.name, about.title, f"{megabytes:,} MB", download])
+    described = [_describe(about, about.place) for about in data_sets]
+    print_result(as_json, described, columns=["name", "title", "size", "--download"], rows=rows, right=[2])
+
+
 def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
-    archives = [{k: v for k, v in each._asdict().items() if k != "unpack"} for each in about.archives]
-    splits = {part: count._asdict() for part, count in about.counts.items()}
-    described = {key: getattr(about, key) for key in ("name", "title", "page", "license", "note", "layout")}
-    return described | {"place": str(place), "archives": archives, "splits": splits}
+    archives = []
+    for archive in about.archives:
+        fields = archive._asdict()
+        del fields["unpack"]
+        archives.append(fields)
+    return {
+        "name": about.name,
+        "title": about.title,
+        "page": about.page,
+        "license": about.license,
+        "note": about.note,
+        "layout": about.layout,
+        "place": str(place),
+        "archives": archives,
+        "splits": {split: count._asdict() for split, count in about.counts.items()},
+    }
 
 
 def _problem(about: DatasetInfo, place: Path) -> str | None:
@@ -204,18 +298,32 @@ def _problem(about: DatasetInfo, place: Path) -> str | None:
     return None
 
 
-def _print(about: DatasetInfo, described: dict[str, Any]) -> None:
-    labels = {"described at": "page", "license": "license", "goes into": "place", "as": "layout"}
-    lines = [f"{about.name}: {about.title}", *(f"{label:12}  {described[key]}" for label, key in labels.items())]
-    stdout().print("\n".join([*lines, *([about.note] if about.note else []), ""]))
-    rows = [[each.name, f"{each.megabytes:,} MB", each.checksum, each.url or "by hand"] for each in about.archives]
-    print_table(["file", "size", "checksum", "address"], rows, right=[1])
-    counts = [
-        [part, "" if count.images is None else f"{count.images:,}", f"{count.classes:,}"]
-        for part, count in about.counts.items()
+def _print_data_set(about: DatasetInfo, place: Path, problem: str | None) -> None:
+    lines = [
+        f"{about.name}: {about.title}",
+        f"described at  {about.page}",
+        f"license       {about.license}",
+        f"goes into     {place}",
+        f"as            {about.layout}",
     ]
-    print_table(["split", "images", "classes"], counts, right=[1, 2])
-    problem = described["problem"]
-    stdout().print("complete: lists, files and counts are as published" if problem is None else problem)
-    if problem is not None and about.downloads:
+    if about.note:
+        lines.append(about.note)
+    stdout().print("\n".join(lines) + "\n")
+
+    files = []
+    for archive in about.archives:
+        files.append([archive.name, f"{archive.megabytes:,} MB", archive.checksum, archive.url or "by hand"])
+    print_table(["file", "size", "checksum", "address"], files, right=[1])
+
+    splits = []
+    for split, count in about.counts.items():
+        images = "" if count.images is None else f"{count.images:,}"
+        splits.append([split, images, f"{count.classes:,}"])
+    print_table(["split", "images", "classes"], splits, right=[1, 2])
+
+    if problem is None:
+        stdout().print("complete: lists, files and counts are as published")
+        return
+    stdout().print(problem)
+    if about.downloads:
         stdout().print(f"pml-ext data {about.name} --download fetches it")

@@ -61,7 +61,9 @@ def stdout(width: int | None = None) -> Console:
     """Return a console on stdout, by default as wide as the terminal, or 1,000 columns without one."""
     from rich.console import Console
 
-    return Console(width=width or (None if sys.stdout.isatty() else WIDE), highlight=False, markup=False)
+    if width is None and not sys.stdout.isatty():
+        width = WIDE
+    return Console(width=width, highlight=False, markup=False)
 
 
 def stderr() -> Console:
@@ -106,7 +108,8 @@ def print_table(
     from rich import box
     from rich.table import Table
 
-    table, right = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False), set(right)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    right = set(right)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index in right else "left", overflow="fold")
     for row in rows:
@@ -116,8 +119,10 @@ def print_table(
 
 def mean_and_std(about: Mapping[str, float | None]) -> str:
     """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run."""
-    mean, std = about["mean"] or 0.0, about["std"]
-    return f"{100 * mean:.1f} ± " + ("-" if std is None else f"{100 * std:.1f}")
+    mean = about["mean"] or 0.0
+    std = about["std"]
+    deviation = "-" if std is None else f"{100 * std:.1f}"
+    return f"{100 * mean:.1f} ± {deviation}"
 
 
 class EmbeddingProgress(Protocol):
@@ -146,9 +151,16 @@ class Progress:
     def __init__(self, console: Console | None = None) -> None:
         from rich import progress
 
-        self._console, self._said = console or stderr(), time.monotonic()
-        columns = "{task.description}", progress.BarColumn(), progress.MofNCompleteColumn()
-        self._bar = progress.Progress(*columns, progress.TimeRemainingColumn(), console=self._console, transient=True)
+        self._console = console or stderr()
+        self._time_of_last_line = time.monotonic()
+        self._bar = progress.Progress(
+            "{task.description}",
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
         self._bar.disable = not self._console.is_terminal
         self._task = self._bar.add_task("", total=None, visible=False)
 
@@ -175,6 +187,7 @@ class Progress:
     def embedding(self, now: EmbeddingProgress) -> None:
         """Show how many images are embedded."""
         self._bar.update(self._task, description="embedded", completed=now.done, total=now.images, visible=True)
-        if self._bar.disable and time.monotonic() - self._said >= SECONDS:
-            self._said, left = time.monotonic(), datetime.timedelta(seconds=round(now.seconds_left))
+        if self._bar.disable and time.monotonic() - self._time_of_last_line >= SECONDS:
+            self._time_of_last_line = time.monotonic()
+            left = datetime.timedelta(seconds=round(now.seconds_left))
             self.step(f"embedded {now.done:,} of {now.images:,} images: {now.rate:.0f} images/s, {left} left")

@@ -29,9 +29,12 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
         records = registry.plugins()
     if verbose and not as_json:
-        stdout().print("\n".join(map(_details, records)), soft_wrap=True)
+        texts = [_details(record) for record in records]
+        stdout().print("\n".join(texts), soft_wrap=True)
     else:
-        rows = [[r.name, r.distribution, r.version, r.module, r.status, r.error] for r in records]
+        rows = []
+        for record in records:
+            rows.append([record.name, record.distribution, record.version, record.module, record.status, record.error])
         columns = ["name", "distribution", "version", "module", "status", "why"]
         print_result(as_json, records, columns=columns, rows=rows)
     if any(record.status == "broken" for record in records):
@@ -45,9 +48,9 @@ def _details(record: PluginRecord) -> str:
         f"  components  {record.components}",
         f"  commands    {', '.join(record.commands) or 'none'}",
         f"  seconds     {record.seconds:.3f}",
-        *[f"  clash       {clash}" for clash in record.clashes],
-        *[f"  {line}" for line in record.traceback.splitlines()],
     ]
+    lines += [f"  clash       {clash}" for clash in record.clashes]
+    lines += [f"  {line}" for line in record.traceback.splitlines()]
     return "\n".join(lines)
 
 
@@ -66,31 +69,55 @@ def check(
         stderr().print(f"checking {name}")
         try:
             checked = check_component(component, fast=fast, on_fail=None)
-            results += [dataclasses.replace(result, component=name) for result in checked]
         except ConfigError as error:
-            results.append(CheckResult(name, "-", "skipped", str(error)))
+            checked = [CheckResult(name, "-", "skipped", str(error))]
+        results += [dataclasses.replace(result, component=name) for result in checked]
     if as_json:
-        print_json([{"component": r.component, "check": r.check, "status": r.status, "text": r.text} for r in results])
+        print_json([_check_as_json(result) for result in results])
     else:
         _print_checks(results, verbose)
     if any(result.fails for result in results):
         raise Exit(1)
 
 
+def _check_as_json(result: CheckResult) -> dict[str, str]:
+    return {"component": result.component, "check": result.check, "status": result.status, "text": result.text}
+
+
 def _print_checks(results: list[CheckResult], verbose: bool) -> None:
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    """Write the counts of each component, the failed checks (with ``verbose`` all), and the counts of all."""
+    _print_counts_by_component(results)
+
+    rows = []
     for result in results:
-        for name in (result.component, ""):
-            counts[name]["failed" if result.fails else result.status] += 1
-    rows = [[name, *(str(count[status]) for status in COUNTED)] for name, count in counts.items() if name]
+        if verbose or result.fails or result.check == "-":
+            rows.append([result.component, result.check, result.status, result.text])
+    if rows:
+        print_table(["component", "check", "result", ""], rows)
+
+    if verbose:
+        for result in results:
+            if result.fails and result.error is not None:
+                raised = "".join(traceback.format_exception(result.error))
+                stdout().print(f"{result.component}, {result.check}:\n{raised}", soft_wrap=True)
+
+    total = _counts(results)
+    stdout().print(", ".join(f"{total[status]} {status}" for status in COUNTED))
+
+
+def _print_counts_by_component(results: list[CheckResult]) -> None:
+    by_component: dict[str, list[CheckResult]] = {}
+    for result in results:
+        by_component.setdefault(result.component, []).append(result)
+    rows = []
+    for component, of_component in by_component.items():
+        counts = _counts(of_component)
+        rows.append([component, *(str(counts[status]) for status in COUNTED)])
     print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])
-    if shown := [r for r in results if verbose or r.fails or r.check == "-"]:
-        print_table(["component", "check", "result", ""], [[r.component, r.check, r.status, r.text] for r in shown])
-    for result in results if verbose else ():
-        if result.fails and result.error is not None:
-            raised = traceback.format_exception(result.error)
-            stdout().print(f"{result.component}, {result.check}:\n{''.join(raised)}", soft_wrap=True)
-    stdout().print(", ".join(f"{counts[''][status]} {status}" for status in COUNTED))
+
+
+def _counts(results: list[CheckResult]) -> collections.Counter[str]:
+    return collections.Counter("failed" if result.fails else result.status for result in results)
 
 
 def new_plugin(
@@ -102,4 +129,5 @@ def new_plugin(
 
     for path in write(name, out):
         stdout().print(str(path))
-    stdout().print(f"next: cd {out or name}; pip install -e .; pytest; pml-ext check {name.replace('-', '_')}")
+    package = name.replace("-", "_")
+    stdout().print(f"next: cd {out or name}; pip install -e .; pytest; pml-ext check {package}")

@@ -34,9 +34,14 @@ with needs_extra("train", "a data set"):
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
     """Return the core's data sets by name, except ``folder:PATH`` and ``table:FILE.csv``."""
-    of_photographs = [photographs.cars196, photographs.cub, photographs.inshop, photographs.sop]
-    named = [*of_photographs, digits, photographs.imagenet, omniglot.omniglot]
-    return {factory.__name__: factory for factory in named} | {
+    return {
+        "cars196": photographs.cars196,
+        "cub": photographs.cub,
+        "inshop": photographs.inshop,
+        "sop": photographs.sop,
+        "digits": digits,
+        "imagenet": photographs.imagenet,
+        "omniglot": omniglot.omniglot,
         "digits-unseen": digits_unseen,
         "omniglot-small": omniglot_small,
     }

@@ -14,7 +14,8 @@ from typing import Literal
 from ..errors import ConfigError, DataError
 from .splits import DataSplits, LabeledImages, hold_out_classes, split_by_image
 
-GONE = errno.ENOENT, errno.ELOOP  # errors of a file that vanished, or of a link that leads nowhere
+_ADVICE_ON_LEAVES = "--set data.classes=leaf takes each innermost folder as a class"
+GONE = (errno.ENOENT, errno.ELOOP)  # errors of a file that vanished, or of a link that leads nowhere
 CLUSTERS_TABLE = "clusters.csv"  # written by pml-ext cluster, beside its contact sheets
 CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
 
@@ -60,35 +61,49 @@ def folder(
     place = (root or Path()) / Path(path).expanduser()
     if not os.path.isdir(place):
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
-    parts = [place / "train", place / "test"]
-    parts = parts if all(part.is_dir() for part in parts) else [place]
     depth = None if classes == "leaf" else levels or 1
+    divided = (place / "train").is_dir() and (place / "test").is_dir()
+    parts = [place / "train", place / "test"] if divided else [place]
+
     runs: list[Path] = []
     found = [_files_by_class(part, depth, runs) for part in parts]
     names = sorted(set().union(*found))
     labeled = [_labeled(files, names, channels) for files in found]
-    inner = [file.parent for each in labeled for file in each.paths or () if file.parents[1] not in parts]
-    leaf = "--set data.classes=leaf takes each innermost folder as a class"
-    if len(labeled) == 1:
+    nested = _first_nested_folder(labeled, parts)
+
+    if divided:
+        train, test = labeled
+    else:
         if len(names) == 1:
-            remedy = leaf if inner else "wanted a sub-folder for each of several classes"
+            remedy = _ADVICE_ON_LEAVES if nested else "wanted a sub-folder for each of several classes"
             raise DataError(f"{place}: found 1 class, {names[0]}; {remedy}")
         divide = hold_out_classes if split == "class" else split_by_image
-        labeled = [*divide(labeled[0], 1 - train_fraction, seed)]
-    train, test = labeled
+        train, test = divide(labeled[0], 1 - train_fraction, seed)
     for part, images in (("train", train), ("test", test)):
         if len(images) < 2:
             raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more per class")
     if len(set(train.labels.tolist())) < 2:
-        divided = len(parts) == 1 and split == "class"
-        other = "; --set data.split=image divides the images of each class" if divided else ""
-        raise DataError(f"{place}: one class to train with; wanted two or more{other}")
-    note = ""
-    if inner and classes == "outer" and levels is None:
-        note = f"{inner[0]} is a folder inside of a class's folder, whose class its images get; {leaf}"
+        advice = ""
+        if not divided and split == "class":
+            advice = "; --set data.split=image divides the images of each class"
+        raise DataError(f"{place}: one class to train with; wanted two or more{advice}")
+
+    notes = []
+    if nested and classes == "outer" and levels is None:
+        found_inside = f"{nested} is a folder inside of a class's folder, whose class its images get"
+        notes.append(f"{found_inside}; {_ADVICE_ON_LEAVES}")
     if runs:
-        note += f"{'; ' if note else ''}{runs[0]} is the folder of a run, whose figures are not read as images"
-    return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note=note)
+        notes.append(f"{runs[0]} is the folder of a run, whose figures are not read as images")
+    return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note="; ".join(notes))
+
+
+def _first_nested_folder(labeled: list[LabeledImages], parts: list[Path]) -> Path | None:
+    """Return the folder of the first image that lies deeper than in a class's folder."""
+    for images in labeled:
+        for file in images.paths or []:
+            if file.parents[1] not in parts:
+                return file.parent
+    return None
 
 
 def is_run(place: Path, names: Collection[str]) -> bool:
@@ -98,7 +113,9 @@ def is_run(place: Path, names: Collection[str]) -> bool:
 
 def contact_sheets(place: Path, names: Collection[str]) -> set[str]:
     """Return the names of the contact sheets that ``pml-ext cluster`` wrote into a folder, with the names in it."""
-    return (listed_sheets(place / CLUSTERS_TABLE) or set()) if CLUSTERS_TABLE in names else set()
+    if CLUSTERS_TABLE not in names:
+        return set()
+    return listed_sheets(place / CLUSTERS_TABLE) or set()
 
 
 def listed_sheets(table: Path) -> set[str] | None:
@@ -164,6 +181,10 @@ def _files_by_class(place: Path, depth: int | None, runs: list[Path]) -> dict[st
 
 
 def _labeled(found: dict[str, list[Path]], names: list[str], channels: int) -> LabeledImages:
-    files = [file for name in names for file in sorted(found.get(name, ()))]
-    labels = [label for label, name in enumerate(names) for _ in found.get(name, ())]
+    files: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(names):
+        of_class = sorted(found.get(name, ()))
+        files += of_class
+        labels += [label] * len(of_class)
     return LabeledImages(files, labels, names, channels=channels)

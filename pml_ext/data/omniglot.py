@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import io
 import zipfile
 from collections.abc import Collection
@@ -15,7 +16,8 @@ from ..errors import ConfigError, DataError
 from .published import Archive, Count, DatasetInfo, check_count, find_root, get_archives
 from .splits import DataSplits, LabeledImages
 
-BACKGROUND, EVALUATION = "images_background.zip", "images_evaluation.zip"
+BACKGROUND = "images_background.zip"
+EVALUATION = "images_evaluation.zip"
 WHOLE = "https://raw.githubusercontent.com/brendenlake/omniglot/master/python/"
 ABOUT = DatasetInfo(
     name="omniglot",
@@ -29,7 +31,8 @@ ABOUT = DatasetInfo(
     layout=f"{BACKGROUND} and {EVALUATION}, not unpacked",
     counts={"train": Count(19_280, 964), "test": Count(13_180, 659)},
 )
-TRAIN, TEST = "images_background_small1.zip", "images_background_small2.zip"
+TRAIN = "images_background_small1.zip"
+TEST = "images_background_small2.zip"
 URL = "https://raw.githubusercontent.com/brendenlake/omniglot/057f034b/python/"
 SMALL = DatasetInfo(
     name="omniglot-small",
@@ -85,15 +88,25 @@ def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> D
         check_count(about, part, len(images), len(images.class_names), path, mend)
     names = [*train.class_names, *test.class_names]
     if split == "characters":
-        pixels = torch.cat([torch.as_tensor(part.images) for part in (train, test)])
-        labels = np.concatenate([train.labels, test.labels + len(train.class_names)])
-        everything = LabeledImages(pixels, labels, names, channels=1)
-        alphabets = [_alphabet(name) for name in names]
-        places = [alphabets[: label + 1].count(alphabet) for label, alphabet in enumerate(alphabets)]  # from 1
-        tested = np.array(places) % ONE_IN == 0
-        train, test = (everything.subset(tested[labels] == wanted) for wanted in (False, True))
+        train, test = _split_by_character(train, test)
     parents = {name: [_alphabet(name)] for name in names}
     return DataSplits(train, test, image_size=image_size, channels=1, parents=parents)
+
+
+def _split_by_character(first: LabeledImages, second: LabeledImages) -> tuple[LabeledImages, LabeledImages]:
+    """Divide the characters of all alphabets: every fifth character of an alphabet is a test class."""
+    names = [*first.class_names, *second.class_names]
+    pixels = torch.cat([torch.as_tensor(first.images), torch.as_tensor(second.images)])
+    labels = np.concatenate([first.labels, second.labels + len(first.class_names)])
+    everything = LabeledImages(pixels, labels, names, channels=1)
+
+    characters: collections.Counter[str] = collections.Counter()  # of each alphabet, so far
+    is_tested = np.zeros(len(names), dtype=bool)
+    for label, name in enumerate(names):
+        alphabet = _alphabet(name)
+        characters[alphabet] += 1
+        is_tested[label] = characters[alphabet] % ONE_IN == 0
+    return everything.subset(~is_tested[labels]), everything.subset(is_tested[labels])
 
 
 def _alphabet(character: str) -> str:

@@ -90,13 +90,17 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
     place = find_root(CUB, root, "images.txt", ["CUB_200_2011"])
     names = dict(read_lines(place / "classes.txt", 2))
     classes = dict(read_lines(place / "image_class_labels.txt", 2))
-    boxed = {image: numbers for image, *numbers in read_lines(place / "bounding_boxes.txt", 5)} if boxes else {}
+    box_of_image: dict[str, list[str]] = {}
+    if boxes:
+        for image, *numbers in read_lines(place / "bounding_boxes.txt", 5):
+            box_of_image[image] = numbers
     parts: dict[str, list[Entry]] = {"train": [], "test": []}
     for image, path in read_lines(place / "images.txt", 2):
         try:
-            number, box = classes[image], None
+            number = classes[image]
+            box = None
             if boxes:
-                left, top, width, height = map(float, boxed[image])
+                left, top, width, height = map(float, box_of_image[image])
                 box = Box(left, top, left + width, top + height)
             part = "train" if int(number) <= CUB.counts["train"].classes else "test"
             parts[part].append(Entry(path, names[number], box))
@@ -123,7 +127,8 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
         names = dict(enumerate(map(str, tables["class_names"]), 1))
         rows = tables["annotations"]
         for image, number in zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True):
-            parts["train" if number <= CARS196.counts["train"].classes else "test"].append(Entry(image, names[number]))
+            part = "train" if number <= CARS196.counts["train"].classes else "test"
+            parts[part].append(Entry(image, names[number]))
     except Exception as error:  # scipy raises many types for a damaged file
         raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
     return assemble(CARS196, path, place, parts, image_size, list(names.values()))
@@ -143,7 +148,8 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
     parts: dict[str, list[Entry]] = {"train": [], "test": []}
     for part, entries in parts.items():
         for _, number, _, path in read_lines(place / f"Ebay_{part}.txt", 4, header=1):
-            entries.append(Entry(path, names.setdefault(number, path.rpartition("_")[0])))
+            product = names.setdefault(number, path.rpartition("_")[0])
+            entries.append(Entry(path, product))
     return assemble(SOP, place / "Ebay_test.txt", place, parts, image_size)
 
 
@@ -160,9 +166,16 @@ def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
         if part not in parts:
             raise DataError(f"{listed}: found {part!r} for {path}, wanted train, query or gallery; get the file again")
         parts[part].append(Entry(path, item))
-    above = listed.parent.parent if listed.parent.name in ("Eval", "Anno") else listed.parent
-    images = next((place for place in (listed.parent, above, above / "Img") if (place / "img").is_dir()), above)
-    return assemble(INSHOP, listed, images, parts, image_size)
+    return assemble(INSHOP, listed, _folder_of_img(listed.parent), parts, image_size)
+
+
+def _folder_of_img(place: Path) -> Path:
+    """Return the folder with ``img``, given that of In-Shop's list; without ``img``, where it is meant to be."""
+    above = place.parent if place.name in ("Eval", "Anno") else place
+    for candidate in (place, above, above / "Img"):
+        if (candidate / "img").is_dir():
+            return candidate
+    return above
 
 
 def imagenet(
@@ -185,20 +198,26 @@ def imagenet(
     about = IMAGENET if split == "cbml" else dataclasses.replace(IMAGENET, counts=PDDM)
     place = find_root(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
     find_root(about, place, "val")
-    train, val = (sorted(path.name for path in (place / part).glob("n*")) for part in ("train", "val"))
+    train = sorted(path.name for path in (place / "train").glob("n*"))
+    val = sorted(path.name for path in (place / "val").glob("n*"))
     if train != val:
         first = min(set(train) ^ set(val))
         raise DataError(f"{place}: train and val differ in their folders, {first} first; both want one per WordNet id")
     tested = set(train[about.counts["train"].classes :])
     parts: dict[str, list[Entry]] = {part: [] for part in about.counts}
-    of_training, of_validation = ("gallery", "query") if "query" in about.counts else ("test", "test")
-    for folder, part in (("train", of_training), ("val", of_validation)):
+    tested_parts = {"train": "test", "val": "test"}  # by folder
+    if "query" in about.counts:
+        tested_parts = {"train": "gallery", "val": "query"}
+    for folder, tested_part in tested_parts.items():
         for name in train:
-            files = sorted(file.name for file in os.scandir(place / folder / name))
-            photographs = [f"{folder}/{name}/{file}" for file in files if file.upper().endswith((".JPEG", ".JPG"))]
-            parts[part if name in tested else "train"] += [Entry(path, name) for path in photographs]
+            part = tested_part if name in tested else "train"
+            for file in sorted(entry.name for entry in os.scandir(place / folder / name)):
+                if file.upper().endswith((".JPEG", ".JPG")):
+                    parts[part].append(Entry(f"{folder}/{name}/{file}", name))
     splits = assemble(about, place / "train", place, parts, image_size, train)
-    return dataclasses.replace(splits, parents=read_wordnet_parents(hierarchy) if hierarchy is not None else None)
+    if hierarchy is None:
+        return splits
+    return dataclasses.replace(splits, parents=read_wordnet_parents(hierarchy))
 
 
 def read_wordnet_parents(path: Path) -> dict[str, list[str]]:

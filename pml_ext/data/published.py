@@ -101,7 +101,8 @@ class DatasetInfo:
     @property
     def place(self) -> Path:
         """The default folder, without ``--data``: ``$PML_EXT_DATA/NAME``, or one in the user's cache."""
-        if set_by_user := os.environ.get("PML_EXT_DATA"):
+        set_by_user = os.environ.get("PML_EXT_DATA")
+        if set_by_user:
             return Path(set_by_user).expanduser() / self.name
         try:
             return cache_folder(self.name)
@@ -180,7 +181,8 @@ def _files_and_folders(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
 def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequence[str] = ()) -> Path:
     """Return the folder that has ``wanted``: ``root`` (by default ``about.place``), or one of its ``inner`` folders."""
     place = about.place if root is None else root.expanduser()
-    for candidate in (place, *(place / name for name in inner)):
+    candidates = [place] + [place / name for name in inner]
+    for candidate in candidates:
         if (candidate / wanted).exists():
             return candidate
     state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
@@ -198,7 +200,8 @@ def read_lines(path: Path, columns: int, header: int = 0) -> list[list[str]]:
         row = [cell.strip() for cell in line.split(maxsplit=columns - 1)]
         if row and len(row) != columns:
             raise DataError(f"{path}, line {number}: found {line!r}, wanted {columns} columns; is the file cut?")
-        rows += [row] if row else []
+        if row:
+            rows.append(row)
     return rows
 
 
@@ -211,21 +214,30 @@ def assemble(
     the class names in the order of their labels, by default in the order of the lists.
     """
     check_disjoint(listed_in, parts)
-    paths = {entry.path for entries in parts.values() for entry in entries}
-    there: set[str] = set()
-    for folder in {path.rpartition("/")[0] for path in paths}:
-        if (images / folder).is_dir():  # list each folder once
-            there.update(f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(images / folder))
-    missing = min(paths - there, default=None)
+    paths: set[str] = set()
+    for entries in parts.values():
+        paths.update(entry.path for entry in entries)
+    existing = _existing_files(images, paths)
+    missing = min(paths - existing, default=None)
+
     unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
     mend = f"unpack {unpacked} again" if unpacked else f"pml-ext data {about.name} says what to get"
-    gone = f"{images / missing} is not there: " if missing else ""
+    advice = f"{images / missing} is not there: {mend}" if missing else mend
     for part, entries in parts.items():
-        found = [entry.name for entry in entries if entry.path in there]
-        check_count(about, part, len(found), len(set(found)), listed_in.parent, gone + mend)
+        classes = [entry.name for entry in entries if entry.path in existing]
+        check_count(about, part, len(classes), len(set(classes)), listed_in.parent, advice)
     if missing:  # files can be missing although the counts match
         raise DataError(f"{images / missing}: no such file, though {listed_in.name} lists it; {mend}")
     return labeled(images, parts, image_size, names)
+
+
+def _existing_files(images: Path, paths: set[str]) -> set[str]:
+    """Return the files that exist in the folders of the paths; each folder is listed once."""
+    existing: set[str] = set()
+    for folder in {path.rpartition("/")[0] for path in paths}:
+        if (images / folder).is_dir():
+            existing.update(f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(images / folder))
+    return existing
 
 
 def check_count(about: DatasetInfo, part: str, images: int, classes: int, place: Path, mend: str) -> None:
@@ -233,30 +245,46 @@ def check_count(about: DatasetInfo, part: str, images: int, classes: int, place:
     wanted = about.counts[part]
     if classes == wanted.classes and wanted.images in (None, images):
         return
-    number = f"{wanted.images:,} {MEANT_FOR[part]}" if wanted.images is not None else MEANT_FOR[part]
+    expected = MEANT_FOR[part]
     why = f"is an image missing? {mend}"
-    if images > (wanted.images or images):
-        why = f"is this another edition of the set? pml-ext data {about.name} says which is meant"
-    raise DataError(f"{place}: expected {number} of {wanted.classes:,} classes, found {images:,} of {classes:,}; {why}")
+    if wanted.images is not None:
+        expected = f"{wanted.images:,} {expected}"
+        if images > wanted.images:
+            why = f"is this another edition of the set? pml-ext data {about.name} says which is meant"
+    raise DataError(
+        f"{place}: expected {expected} of {wanted.classes:,} classes, found {images:,} of {classes:,}; {why}"
+    )
 
 
 def labeled(
     images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
     """Return splits of photographs, with labels from 0; the arguments are those of :func:`assemble`."""
-    names = list(names or dict.fromkeys(entry.name for entries in parts.values() for entry in entries))
+    if not names:
+        names = _class_names(parts)
     labels = {name: label for label, name in enumerate(names)}
-    splits: dict[str, Any] = {
-        part: LabeledImages(
-            [images / entry.path for entry in entries],
-            [labels[entry.name] for entry in entries],
-            names,
+    splits: dict[str, Any] = {}
+    for part, entries in parts.items():
+        boxes = None
+        if any(entry.box for entry in entries):
+            boxes = [entry.box or EVERYTHING for entry in entries]
+        splits[part] = LabeledImages(
+            images=[images / entry.path for entry in entries],
+            labels=[labels[entry.name] for entry in entries],
+            class_names=names,
             channels=channels,
-            boxes=[entry.box or EVERYTHING for entry in entries] if any(entry.box for entry in entries) else None,
+            boxes=boxes,
         )
-        for part, entries in parts.items()
-    }
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
+
+
+def _class_names(parts: Parts) -> list[str]:
+    """Return the names of all classes in the order of the lists."""
+    names: dict[str, None] = {}
+    for entries in parts.values():
+        for entry in entries:
+            names[entry.name] = None
+    return list(names)
 
 
 def check_disjoint(listed_in: Path, parts: Parts, shared_classes: bool = False) -> None:
@@ -270,7 +298,9 @@ def check_disjoint(listed_in: Path, parts: Parts, shared_classes: bool = False) 
             seen[entry.path] = part
     trained = {entry.name for entry in parts["train"]}
     for part, entries in parts.items():
-        both = {entry.name for entry in entries} & trained if part != "train" and not shared_classes else set()
+        if part == "train" or shared_classes:
+            continue
+        both = trained & {entry.name for entry in entries}
         if both:
             raise DataError(
                 f"{listed_in}: {len(both)} of the classes of train are in {part} too, {min(both)} first; "

@@ -44,22 +44,14 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
         with Image.open(path, formats=FORMATS) as file:
             turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
             width, height = file.size[::-1] if turned else file.size
-            part = box or Box(0, 0, width, height)
-            left, top = max(0, math.floor(part.left)), max(0, math.floor(part.top))
-            right, bottom = min(width, math.ceil(part.right)), min(height, math.ceil(part.bottom))
-            if right <= left or bottom <= top:
-                corners = ", ".join(f"{number:g}" for number in part)
-                raise DataError(
-                    f"{path}: its box ({corners}) lies outside of the {width} x {height} image; mend the box"
-                )
-            shorter = min(right - left, bottom - top)
+            part = Box(0, 0, width, height) if box is None else _whole_pixels(box, width, height, path)
+            shorter = min(part.right - part.left, part.bottom - part.top)
             if smallest is not None and smallest < shorter:
-                file.draft(None, tuple(math.ceil(side * smallest / shorter) for side in file.size))  # type: ignore[arg-type]
+                sides = [math.ceil(side * smallest / shorter) for side in file.size]
+                file.draft(None, (sides[0], sides[1]))
             image = _upright(file)
             if box is not None:
-                factor = image.width / width  # reduction of the draft
-                start = math.floor(left * factor), math.floor(top * factor)
-                image = image.crop((*start, math.ceil(right * factor), math.ceil(bottom * factor)))
+                image = image.crop(_scaled(part, image.width / width))  # the draft may be smaller
             return _pixels(image, channels)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
@@ -67,6 +59,28 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
         raise
     except Exception as error:  # decoders raise many types, such as struct.error and TypeError
         raise DataError(f"{path}: not a readable image ({one_line(error)}); mend or remove the file") from None
+
+
+def _whole_pixels(box: Box, width: int, height: int, path: Path) -> Box:
+    """Return the smallest box of whole pixels around a box, inside of the image; DataError if there is none."""
+    left = max(0, math.floor(box.left))
+    top = max(0, math.floor(box.top))
+    right = min(width, math.ceil(box.right))
+    bottom = min(height, math.ceil(box.bottom))
+    if right <= left or bottom <= top:
+        corners = ", ".join(f"{number:g}" for number in box)
+        raise DataError(f"{path}: its box ({corners}) lies outside of the {width} x {height} image; mend the box")
+    return Box(left, top, right, bottom)
+
+
+def _scaled(box: Box, factor: float) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a box in an image of another size."""
+    return (
+        math.floor(box.left * factor),
+        math.floor(box.top * factor),
+        math.ceil(box.right * factor),
+        math.ceil(box.bottom * factor),
+    )
 
 
 def image_tensor(image: Any, channels: int = 3) -> Tensor:
@@ -94,5 +108,7 @@ def _pixels(image: Any, channels: int) -> Tensor:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     mode = "L" if channels == 1 else "RGB"
-    pixels = np.array(image if image.mode == mode else image.convert(mode))
+    if image.mode != mode:
+        image = image.convert(mode)
+    pixels = np.array(image)
     return torch.from_numpy(pixels).reshape(*pixels.shape[:2], channels).permute(2, 0, 1)

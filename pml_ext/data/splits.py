@@ -32,8 +32,10 @@ class PackedImages(NamedTuple):
     def of(cls, images: list[Tensor]) -> PackedImages:
         """Pack images ``[C, H, W]``, and empty the list to spare memory."""
         shapes = np.array([image.permute(1, 2, 0).shape for image in images], dtype=np.int64).reshape(-1, 3)
-        ends = shapes.prod(axis=1).cumsum()
-        packed = cls(torch.empty(int(ends[-1]), dtype=torch.uint8), ends - shapes.prod(axis=1), shapes)
+        sizes = shapes.prod(axis=1)
+        ends = sizes.cumsum()
+        pixels = torch.empty(int(ends[-1]), dtype=torch.uint8)
+        packed = cls(pixels, ends - sizes, shapes)
         while images:
             last = images.pop()
             packed.image(len(images)).copy_(last)
@@ -72,7 +74,8 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     def __post_init__(self) -> None:
         self.labels = np.asarray(self.labels, dtype=np.int64)
         self.class_names = list(self.class_names)
-        self.boxes = None if self.boxes is None else np.asarray(self.boxes, dtype=np.float64)
+        if self.boxes is not None:
+            self.boxes = np.asarray(self.boxes, dtype=np.float64)
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
 
@@ -89,7 +92,9 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
             image = self.cache.images.image(index)
         else:
             image = self.image(index, getattr(self.transform, "smallest", None))
-        return (image if self.transform is None else self.transform(image)), int(self.labels[index])
+        if self.transform is not None:
+            image = self.transform(image)
+        return image, int(self.labels[index])
 
     def image(self, index: int, smallest: int | None = None) -> Tensor:
         """Return an image before the transform, uint8 ``[C, H, W]``; see :func:`read_image`."""
@@ -108,19 +113,25 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
 
     def for_workers(self) -> tuple[LabeledImages, Transform]:
         """Return images with the steps for workers, uint8 output if possible, and the steps on a batch."""
-        early, last = self.transform.divided() if isinstance(self.transform, Steps) else (self.transform, nn.Identity())
-        return self.with_transform(early), last
+        if not isinstance(self.transform, Steps):
+            return self, nn.Identity()
+        steps_of_workers, steps_of_batch = self.transform.divided()
+        return self.with_transform(steps_of_workers), steps_of_batch
 
     def subset(self, indices: Any) -> LabeledImages:
         """Return some of the images, by index or boolean mask."""
         chosen = np.arange(len(self))[np.asarray(indices)]
-
-        def of(values: Any) -> Any:
-            return values[chosen] if isinstance(values, (Tensor, np.ndarray)) else [values[index] for index in chosen]
-
-        boxes = None if self.boxes is None else of(self.boxes)
-        cache = None if self.cache is None else self.cache._replace(images=self.cache.images.subset(chosen))
-        return self.replace(images=of(self.images), labels=of(self.labels), boxes=boxes, cache=cache)
+        if isinstance(self.images, Tensor):
+            images: Tensor | list[Path] = self.images[chosen]
+        else:
+            images = [self.images[index] for index in chosen]
+        boxes = None
+        if self.boxes is not None:
+            boxes = self.boxes[chosen]
+        cache = None
+        if self.cache is not None:
+            cache = self.cache._replace(images=self.cache.images.subset(chosen))
+        return self.replace(images=images, labels=self.labels[chosen], boxes=boxes, cache=cache)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,12 +183,15 @@ def hold_out_classes(
     if len(classes) < 2:
         raise DataError(f"found {len(classes)} class; dividing by class needs two or more")
     count = min(max(1, round(len(classes) * fraction)), len(classes) - 1)
-    chosen = classes[-count:] if which == "last" else np.random.default_rng(seed).permutation(classes)[:count]
     if fold is not None:
         parts = round(1 / fraction)
         if parts > len(classes):
             raise DataError(f"found {len(classes)} classes; {parts} folds need as many classes")
         chosen = np.random.default_rng(0).permutation(classes)[fold - 1 :: parts]
+    elif which == "last":
+        chosen = classes[-count:]
+    else:
+        chosen = np.random.default_rng(seed).permutation(classes)[:count]
     second = np.isin(images.labels, chosen)
     return images.subset(~second), images.subset(second)
 
@@ -188,7 +202,8 @@ def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[L
     second = np.zeros(len(images), dtype=bool)
     for label in np.unique(images.labels):
         members = generator.permutation(np.flatnonzero(images.labels == label))
-        second[members[: round(len(members) * fraction)]] = True
+        count = round(len(members) * fraction)
+        second[members[:count]] = True
     return images.subset(~second), images.subset(second)
 
 
@@ -206,29 +221,23 @@ def prepare(
     processor, up to 8) read every file once, after a message to ``tell``. Raises ConfigError if nothing can be cached,
     and DataError for an unreadable file, or with ``skip_unreadable`` if no file can be read.
     """
-    in_memory, first, keep = isinstance(images.images, Tensor), steps.first, cache == "memory"
+    in_memory = isinstance(images.images, Tensor)
+    keep = cache == "memory"
     if in_memory and keep:
         raise ConfigError(f"data.cache: found {cache!r}, but the images of this data set are in memory; leave it out")
     if in_memory or not (keep or skip_unreadable):
         return images, {}
-    if first is None and keep:
+    if steps.first is None and keep:
         raise ConfigError(
             "data.cache: training images are cut from the photographs as they are, which leaves nothing to keep; "
             "data.images.resize resizes them before"
         )
 
-    def read(index: int) -> Tensor | str:
-        try:
-            image = images.image(index, steps.smallest)
-        except DataError as error:
-            if not skip_unreadable:
-                raise
-            return str(error)
-        return first(image) if first and keep else torch.empty(0)
+    first_step = steps.first if keep else None
+    message = f"reading {len(images):,} images"
+    tell(f"{message}, into memory" if keep else message)
+    results = _read_all(images, steps.smallest, first_step, skip_unreadable, workers)
 
-    tell(f"reading {len(images):,} images{', into memory' if keep else ''}")
-    with ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8)) as pool:
-        results = list(pool.map(read, range(len(images))))
     unreadable = {index: result for index, result in enumerate(results) if isinstance(result, str)}
     if len(unreadable) == len(images):
         raise DataError(f"none of {len(images)} images can be read; the first: {unreadable[0]}")
@@ -238,3 +247,23 @@ def prepare(
         del results
         readable = readable.replace(cache=ResizedCache(PackedImages.of(kept), steps.first_name))
     return readable, {str(images.images[index]): reason for index, reason in unreadable.items()}
+
+
+def _read_all(
+    images: LabeledImages, smallest: int, first_step: nn.Module | None, skip_unreadable: bool, workers: int
+) -> list[Tensor | str]:
+    """Return each image after the first step, an empty tensor without one, or the reason why it cannot be read."""
+
+    def read(index: int) -> Tensor | str:
+        try:
+            image = images.image(index, smallest)
+        except DataError as error:
+            if not skip_unreadable:
+                raise
+            return str(error)
+        if first_step is None:
+            return torch.empty(0)
+        return first_step(image)  # type: ignore[no-any-return]
+
+    with ThreadPoolExecutor(workers or min(os.cpu_count() or 1, 8)) as pool:
+        return list(pool.map(read, range(len(images))))

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import re
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError, field_validator
 
@@ -68,36 +68,61 @@ def table(
     place = root.expanduser() if root is not None else file.parent
     rows, unused = _read(file)
     for row in rows:
-        names = [part.strip() for part in re.split("[|]" if label_sets else "[|;]", row.label) if part.strip()]
-        if label_sets:
-            row.label = "|".join(sorted(set(names)))
-        elif len(names) > 1:
-            raise DataError(
-                f"{file}: {row.path} has several labels in one cell, {row.label!r}; --set data.relation=shared-label "
-                "takes labels separated by | as a set; else keep one of them"
-            )
-    if missing := [row.path for row in rows if not (place / row.path).is_file()]:
+        row.label = _class_of(row, label_sets, file)
+    _check_files(rows, place, file)
+
+    train = [row for row in rows if row.split == "train"]
+    tested = [row for row in rows if row.split == "validation"]
+    entries = {"train": _entries(train), "validation": _entries(tested)}
+    check_disjoint(file, entries, shared_classes or label_sets)
+    parts = {"train": entries["train"], **_tested_parts(tested, file)}
+    for part, of_part in parts.items():
+        least = 2 if part in ("train", "test") else 1
+        if len(of_part) < least:
+            raise DataError(f"{file}: {len(of_part)} images for {part}; wanted {least} or more")
+
+    names = sorted({row.label for row in rows})
+    splits = labeled(place, parts, image_size, names, channels)
+    return dataclasses.replace(splits, note=_note(file, unused))
+
+
+def _class_of(row: Row, label_sets: bool, file: Path) -> str:
+    """Return the name of a row's class: its label, or its sorted labels; DataError for several without label sets."""
+    separators = "[|]" if label_sets else "[|;]"
+    labels = [part.strip() for part in re.split(separators, row.label) if part.strip()]
+    if label_sets:
+        return "|".join(sorted(set(labels)))
+    if len(labels) > 1:
+        raise DataError(
+            f"{file}: {row.path} has several labels in one cell, {row.label!r}; --set data.relation=shared-label "
+            "takes labels separated by | as a set; else keep one of them"
+        )
+    return row.label
+
+
+def _check_files(rows: list[Row], place: Path, file: Path) -> None:
+    """Raise DataError unless all listed images exist."""
+    missing = [row.path for row in rows if not (place / row.path).is_file()]
+    if missing:
         raise DataError(
             f"{place / missing[0]}: no such file, though {file} lists it ({len(missing)} are missing); "
             "--data is the folder that its paths are relative to"
         )
-    train, tested = ([row for row in rows if row.split == split] for split in ("train", "validation"))
-    check_disjoint(file, {"train": _entries(train), "validation": _entries(tested)}, shared_classes or label_sets)
-    parts = {"train": _entries(train), "test": _entries(tested)}
+
+
+def _tested_parts(tested: list[Row], file: Path) -> dict[str, list[Entry]]:
+    """Return ``test``, if each image is a query among all others, or else ``query`` and ``gallery``."""
     both = [row for row in tested if row.is_query and row.is_gallery]
     if 0 < len(both) < len(tested):
         raise DataError(
             f"{file}: {len(both)} of {len(tested)} images of validation are query and gallery, {both[0].path} first; "
             "wanted all of them, or none"
         )
-    if tested and not both:
-        queries, gallery = ([row for row in tested if getattr(row, role)] for role in ("is_query", "is_gallery"))
-        parts = {"train": parts["train"], "query": _entries(queries), "gallery": _entries(gallery)}
-    for part, entries in parts.items():
-        if len(entries) < (least := 2 if part in ("train", "test") else 1):
-            raise DataError(f"{file}: {len(entries)} images for {part}; wanted {least} or more")
-    splits = labeled(place, parts, image_size, sorted({row.label for row in rows}), channels)
-    return dataclasses.replace(splits, note=_note(file, unused))
+    if both or not tested:
+        return {"test": _entries(tested)}
+    queries = [row for row in tested if row.is_query]
+    gallery = [row for row in tested if row.is_gallery]
+    return {"query": _entries(queries), "gallery": _entries(gallery)}
 
 
 def _note(file: Path, unused: list[str]) -> str:
@@ -123,19 +148,10 @@ def _read(file: Path) -> tuple[list[Row], list[str]]:
             opened.seek(0)
             separator = max(",;\t", key=head.count)  # spreadsheets of some languages write semicolons
             lines = csv.DictReader(opened, strict=True, delimiter=separator)
-            columns = lines.fieldnames or []
-            if lacking := [name for name in ("label", "path", "split") if name not in columns]:
-                raise DataError(
-                    f"{file}: no column {' and no '.join(lacking)} among {', '.join(columns) or 'none'}; "
-                    "wanted label, path and split (train or validation) in the first line"
-                )
-            roles = {} if {"is_query", "is_gallery"} & {*columns} else {"is_query": True, "is_gallery": True}
+            columns = list(lines.fieldnames or [])
+            _check_columns(columns, file)
             for line in lines:
-                cells = {
-                    name: text for name, text in line.items() if str(text).strip().lower() not in ("", "none", "nan")
-                }
-                box = [cells.get(name) for name in _BOX]
-                rows.append(Row.model_validate({**roles, **cells, "box": box if any(box) else None}))
+                rows.append(_row(line, columns))
     except ValidationError as error:
         first = error.errors()[0]
         found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
@@ -145,3 +161,25 @@ def _read(file: Path) -> tuple[list[Row], list[str]]:
         wanted = "table:FILE.csv must be UTF-8 with balanced quotes"
         raise DataError(f"{file}: cannot be read as a table ({error}{where}); {wanted}") from None
     return rows, [name for name in columns if name and name not in _COLUMNS]
+
+
+def _check_columns(columns: list[str], file: Path) -> None:
+    missing = [name for name in ("label", "path", "split") if name not in columns]
+    if missing:
+        raise DataError(
+            f"{file}: no column {' and no '.join(missing)} among {', '.join(columns) or 'none'}; "
+            "wanted label, path and split (train or validation) in the first line"
+        )
+
+
+def _row(line: dict[str, Any], columns: list[str]) -> Row:
+    """Return a row of the cells that are not empty; without both columns of roles, it has both roles."""
+    cells: dict[str, Any] = {}
+    if "is_query" not in columns and "is_gallery" not in columns:
+        cells = {"is_query": True, "is_gallery": True}
+    for name, text in line.items():
+        if str(text).strip().lower() not in ("", "none", "nan"):
+            cells[name] = text
+    box = [cells.get(name) for name in _BOX]
+    cells["box"] = box if any(box) else None
+    return Row.model_validate(cells)

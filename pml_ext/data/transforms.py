@@ -41,17 +41,22 @@ class Steps(nn.Module):
         self, first: nn.Module | None, rest: Sequence[nn.Module], last: Sequence[nn.Module], smallest: int
     ) -> None:
         super().__init__()
-        self.first, self.smallest = first, smallest
+        self.first = first
+        self.smallest = smallest
         self.first_name = str(first)  # identifies the first step and its settings
-        self.rest, self.last = nn.Sequential(*rest), nn.Sequential(*last)
+        self.rest = nn.Sequential(*rest)
+        self.last = nn.Sequential(*last)
 
     def forward(self, image: Tensor) -> Tensor:
         """Return a uint8 image ``[C, H, W]`` as float32 ``[C, S, S]``."""
-        return self.last(self.rest(image if self.first is None else self.first(image)))  # type: ignore[no-any-return]
+        if self.first is not None:
+            image = self.first(image)
+        return self.last(self.rest(image))  # type: ignore[no-any-return]
 
     def divided(self) -> tuple[Steps, nn.Sequential]:
         """Return the steps on one image and those on a batch; uint8 images in between take a quarter of the memory."""
-        return Steps(self.first, [*self.rest], [], self.smallest), self.last
+        on_one_image = Steps(self.first, list(self.rest), [], self.smallest)
+        return on_one_image, self.last
 
 
 def build_transforms(
@@ -83,21 +88,24 @@ def build_transforms(
         raise ConfigError(f"shift must be from 0 to {image_size - 1} pixels, not {shift}")
     if pipeline.resize is not None and pipeline.resize < image_size:
         raise ConfigError(f"resize must be at least what is cut out, {image_size} pixels, not {pipeline.resize}")
-    area = pipeline.random_crop_scale or ((0.2, 1.0) if random_crop else None)
+    area = pipeline.random_crop_scale
+    if area is None and random_crop:
+        area = (0.2, 1.0)
     if area is not None and not 0 < area[0] <= area[1] <= 1:
         raise ConfigError(f"random_crop_scale must be a range above 0 and up to 1, smaller first, not {list(area)}")
     if pipeline.random_crop and area is not None:
         raise ConfigError("random_crop of [data.images] and another setting say how to crop; leave one of them out")
     from torchvision.transforms import v2
 
-    mode, normalized = v2.InterpolationMode(pipeline.interpolation), [values[:channels] for values in normalize or ()]
     squash = pipeline.squash or not (crop or pipeline.resize)
     side = pipeline.resize or (image_size if squash else round(image_size * 256 / 224))
+    mode = v2.InterpolationMode(pipeline.interpolation)
     first: nn.Module = v2.Resize((side, side) if squash else side, mode, antialias=True)
     if pipeline.resize is None:
         first = _UnlessExact(image_size, first)
+
     augment: list[nn.Module] = [v2.CenterCrop(image_size)]
-    if area:
+    if area is not None:
         augment = [v2.RandomResizedCrop(image_size, scale=area, interpolation=mode, antialias=True)]
     elif pipeline.random_crop:
         augment = [v2.RandomCrop(image_size)]
@@ -105,9 +113,13 @@ def build_transforms(
         augment.append(v2.RandomCrop(image_size, padding=shift))
     if flip or pipeline.flip:
         augment.append(v2.RandomHorizontalFlip())
-    order, last = _ChannelOrder(pipeline.bgr), [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]
-    if normalized:
-        last.append(v2.Normalize(*normalized, inplace=True))
+
+    order = _ChannelOrder(pipeline.bgr)
+    last: list[nn.Module] = [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]
+    if normalize is not None:
+        mean, std = normalize
+        last.append(v2.Normalize(mean[:channels], std[:channels], inplace=True))
+
     plain = Steps(first, [v2.CenterCrop(image_size), order], last, side)
     if area is not None and pipeline.resize is None:  # crops are taken from the original photograph
         # the smallest crop (minimum area, aspect ratio 3 : 4) must have at least S pixels in height and width
@@ -130,13 +142,16 @@ class _UnlessExact(nn.Module):
 
     def __init__(self, size: int, resize: nn.Module) -> None:
         super().__init__()
-        self.size, self.resize = size, resize
+        self.size = size
+        self.resize = resize
 
     def extra_repr(self) -> str:
         return f"size={self.size}"  # a part of Steps.first_name, which identifies a cache
 
     def forward(self, image: Tensor) -> Tensor:
-        return image if image.shape[-2:] == (self.size, self.size) else self.resize(image)  # type: ignore[no-any-return]
+        if image.shape[-2:] == (self.size, self.size):
+            return image
+        return self.resize(image)  # type: ignore[no-any-return]
 
 
 class _ChannelOrder(nn.Module):
@@ -147,4 +162,6 @@ class _ChannelOrder(nn.Module):
         self.bgr = bgr
 
     def forward(self, image: Tensor) -> Tensor:
-        return (image.flip(-3) if self.bgr else image).contiguous()
+        if self.bgr:
+            image = image.flip(-3)
+        return image.contiguous()

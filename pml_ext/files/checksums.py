@@ -31,20 +31,38 @@ def read_sums(folder: Path) -> dict[str, str]:
             text = (folder / SUMS).read_text("utf-8")
     except (FileNotFoundError, UnicodeDecodeError):
         return {}
-    matches = [_LINE.fullmatch(line) for line in text.split("\n")[:-1]]
-    sums = {match[2]: match[1] for match in matches if match is not None}
-    return sums if text.endswith("\n") and None not in matches else {}
+    *lines, rest = text.split("\n")
+    if rest:  # the last line is cut
+        return {}
+    sums = {}
+    for line in lines:
+        match = _LINE.fullmatch(line)
+        if match is None:
+            return {}
+        digest, name = match.groups()
+        sums[name] = digest
+    return sums
 
 
 def write_sums(folder: Path, names: Iterable[str], keep: Callable[[str], bool] = lambda name: False) -> None:
     """Write the checksums of the named files that exist; other files keep theirs if ``keep(name)`` is true."""
-    kept = {name: digest for name, digest in read_sums(folder).items() if keep(name) and (folder / name).is_file()}
-    _write(folder, kept | {name: sha256_of(folder / name) for name in names if (folder / name).is_file()})
+    sums = {}
+    for name, digest in read_sums(folder).items():
+        if keep(name) and (folder / name).is_file():
+            sums[name] = digest
+    for name in names:
+        if (folder / name).is_file():
+            sums[name] = sha256_of(folder / name)
+    _write(folder, sums)
 
 
 def _write(folder: Path, sums: Mapping[str, str]) -> None:
-    lines = (f"{digest}  {name}" for name, digest in sorted(sums.items()))
-    write_text(folder / SUMS, "".join(f"{line}\n" for line in lines if _LINE.fullmatch(line)))
+    lines = []
+    for name, digest in sorted(sums.items()):
+        line = f"{digest}  {name}"
+        if _LINE.fullmatch(line):
+            lines.append(f"{line}\n")
+    write_text(folder / SUMS, "".join(lines))
 
 
 def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
@@ -52,7 +70,13 @@ def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
 
     A process that is killed between the two leaves the file under a temporary name; :func:`recover` moves it.
     """
-    write_atomically(folder / name, write, lambda new: _write(folder, {**read_sums(folder), name: sha256_of(new)}))
+
+    def write_new_checksum(temporary: Path) -> None:
+        sums = read_sums(folder)
+        sums[name] = sha256_of(temporary)
+        _write(folder, sums)
+
+    write_atomically(folder / name, write, ready=write_new_checksum)
 
 
 def recover(folder: Path, written: Iterable[str]) -> None:
@@ -74,7 +98,8 @@ def recover(folder: Path, written: Iterable[str]) -> None:
 
 def changed_files(folder: Path) -> list[str]:
     """Return the files of a folder that differ from their checksums, by path, and ``SHA256SUMS`` if it is damaged."""
-    if not (sums := read_sums(folder)):
+    sums = read_sums(folder)
+    if not sums:
         return [SUMS] if (folder / SUMS).exists() else []
     changed = []
     for name, digest in sums.items():

@@ -52,7 +52,9 @@ class Preprocessing(BaseModel):
 
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
         """Return transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
-        normalize = (tuple(self.normalize.mean), tuple(self.normalize.std)) if self.normalize is not None else None
+        normalize = None
+        if self.normalize is not None:
+            normalize = (tuple(self.normalize.mean), tuple(self.normalize.std))
         shared = {"resize", "squash", "interpolation", "bgr", "value_range"}
         pipeline = dataclasses.replace(cuts, **self.model_dump(include=shared))
         return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)
@@ -77,7 +79,9 @@ class Network(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        self.preprocessing, self.embedding_size, self.trunk = preprocessing, embedding_size, trunk
+        self.preprocessing = preprocessing
+        self.embedding_size = embedding_size
+        self.trunk = trunk
         self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
         if hidden_sizes is None and self.features != embedding_size:
             raise ConfigError(

@@ -27,11 +27,12 @@ def add_lora(trunk: nn.Module, rank: int, targets: Sequence[str]) -> None:
     """
     with needs_extra("peft", "model.lora"):
         import peft
+    config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(targets))
     try:
-        peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=list(targets)), trunk)
+        peft.inject_adapter_in_model(config, trunk)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, part in trunk.named_modules() if isinstance(part, nn.Linear)})
-        known = ", ".join(names) or "none"
+        names = {name.rpartition(".")[2] for name, part in trunk.named_modules() if isinstance(part, nn.Linear)}
+        known = ", ".join(sorted(names)) or "none"
         raise ConfigError(f"model.lora.targets: found {targets}; linear layers: {known} ({one_line(error)})") from None
 
 
@@ -40,7 +41,7 @@ def merged_lora(trunk: nn.Module) -> nn.Module:
     if not any(name.endswith("base_layer") for name, _ in trunk.named_modules()):
         return trunk
     trunk = copy.deepcopy(trunk)
-    for name, part in [*trunk.named_modules()]:
+    for name, part in list(trunk.named_modules()):
         if hasattr(part, "base_layer"):
             part.merge()
             parent, _, child = name.rpartition(".")
@@ -74,9 +75,26 @@ def load_weights(trunk: nn.Module, file: str) -> None:
     No code in the file is executed. The file's classifier is ignored, as trunks have none. ConfigError for an
     unreadable file, or with the names of keys that are missing, unknown or of another shape.
     """
+    path = _weights_file(file)
+    state = _read_weights(path)
+    inner = unwrapped_trunk(trunk)
+    known = inner.state_dict()
+    _check_fits(state, known, path)
+    inner.load_state_dict({name: state.get(name, known[name]) for name in known})
+
+
+def _weights_file(file: str) -> Path:
+    """Return the path of a file of weights, here or in torch hub's folder."""
     path = Path(file).expanduser()
-    if not path.exists() and (stored := Path(torch.hub.get_dir()) / "checkpoints" / file).exists():
-        path = stored
+    if not path.exists():
+        stored = Path(torch.hub.get_dir()) / "checkpoints" / file
+        if stored.exists():
+            return stored
+    return path
+
+
+def _read_weights(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a file by name; ConfigError for another content."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -92,6 +110,7 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         reason = type(error).__name__ if advises_to_run_code else one_line(error)
         wanted = "wanted tensors alone, as torch.save(model.state_dict(), FILE) or safetensors writes them"
         raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({reason}); {wanted}") from None
+
     for name in ("state_dict", "model", "trunk"):  # keys that may contain the weights
         if isinstance(state, Mapping) and isinstance(state.get(name), Mapping):
             state = state[name]
@@ -99,18 +118,24 @@ def load_weights(trunk: nn.Module, file: str) -> None:
         raise ConfigError(
             f"model.trunk.weights: {path} holds no table of tensors by name; wanted a model's state_dict()"
         )
-    inner = unwrapped_trunk(trunk)
-    known = inner.state_dict()
-    differ = [name for name in known if name in state and state[name].shape != known[name].shape]
-    wrong = {
-        "missing": [name for name in known if name not in state and not name.endswith(_COUNTER)],
-        "unknown": [name for name in state if name not in known and name.split(".")[0] not in _CLASSIFIERS],
-        "of another shape": [f"{name} {list(state[name].shape)} for {list(known[name].shape)}" for name in differ],
-    }
-    if any(wrong.values()):
-        texts = [f"{len(names)} {what} ({first_of(names, 4)})" for what, names in wrong.items() if names]
-        raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(texts)}")
-    inner.load_state_dict({name: state.get(name, known[name]) for name in known})
+    return state
+
+
+def _check_fits(state: Mapping[str, Tensor], known: Mapping[str, Tensor], path: Path) -> None:
+    """Raise ConfigError with the names of weights that are missing, unknown or of another shape."""
+    missing = [name for name in known if name not in state and not name.endswith(_COUNTER)]
+    unknown = [name for name in state if name not in known and name.partition(".")[0] not in _CLASSIFIERS]
+    other_shapes = []
+    for name, tensor in known.items():
+        if name in state and state[name].shape != tensor.shape:
+            other_shapes.append(f"{name} {list(state[name].shape)} for {list(tensor.shape)}")
+
+    problems = []
+    for problem, names in (("missing", missing), ("unknown", unknown), ("of another shape", other_shapes)):
+        if names:
+            problems.append(f"{len(names)} {problem} ({first_of(names, 4)})")
+    if problems:
+        raise ConfigError(f"model.trunk.weights: {path} does not fit the trunk: {'; '.join(problems)}")
 
 
 def hf_trunk(
@@ -140,9 +165,12 @@ def hf_trunk(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about weights that are not loaded
-            factory = transformers.AutoModel
-            config = None if weights else transformers.AutoConfig.from_pretrained(name)
-            model: Any = factory.from_config(config) if config else factory.from_pretrained(name)
+            auto_model: Any = transformers.AutoModel
+            if weights is None:
+                config = transformers.AutoConfig.from_pretrained(name)
+                model = auto_model.from_config(config)
+            else:
+                model = auto_model.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
@@ -155,7 +183,8 @@ def hf_trunk(
 class _Pooled(nn.Module):
     def __init__(self, model: nn.Module, pool: str) -> None:
         super().__init__()
-        self.model, self.pool = model, pool
+        self.model = model
+        self.pool = pool
 
     def forward(self, images: Tensor) -> Tensor:
         output = self.model(pixel_values=images)
@@ -172,25 +201,35 @@ class _Pooled(nn.Module):
 
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
     """Return the preprocessing for a trunk's ``weights``; None without weights or if no library provides them."""
-    weights, short = options.get("weights"), name.rpartition("/")[2]
     if not is_pretrained(options):
         return None
+    weights = options["weights"]
     if name == "bn-inception":
-        mean, unit = tuple(each / 255 for each in BN_INCEPTION_MEAN[::-1]), 1 / 255
-        return PretrainedImages(mean, (unit, unit, unit), bgr=True)
+        blue, green, red = BN_INCEPTION_MEAN
+        return PretrainedImages(mean=(red / 255, green / 255, blue / 255), std=(1 / 255, 1 / 255, 1 / 255), bgr=True)
     if name.startswith(TIMM):
-        wanted = timm_config(short, None if is_file(weights) else weights)
-        if wanted is None:
-            return None
-        return _images(wanted.mean, wanted.std, int(wanted.input_size[-1]), wanted.interpolation)
+        return _of_timm(name.rpartition("/")[2], weights)
     if name.startswith(PREFIX):
-        known = torchvision_models().get_model_weights(short)
-        tag = "DEFAULT" if is_file(weights) else weights
-        if tag not in known.__members__:  # building the trunk raises an error that lists the tags
-            return None
-        wanted = known[tag].transforms()
-        return _images(wanted.mean, wanted.std, wanted.crop_size[0], wanted.interpolation.value)
-    return _of_transformers(name.removeprefix(HF)) if name.startswith(HF) else None
+        return _of_torchvision(name.rpartition("/")[2], weights)
+    if name.startswith(HF):
+        return _of_transformers(name.removeprefix(HF))
+    return None
+
+
+def _of_timm(name: str, weights: str) -> PretrainedImages | None:
+    wanted = timm_config(name, None if is_file(weights) else weights)
+    if wanted is None:
+        return None
+    return _images(wanted.mean, wanted.std, int(wanted.input_size[-1]), wanted.interpolation)
+
+
+def _of_torchvision(name: str, weights: str) -> PretrainedImages | None:
+    known = torchvision_models().get_model_weights(name)
+    tag = "DEFAULT" if is_file(weights) else weights
+    if tag not in known.__members__:  # building the trunk raises an error that lists the tags
+        return None
+    wanted = known[tag].transforms()
+    return _images(wanted.mean, wanted.std, wanted.crop_size[0], wanted.interpolation.value)
 
 
 def _of_transformers(name: str) -> PretrainedImages | None:
@@ -202,11 +241,13 @@ def _of_transformers(name: str) -> PretrainedImages | None:
         return None
     if not (wanted.get("image_mean") and wanted.get("image_std")):
         return None
-    size = wanted.get("crop_size") or wanted.get("size") or {}
-    pixels = size if isinstance(size, int) else size.get("height") or size.get("shortest_edge")
+    pixels = wanted.get("crop_size") or wanted.get("size") or {}
+    if not isinstance(pixels, int):
+        pixels = pixels.get("height") or pixels.get("shortest_edge")
     mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's BICUBIC
     return _images(wanted["image_mean"], wanted["image_std"], pixels, mode)
 
 
 def _images(mean: Sequence[float], std: Sequence[float], size: int | None, mode: str) -> PretrainedImages:
-    return PretrainedImages(tuple(mean), tuple(std), size, "bicubic" if mode == "bicubic" else "bilinear")
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic" if mode == "bicubic" else "bilinear"
+    return PretrainedImages(tuple(mean), tuple(std), size, interpolation)

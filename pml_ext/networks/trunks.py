@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from ..errors import ConfigError, needs_extra, one_line, unknown
 
-PREFIX, TIMM = "torchvision/", "timm/"
+PREFIX = "torchvision/"
+TIMM = "timm/"
 BN_INCEPTION_MEAN = (104.0, 117.0, 128.0)  # BGR in 0 to 255, as its Caffe weights expect
 
 
@@ -58,11 +59,16 @@ def embedder(
     layers: list[nn.Module] = []
     sizes = [in_features, *hidden_sizes, embedding_size]
     for number, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
-        layers += [NORMS[norm](inputs)] if norm != "none" else []
-        layers += [nn.ReLU()] if number else []
-        layers += [nn.Dropout(dropout)] if dropout else []
-        layers += [nn.Linear(inputs, outputs)]
-    return nn.Sequential(*layers) if len(layers) > 1 else layers[0]
+        if norm != "none":
+            layers.append(NORMS[norm](inputs))
+        if number > 0:
+            layers.append(nn.ReLU())
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        layers.append(nn.Linear(inputs, outputs))
+    if len(layers) == 1:
+        return layers[0]
+    return nn.Sequential(*layers)
 
 
 def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
@@ -90,7 +96,9 @@ def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     named = dict(unwrapped_trunk(trunk).named_modules(remove_duplicate=False))
     frozen: list[nn.Module] = []
     for pattern in patterns:
-        fitting = [trunk] if pattern == "*" else [part for name, part in named.items() if fnmatch(name, pattern)]
+        fitting = [part for name, part in named.items() if fnmatch(name, pattern)]
+        if pattern == "*":
+            fitting = [trunk]
         if not fitting:
             raise ConfigError(f"model.freeze: {unknown('part of the trunk', pattern, filter(None, named))}")
         frozen += fitting
@@ -114,7 +122,7 @@ def torchvision_trunk(
         dropout: whether the model's own dropout is kept.
     """
     zoo = torchvision_models()
-    tags = ["DEFAULT", *(each.name for each in zoo.get_model_weights(name))]
+    tags = ["DEFAULT"] + [tag.name for tag in zoo.get_model_weights(name)]
     if weights is not None and weights not in tags:
         raise ConfigError(f"{PREFIX}{name}: {unknown('weights', weights, tags)}")
     options: dict[str, Any] = {"weights": weights}
@@ -128,7 +136,9 @@ def torchvision_trunk(
             f"{torch.hub.get_dir()}/checkpoints, or leave weights out"
         ) from None
     if hasattr(model, "aux_logits"):
-        model.aux_logits, model.aux1, model.aux2, model.AuxLogits = False, None, None, None
+        model.aux_logits = False
+        for head in ("aux1", "aux2", "AuxLogits"):
+            setattr(model, head, None)
     path, last = list(model.named_modules())[-1]
     if not isinstance(last, nn.Linear):
         raise ConfigError(f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off")
@@ -179,7 +189,8 @@ class BNInception(nn.Module):
         self._add("conv2_3x3", 64, 192, 3)
         channels = 192
         for name, block in _BLOCKS.items():
-            prefix, stride = f"inception_{name}_", 2 if block.pool == "halve" else 1
+            prefix = f"inception_{name}_"
+            stride = 2 if block.pool == "halve" else 1
             if block.single:
                 self._add(prefix + "1x1", channels, block.single, 1)
             self._add(prefix + "3x3_reduce", channels, block.reduce, 1)
@@ -204,14 +215,18 @@ class BNInception(nn.Module):
 
     def _block(self, x: Tensor, name: str, block: _Block) -> Tensor:
         prefix = f"inception_{name}_"
-        branches = [self._unit(x, prefix + "1x1")] if block.single else []
+        double = prefix + "double_3x3_"
+        branches = []
+        if block.single:
+            branches.append(self._unit(x, prefix + "1x1"))
         branches.append(self._unit(x, prefix + "3x3_reduce", prefix + "3x3"))
-        branches.append(self._unit(x, *(f"{prefix}double_3x3_{each}" for each in ("reduce", "1", "2"))))
+        branches.append(self._unit(x, double + "reduce", double + "1", double + "2"))
         if block.pool == "halve":
             branches.append(F.max_pool2d(x, 3, 2, ceil_mode=True))
+        elif block.pool == "max":
+            branches.append(self._unit(F.max_pool2d(x, 3, 1, 1), prefix + "pool_proj"))
         else:
-            pool = F.max_pool2d if block.pool == "max" else F.avg_pool2d
-            branches.append(self._unit(pool(x, 3, 1, 1), prefix + "pool_proj"))
+            branches.append(self._unit(F.avg_pool2d(x, 3, 1, 1), prefix + "pool_proj"))
         return torch.cat(branches, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -275,10 +290,14 @@ def timm_config(name: str, weights: str | None) -> Any:
 
 
 def _adapted(model: nn.Module, in_channels: int, dropout: bool) -> nn.Module:
-    for module in () if dropout else model.modules():
-        if isinstance(module, nn.Dropout | nn.Dropout2d):
-            module.p = 0.0
-    return model if in_channels == 3 else nn.Sequential(RepeatedGray(), model)
+    """Return a model that takes images of ``in_channels``, without its own dropout unless that is wanted."""
+    if not dropout:
+        for module in model.modules():
+            if isinstance(module, nn.Dropout | nn.Dropout2d):
+                module.p = 0.0
+    if in_channels == 3:
+        return model
+    return nn.Sequential(RepeatedGray(), model)
 
 
 class RepeatedGray(nn.Module):
@@ -291,35 +310,44 @@ class RepeatedGray(nn.Module):
 
 def unwrapped_trunk(trunk: nn.Module) -> nn.Module:
     """Return a trunk's model, without a preceding :class:`RepeatedGray`."""
-    return trunk[1] if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray) else trunk
+    if isinstance(trunk, nn.Sequential) and isinstance(trunk[0], RepeatedGray):
+        return trunk[1]
+    return trunk
 
 
-_OWN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
+_BUILTIN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
 
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
     """Return the factory of a core trunk, whose bare name no plugin can take; None for other names."""
-    return builtin_trunks().get(name) if name.startswith(PREFIX) else _OWN.get(name)
+    if name.startswith(PREFIX):
+        return builtin_trunks().get(name)
+    return _BUILTIN.get(name)
 
 
 def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     """Return the core's trunks by name; torchvision models without support raise an error only when built."""
     zoo = torchvision_models()
-    factories = {PREFIX + name: functools.partial(torchvision_trunk, name) for name in zoo.list_models(module=zoo)}
-    for factory in factories.values():
-        factory.__doc__, factory.__module__ = torchvision_trunk.__doc__, __name__
-    return _OWN | factories
+    factories = dict(_BUILTIN)
+    for name in zoo.list_models(module=zoo):
+        factory = functools.partial(torchvision_trunk, name)
+        factory.__doc__ = torchvision_trunk.__doc__
+        factory.__module__ = __name__
+        factories[PREFIX + name] = factory
+    return factories
 
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
     """Return the length of a trunk's feature vectors, measured on images of zeros; ConfigError without such vectors."""
-    training, shape = trunk.training, (in_channels, image_size, image_size)
+    training = trunk.training
+    shape = (in_channels, image_size, image_size)
     trunk.eval()
     try:
         with torch.no_grad():
             output = trunk(torch.zeros(2, *shape))
     except (RuntimeError, AssertionError, ValueError) as error:
-        raise ConfigError(f"model.trunk refuses images of {' x '.join(map(str, shape))}: {error}") from None
+        size = " x ".join(map(str, shape))
+        raise ConfigError(f"model.trunk refuses images of {size}: {error}") from None
     finally:
         trunk.train(training)
     if not isinstance(output, Tensor) or output.ndim != 2:

@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 RECIPE = "pml/photographs"
 MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
 FEW_IMAGES = 4  # images of a class that can be divided, two to train and two to test
-BATCH, MOST_PER_CLASS = 64, 16
-SIDE, IN_MEMORY, SEEN = 64, 20_000, 200  # pixels; images that are cached; files whose size is looked at
+BATCH = 64  # images, at most
+MOST_PER_CLASS = 16
+SIDE = 64  # pixels, at most
+IN_MEMORY = 20_000  # images that are cached
+SAMPLED_FILES = 200  # files whose size is looked at
 
 
 def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> tuple[list[str], list[str]]:
@@ -30,51 +33,91 @@ def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None =
 
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
+    place = _existing(place)
+    table = place.suffix.lower() == ".csv"
+    kind = "table" if table else "folder"
+    name = f"{kind}:{place}"
+    options = _dataset_options(overrides)
+    settings: dict[str, Any] = {"data.name": name, "data.unreadable": "skip"}
+
+    divided = table or all((place / part).is_dir() for part in ("train", "test"))
+    split_is_chosen = divided or "split" in options
+    if not split_is_chosen:
+        split = _fitting_split(place, _parts(name, options | {"split": "image"}, root))
+        options["split"] = split
+        settings["data.split"] = split
+    parts = _parts(name, options, root)
+
+    images_per_class = _images_per_class(parts)
+    trained = _images_per_class(parts[:1])
+    classes = min(len(trained), BATCH // 4)
+    per_class = int(max(2, min(BATCH // classes, MOST_PER_CLASS, np.median(trained))))
+    image_sizes = _sample_of_sizes(parts)
+    side = int(options.get("image_size", _fitting_side(image_sizes)))
+
+    settings["data.image_size"] = side
+    settings["data.images.resize"] = round(side * 8 / 7)
+    settings["data.images.random_crop"] = "true"
+    settings["data.images.flip"] = "true"
+    if sum(len(part) for part in parts) <= IN_MEMORY:
+        settings["data.cache"] = "memory"
+    settings["sampler.m"] = per_class
+    settings["sampler.batch_size"] = classes * per_class
+
+    description = [
+        f"{place}: {len(images_per_class)} classes of {_range_of(images_per_class)} images, {_size_range(image_sizes)}",
+        _description_of_split(parts, split_is_chosen),
+        f"batches of {classes} classes x {per_class} images, {side} x {side} pixels; larger images: "
+        f"--set data.image_size={2 * side}, longer training: --set schedule.epochs=20",
+    ]
+    return [f"{key}={value}" for key, value in settings.items()], description
+
+
+def _existing(place: Path) -> Path:
+    """Return the path of a folder or table, also of one written as in a recipe, ``folder:PATH``; else DataError."""
     kind, _, path = str(place).partition(":")
-    if kind in ("folder", "table") and not os.path.exists(place):  # as recipes write it
+    if kind in ("folder", "table") and not os.path.exists(place):
         place = Path(path)
     if not os.path.exists(place):
         wanted = "wanted a folder of images, or a .csv table of them"
         raise DataError(f"--images {place}: no such folder or table; {wanted}")
-    pairs = (override.partition("=") for override in overrides)
-    named = {key.strip(): toml_value(text.strip()) for key, _, text in pairs}
-    given = {key.removeprefix("data."): value for key, value in named.items() if key.startswith("data.")}
-    options = {key: value for key, value in given.items() if key not in DataTable.model_fields and "." not in key}
-    table = place.suffix.lower() == ".csv"
-    name = f"{'table' if table else 'folder'}:{place}"
-    chosen = "split" in given or table or all((place / part).is_dir() for part in ("train", "test"))
-    settings: dict[str, Any] = {"data.name": name, "data.unreadable": "skip"}
-    if not chosen:
-        parts = _parts(name, options | {"split": "image"}, root)
-        counts = _counts(parts)
-        few = np.median(counts) < FEW_IMAGES
-        if few and len(counts) < FEW_IMAGES:
-            found = f"{len(counts)} classes, most with fewer than {FEW_IMAGES} images"
-            raise DataError(f"{place}: {found}; wanted two classes of {FEW_IMAGES} images, or {FEW_IMAGES} classes")
-        unseen = few or len(counts) >= MANY_CLASSES
-        options["split"] = settings["data.split"] = "class" if unseen else "image"
-    train, *tested = parts = _parts(name, options, root)
-    counts, own = _counts(parts), _counts([train])
-    classes = min(len(own), BATCH // 4)
-    per_class = int(max(2, min(BATCH // classes, MOST_PER_CLASS, np.median(own))))
-    shorter, sizes = _sizes(parts)
-    side = int(options.get("image_size", max(16, min(SIDE, shorter // 16 * 16))))
-    settings |= {"data.image_size": side, "data.images.resize": round(side * 8 / 7)}
-    settings |= {"data.images.random_crop": "true", "data.images.flip": "true"}
-    settings |= {"data.cache": "memory"} if sum(map(len, parts)) <= IN_MEMORY else {}
-    settings |= {"sampler.m": per_class, "sampler.batch_size": classes * per_class}
-    number = f"{counts.min()} to {counts.max()}" if counts.min() < counts.max() else str(counts.min())
-    if set(train.labels.tolist()) & set(tested[-1].labels.tolist()):
-        of, other = f"half of each class's images to train, the others to test ({len(train):,} to train)", "class"
+    return place
+
+
+def _dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``."""
+    options = {}
+    for override in overrides:
+        key, _, text = override.partition("=")
+        value = toml_value(text.strip())
+        table, _, name = key.strip().partition(".")
+        if table == "data" and name and "." not in name and name not in DataTable.model_fields:
+            options[name] = value
+    return options
+
+
+def _fitting_split(place: Path, parts: list[LabeledImages]) -> str:
+    """Return ``"class"`` where there are many classes, or few images of each; else ``"image"``."""
+    images_per_class = _images_per_class(parts)
+    classes = len(images_per_class)
+    few_images = np.median(images_per_class) < FEW_IMAGES
+    if few_images and classes < FEW_IMAGES:
+        found = f"{classes} classes, most with fewer than {FEW_IMAGES} images"
+        raise DataError(f"{place}: {found}; wanted two classes of {FEW_IMAGES} images, or {FEW_IMAGES} classes")
+    return "class" if few_images or classes >= MANY_CLASSES else "image"
+
+
+def _description_of_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
+    train = parts[0]
+    trained_labels = set(train.labels.tolist())
+    if trained_labels & set(parts[-1].labels.tolist()):
+        text = f"half of each class's images to train, the others to test ({len(train):,} to train)"
+        other = "class"
     else:
-        of, other = f"{len(own)} classes to train, {len(counts) - len(own)} others, never trained on, to test", "image"
-    lines = [
-        f"{place}: {len(counts)} classes of {number} images, {sizes}",
-        of if chosen else f"{of}; otherwise: --set data.split={other}",
-        f"batches of {classes} classes x {per_class} images, {side} x {side} pixels; larger images: "
-        f"--set data.image_size={2 * side}, longer training: --set schedule.epochs=20",
-    ]
-    return [f"{key}={value}" for key, value in settings.items()], lines
+        tested = len(_images_per_class(parts)) - len(trained_labels)
+        text = f"{len(trained_labels)} classes to train, {tested} others, never trained on, to test"
+        other = "image"
+    return text if split_is_chosen else f"{text}; otherwise: --set data.split={other}"
 
 
 def _parts(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:
@@ -82,20 +125,43 @@ def _parts(name: str, options: dict[str, Any], root: Path | None) -> list[Labele
     return [splits.train, *splits.tested().values()]
 
 
-def _counts(parts: list[LabeledImages]) -> Any:
-    return np.unique(np.concatenate([part.labels for part in parts]), return_counts=True)[1]
+def _images_per_class(parts: list[LabeledImages]) -> Any:
+    labels = np.concatenate([part.labels for part in parts])
+    _, counts = np.unique(labels, return_counts=True)
+    return counts
 
 
-def _sizes(parts: list[LabeledImages]) -> tuple[int, str]:
-    """Return the median of the images' shorter sides, and the range of their sizes, of a sample of the files."""
+def _range_of(counts: Any) -> str:
+    smallest = counts.min()
+    largest = counts.max()
+    return f"{smallest} to {largest}" if smallest < largest else str(smallest)
+
+
+def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
+    """Return width and height of a sample of the files; DataError if none can be read."""
     from PIL import Image
 
+    files: list[Path] = []
+    for part in parts:
+        files += part.paths or []
+    step = max(1, len(files) // SAMPLED_FILES)
+
     sizes = []
-    files = [file for part in parts for file in part.paths or ()]
-    for file in files[:: max(1, len(files) // SEEN)]:
+    for file in files[::step]:
         with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(file) as image:
             sizes.append(image.size)  # a broken file is reported when it is read
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")
-    low, high = (f"{size[0]} x {size[1]}" for size in (min(sizes, key=np.prod), max(sizes, key=np.prod)))
-    return int(np.median([min(size) for size in sizes])), low if low == high else f"{low} to {high} pixels"
+    return sizes
+
+
+def _fitting_side(sizes: list[tuple[int, int]]) -> int:
+    """Return a multiple of 16 pixels that most images have."""
+    shorter = int(np.median([min(size) for size in sizes]))
+    return max(16, min(SIDE, shorter // 16 * 16))
+
+
+def _size_range(sizes: list[tuple[int, int]]) -> str:
+    smallest = "{} x {}".format(*min(sizes, key=np.prod))
+    largest = "{} x {}".format(*max(sizes, key=np.prod))
+    return smallest if smallest == largest else f"{smallest} to {largest} pixels"

@@ -9,17 +9,16 @@ import math
 import os
 import re
 import tomllib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import registry
 from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, needs_extra, shortened, unknown
 from ..files import toml_value
 from .build import check_frozen_trunk, check_names, merged, nested
-from .papers import PrintedTable, is_full, papers, quoted
+from .papers import Printed, PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
 
 with needs_extra("train", "a recipe"):
@@ -30,7 +29,32 @@ _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a na
 _MOST_VARIANTS = 10_000
 # A key of a hundred parts; a word begins where the one before has ended, so that each is read once.
 _DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
+_KINDS_OF_TABLES = {"data": "data set", "track": "tracker"}  # tables that are not called as what they name
 Tables = dict[str, Any]
+
+
+class _RecipeFile(NamedTuple):
+    """A recipe's file, merged with what it extends."""
+
+    source: str  # path of the file, for messages
+    tables: Tables  # all but ``[run]``
+    run: Tables  # ``[run]``, which the recipe of a run has
+
+
+class _Variants(NamedTuple):
+    """The variants of a recipe, overridden, not validated."""
+
+    source: str
+    run: Tables
+    tables: dict[str, Tables]  # by the variant's full name
+
+
+class _Choice(NamedTuple):
+    """One value of a key of ``[sweep]``, or one of its named tables."""
+
+    label: str  # its part of the variant's name
+    key: str  # dotted; "" if the value is tables
+    value: Any
 
 
 def load_recipes(
@@ -49,13 +73,17 @@ def load_recipes(
     run = Tables()
     recipes: dict[str, Recipe] = {}
     try:
-        source, run, variants = _variants(name, overrides)
-        for full, tables in variants.items():
+        variants = _read_variants(name, overrides)
+        source = variants.source
+        run = variants.run
+        for full_name, tables in variants.tables.items():
             build = not begins_first or bool(recipes)
-            recipes[full] = validate(tables, source, new=not run, check=check, build=build)
+            recipes[full_name] = validate(tables, source, new=not run, check=check, build=build)
     except (ConfigError, UnknownNameError) as error:
-        if missing := registry.lacking(run.get("plugins", {})):
-            raise PluginError(f"{source}: {missing} ({str(error).removeprefix(f'{source}: ')})") from None
+        missing = registry.missing_plugins(run.get("plugins", {}))
+        if missing:
+            reason = str(error).removeprefix(f"{source}: ")
+            raise PluginError(f"{source}: {missing} ({reason})") from None
         raise type(error)(shortened(_naming_option(str(error), overrides))) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
@@ -71,16 +99,17 @@ def naming_settings(name: str, overrides: Iterable[str]) -> Iterator[None]:
         text = str(error)
         if not re.match(r"(stages\.\d+\.)?(loss|optimizer)\b", text):
             raise
-        source = _read(_without_variant(name))[0]
+        source = _read(_without_variant(name)).source
         raise ConfigError(shortened(_naming_option(f"{source}: {text}", overrides))) from error.__cause__
 
 
 def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
     """Return the recipe of :func:`load_recipes`; ConfigError for one with several variants."""
-    first, *others = load_recipes(name, overrides).items()
-    if others:
-        raise ConfigError(f"{name} has {1 + len(others)} variants; wanted one of them, for example {first[0]}")
-    return first[1]
+    recipes = load_recipes(name, overrides)
+    first_name, first = next(iter(recipes.items()))
+    if len(recipes) > 1:
+        raise ConfigError(f"{name} has {len(recipes)} variants; wanted one of them, for example {first_name}")
+    return first
 
 
 def _naming_option(text: str, overrides: Iterable[str]) -> str:
@@ -88,8 +117,10 @@ def _naming_option(text: str, overrides: Iterable[str]) -> str:
     for override in overrides:
         key = override.partition("=")[0].strip()
         table, _, last = map(re.escape, key.rpartition("."))
-        if match := re.match(rf".+?\.toml: (?={re.escape(key)}\b|({table}: )?no key '{last}')", text):
-            return f"--set {override}: {text[match.end() :]}"
+        match = re.match(rf".+?\.toml: (?={re.escape(key)}\b|({table}: )?no key '{last}')", text)
+        if match:
+            problem = text[match.end() :]
+            return f"--set {override}: {problem}"
     return text
 
 
@@ -108,31 +139,35 @@ def validate(
             check_frozen_trunk(recipe.model)
         if new:
             quoted(recipe.paper, recipe.data.name)
-    except (ConfigError, ValidationError) as error:
-        text = problem_of(error) if isinstance(error, ValidationError) else str(error)
-        raise ConfigError(shortened(f"{source}: {text}")) from None
+    except ValidationError as error:
+        raise ConfigError(shortened(f"{source}: {problem_of(error)}")) from None
+    except ConfigError as error:
+        raise ConfigError(shortened(f"{source}: {error}")) from None
     return recipe
 
 
 def read_tables(name: str) -> Tables:
     """Return the tables of a registered recipe or a ``.toml`` file, merged with what it extends, not validated."""
-    return _read(name)[1]
+    return _read(name).tables
 
 
 def variant_tables(name: str) -> dict[str, Tables]:
     """Return the tables of a recipe's variants by their full names, merged, not validated."""
-    return _variants(name, ())[2]
+    return _read_variants(name, ()).tables
 
 
 def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, TuneTable]]:
     """Return the ranges of ``[tune]`` for each variant of a recipe, without keys that overrides or ``[sweep]`` set."""
     overrides = list(overrides)
+    fixed = {override.partition("=")[0].strip() for override in overrides}
     sweep = read_tables(_without_variant(name)).get("sweep")
-    fixed = {*(each.partition("=")[0].strip() for each in overrides), *(sweep if isinstance(sweep, dict) else ())}
-    return {
-        full: {key: each for key, each in recipe.tune.items() if key not in fixed}
-        for full, recipe in load_recipes(name, overrides, check=False).items()
-    }
+    if isinstance(sweep, dict):
+        fixed.update(sweep)
+
+    ranges = {}
+    for full_name, recipe in load_recipes(name, overrides, check=False).items():
+        ranges[full_name] = {key: tuned for key, tuned in recipe.tune.items() if key not in fixed}
+    return ranges
 
 
 def names_in(recipe: str) -> set[tuple[str, str]]:
@@ -148,130 +183,230 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     for kind, name in sorted(set(_names(tables))):
         with contextlib.suppress(PmlExtError):  # no plugin has "shuffle" and "folder:PATH"
             plugin, _ = registry.find(kind, name)
-            if about := registry.version_of(plugin):
-                plugins[plugin] = about
+            version = registry.version_of(plugin)
+            if version:
+                plugins[plugin] = version
     return plugins
 
 
 def pipelines() -> dict[str, Traversable]:
     """Return the packaged pipelines by name: files with ``[data.images]``, or a trunk, which recipes extend."""
-    files = (importlib.resources.files(__package__) / "pipelines").iterdir()
-    return {PIPELINES + file.name.removesuffix(".toml"): file for file in sorted(files, key=lambda file: file.name)}
+    folder = importlib.resources.files(__package__) / "pipelines"
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    return {PIPELINES + file.name.removesuffix(".toml"): file for file in files}
 
 
 def tables_of_papers() -> list[dict[str, Any]]:
     """Return every table and figure of every paper, with the recipes of its rows by scale, or why there are none."""
-    named: dict[str, dict[str, dict[str, Tables]]] = defaultdict(dict)  # by table and recipe
-    for recipe in registry.recipes():
-        with contextlib.suppress(ConfigError, UnknownNameError):  # reported when the recipe is loaded
-            for variant, mine in variant_tables(recipe).items():
-                named[str((mine.get("paper") or {}).get("table"))].setdefault(recipe, {})[variant] = mine
+    variants = _variants_by_paper_table()
     entries = []
-    for paper, read in papers().items():
-        for number, table in read.tables.items():
-            name = f"{paper}/{number}"
-            recipes = _by_scale(name, named[name])
-            if table.small and not recipes["small"]:
-                recipes["small"] = _by_scale(f"{paper}/{table.small}", named[f"{paper}/{table.small}"])["small"]
-            reasons = table.reason() or "; ".join(dict.fromkeys(filter(None, map(table.reason, table.row_names()))))
-            about = {"name": name, "title": table.title, "paper": f"{read.authors} ({read.year})", "recipes": recipes}
-            rows = {"rows": _rows(table, named[name]), "measured": table.measured}
-            entries.append({**about, **rows, "reason": "" if any(recipes.values()) else reasons})
+    for name, paper in papers().items():
+        for number in paper.tables:
+            entries.append(_paper_table_entry(name, paper, number, variants))
     return entries
 
 
+_VariantsByTable = dict[str, dict[str, dict[str, Tables]]]  # by table ("cbml/7"), recipe and variant
+
+
+def _variants_by_paper_table() -> _VariantsByTable:
+    """Return the tables of all variants of registered recipes by the table of a paper that they name."""
+    by_table: _VariantsByTable = {}
+    for recipe in registry.recipes():
+        with contextlib.suppress(ConfigError, UnknownNameError):  # reported when the recipe is loaded
+            for variant, tables in variant_tables(recipe).items():
+                paper = tables.get("paper") or {}
+                by_recipe = by_table.setdefault(str(paper.get("table")), {})
+                by_recipe.setdefault(recipe, {})[variant] = tables
+    return by_table
+
+
+def _paper_table_entry(paper_name: str, paper: Printed, number: str, variants: _VariantsByTable) -> dict[str, Any]:
+    table = paper.tables[number]
+    name = f"{paper_name}/{number}"
+    recipes = _by_scale(name, variants.get(name, {}))
+
+    if table.small and not recipes["small"]:
+        other = f"{paper_name}/{table.small}"
+        recipes["small"] = _by_scale(other, variants.get(other, {}))["small"]
+
+    reason = ""
+    if not any(recipes.values()):
+        reason = table.reason() or "; ".join(_reasons_of_rows(table))
+
+    return {
+        "name": name,
+        "title": table.title,
+        "paper": f"{paper.authors} ({paper.year})",
+        "recipes": recipes,
+        "rows": _rows(table, variants.get(name, {})),
+        "measured": table.measured,
+        "reason": reason,
+    }
+
+
+def _reasons_of_rows(table: PrintedTable) -> list[str]:
+    """Return why rows have no recipe, each reason once."""
+    reasons = [table.reason(row) for row in table.row_names()]
+    return list(dict.fromkeys(reason for reason in reasons if reason))
+
+
 def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
+    """Return each row of a table with the variants that are trained for it, or why there are none."""
     trained: dict[str, list[str]] = {row: [] for row in table.row_names()}
-    for variant, mine in (each for variants in recipes.values() for each in variants.items()):
-        with contextlib.suppress(ValueError, TypeError, AttributeError):  # reported when the recipe is loaded
-            for row in table.chosen(mine["paper"].get("row", [])):
-                trained[row].append(variant)
-    return [
-        {"row": row, "recipes": names, "reason": "" if names else table.reason(row)} for row, names in trained.items()
-    ]
+    for variants in recipes.values():
+        for variant, tables in variants.items():
+            with contextlib.suppress(ValueError, TypeError, AttributeError):  # reported when the recipe is loaded
+                for row in table.chosen(tables["paper"].get("row", [])):
+                    trained[row].append(variant)
+
+    rows = []
+    for row, names in trained.items():
+        reason = "" if names else table.reason(row)
+        rows.append({"row": row, "recipes": names, "reason": reason})
+    return rows
 
 
 def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, list[str]]:
+    """Return the names of recipes on the paper's data (``full``) and on other data (``small``)."""
     by_scale: dict[str, list[str]] = {"full": [], "small": []}
     for recipe, variants in recipes.items():
-        data = str((next(iter(variants.values())).get("data") or {}).get("name"))
-        by_scale["full" if is_full(table, data) else "small"].append(recipe)
+        first = next(iter(variants.values()))
+        data = first.get("data") or {}
+        scale = "full" if is_full(table, str(data.get("name"))) else "small"
+        by_scale[scale].append(recipe)
     return by_scale
 
 
 def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
     """Yield kind and name of everything named in the value of a key; keys of ``[sweep]`` have dots."""
-    *owners, last = key.split(".")
-    for each in value if isinstance(value, list) else [value]:
+    values = value if isinstance(value, list) else [value]
+    last = key.rpartition(".")[2]
+    for each in values:
         if isinstance(each, dict):
-            for inner, more in each.items():
-                if inner != "origin":  # texts about settings
-                    yield from _names(more, f"{last}.{inner}" if "." not in inner else inner)
-        elif isinstance(each, str) and last in _NAMES_ALONE:
-            yield last, each
-        elif isinstance(each, str) and last == "name" and owners:
-            last_owner = owners[-1].rsplit("_", 1)[-1]
-            kind = {"data": "data set", "track": "tracker"}.get(last_owner, last_owner)
-            if kind in ("data set", "trunk", "tracker", *registry.KINDS):
+            for inner, inner_value in each.items():
+                if inner == "origin":  # texts about settings
+                    continue
+                inner_key = inner if "." in inner else f"{last}.{inner}"
+                yield from _names(inner_value, inner_key)
+        elif isinstance(each, str):
+            kind = _kind_named_by(key)
+            if kind:
                 yield kind, each
 
 
-def _variants(name: str, overrides: Iterable[str]) -> tuple[str, Tables, dict[str, Tables]]:
-    """Return a recipe's file name, its ``[run]``, and the tables of its variants by their full names."""
+def _kind_named_by(key: str) -> str:
+    """Return the kind of the thing that a key names, ``"loss"`` for ``loss.name``; "" for other keys."""
+    owner, dot, last = key.rpartition(".")
+    if last in _NAMES_ALONE:
+        return last
+    if last != "name" or not dot:
+        return ""
+    table = owner.rpartition(".")[2].rpartition("_")[2]
+    kind = _KINDS_OF_TABLES.get(table, table)
+    return kind if kind in ("data set", "trunk", "tracker", *registry.KINDS) else ""
+
+
+def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
+    """Read a recipe and expand its ``[sweep]``; overrides go over the settings of a variant."""
     base = _without_variant(name)
     source, tables, run = _read(base)
     sweep = tables.pop("sweep", {})
-    given = []
-    for override in overrides:
-        key, separator, text = (part.strip() for part in override.partition("="))
-        if not separator or not key:
-            raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-        if _DEEP_KEY.search(override):
-            raise ConfigError(shortened(f"--set {override[:100]}...: nested too deep; wanted a key of few parts"))
-        given.append((key, toml_value(text)))
-        if isinstance(tables.get(key), dict) and isinstance(given[-1][1], str):
-            raise ConfigError(f"--set {override}: {key} is a table; type --set {key}.name={text}")
+    settings = [_parsed_override(override, tables) for override in overrides]
+
+    for key, _ in settings:
         if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
             del sweep[key]
+
     # Names of components and data sets go first, since another name begins the table anew.
-    given.sort(key=lambda pair: "." in pair[0] and pair[0].rpartition(".")[2] not in ("name", *_NAMES_ALONE))
-    result = {}
-    for label, settings in _combinations(sweep, source).items():
-        mine = tables
-        for key, value in [*settings, *given]:
-            mine = merged(mine, nested(key, value))
-        paper = mine.get("paper")
-        if isinstance(paper, dict) and isinstance(rows := paper.get("variants"), dict):
-            row = {"row": rows[label]} if label in rows else {}
-            mine = {**mine, "paper": {key: value for key, value in paper.items() if key != "variants"} | row}
-        result[f"{base}@{label}" if sweep else base] = mine
-    if name == base:
-        return source, run, result
-    if name not in result:
-        raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(result)}")
-    return source, run, {name: result[name]}
+    settings.sort(key=lambda setting: not _begins_table(setting[0]))
+
+    variants = {}
+    for label, choices in _combinations(sweep, source).items():
+        variant = tables
+        for choice in choices:
+            variant = merged(variant, nested(choice.key, choice.value))
+        for key, value in settings:
+            variant = merged(variant, nested(key, value))
+        full_name = f"{base}@{label}" if sweep else base
+        variants[full_name] = _with_row_of_variant(variant, label)
+
+    if name != base:
+        if name not in variants:
+            raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
+        variants = {name: variants[name]}
+    return _Variants(source, run, variants)
 
 
-def _combinations(sweep: Any, source: str) -> dict[str, list[tuple[str, Any]]]:
-    """Return the settings of each variant by its label, ``"sqrt,36"``: pairs of key and value, or of "" and tables."""
-    entries: list[list[tuple[str, tuple[str, Any]]]] = []
-    for key, values in sweep.items() if isinstance(sweep, dict) else [("", sweep)]:
-        if key and isinstance(values, list) and values:
-            labels = (value.get("name", value) if isinstance(value, dict) else value for value in values)
-            entries.append([(str(label), (key, value)) for label, value in zip(labels, values, strict=True)])
-        elif isinstance(values, dict) and values and all(isinstance(value, dict) for value in values.values()):
-            entries.append([(label, ("", tables)) for label, tables in values.items()])
-        else:
-            raise ConfigError(
-                f"{source}: {f'[sweep] {key}'.rstrip()}: found {values!r}; wanted a list of values by key, for example "
-                '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]'
-            )
-    if (count := math.prod(map(len, entries))) > _MOST_VARIANTS:
+def _parsed_override(override: str, tables: Tables) -> tuple[str, Any]:
+    """Return key and value of ``KEY=VALUE``; ConfigError for one that fits no recipe with these tables."""
+    key, separator, text = override.partition("=")
+    key = key.strip()
+    text = text.strip()
+    if not separator or not key:
+        raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
+    if _DEEP_KEY.search(override):
+        raise ConfigError(shortened(f"--set {override[:100]}...: nested too deep; wanted a key of few parts"))
+    value = toml_value(text)
+    if isinstance(tables.get(key), dict) and isinstance(value, str):
+        raise ConfigError(f"--set {override}: {key} is a table; type --set {key}.name={text}")
+    return key, value
+
+
+def _begins_table(key: str) -> bool:
+    """Return whether a key is a table's name, or a whole table."""
+    return "." not in key or key.rpartition(".")[2] in ("name", *_NAMES_ALONE)
+
+
+def _with_row_of_variant(tables: Tables, label: str) -> Tables:
+    """Return tables whose ``[paper]`` has the row of a variant, which ``[paper.variants]`` says by label."""
+    paper = tables.get("paper")
+    if not isinstance(paper, dict) or not isinstance(paper.get("variants"), dict):
+        return tables
+    rows = paper["variants"]
+    paper = {key: value for key, value in paper.items() if key != "variants"}
+    if label in rows:
+        paper["row"] = rows[label]
+    return {**tables, "paper": paper}
+
+
+def _combinations(sweep: Any, source: str) -> dict[str, tuple[_Choice, ...]]:
+    """Return the choices of each variant by its label, ``"sqrt,36"``."""
+    if not isinstance(sweep, dict):
+        raise _wrong_sweep("", sweep, source)
+    choices = [_choices(key, values, source) for key, values in sweep.items()]
+    count = math.prod(len(each) for each in choices)
+    if count > _MOST_VARIANTS:
         raise ConfigError(f"{source}: [sweep] has {count:,} variants; wanted at most {_MOST_VARIANTS:,}")
-    return {
-        ",".join(label for label, _ in chosen): [setting for _, setting in chosen]
-        for chosen in itertools.product(*entries)
-    }
+
+    combinations = {}
+    for combination in itertools.product(*choices):
+        label = ",".join(choice.label for choice in combination)
+        combinations[label] = combination
+    return combinations
+
+
+def _choices(key: str, values: Any, source: str) -> list[_Choice]:
+    """Return the choices of one key of ``[sweep]``: a list of values, or tables by label."""
+    choices = []
+    if key and isinstance(values, list):
+        for value in values:
+            label = value.get("name", value) if isinstance(value, dict) else value
+            choices.append(_Choice(str(label), key, value))
+    elif isinstance(values, dict) and all(isinstance(tables, dict) for tables in values.values()):
+        for label, tables in values.items():
+            choices.append(_Choice(label, "", tables))
+    if not choices:
+        raise _wrong_sweep(key, values, source)
+    return choices
+
+
+def _wrong_sweep(key: str, values: Any, source: str) -> ConfigError:
+    place = f"[sweep] {key}".rstrip()
+    return ConfigError(
+        f"{source}: {place}: found {values!r}; wanted a list of values by key, for example "
+        '"loss.alpha" = [36, 45], or tables by name, for example [sweep.rows.sqrt]'
+    )
 
 
 def _without_variant(name: str) -> str:
@@ -280,56 +415,87 @@ def _without_variant(name: str) -> str:
     return name.removesuffix(end).partition(f"{end}@")[0] + end
 
 
-def _read(name: str, children: tuple[str, ...] = ()) -> tuple[str, Tables, Tables]:
-    """Return a recipe's file name, its tables merged over what they extend, and its ``[run]``."""
+def _read(name: str, children: tuple[str, ...] = ()) -> _RecipeFile:
+    """Read a recipe's file and merge it over what it extends; ``children`` are the recipes that extend it."""
     if name in children:
         raise ConfigError(f"{name}: extends itself: {' -> '.join((*children, name))}")
-    file, children = _file(name), (*children, name)
+    children = (*children, name)
+    file = _file(name)
+    tables = _parsed(file)
+
+    run = tables.pop("run", {})
+    if not isinstance(run, dict):
+        run = {}
+    sweep = tables.get("sweep")
+    if isinstance(sweep, dict):
+        for choices in sweep.values():
+            if isinstance(choices, dict):
+                _extend_choices(choices, tables.get("origin", {}), file, children)
+    return _RecipeFile(str(file), _extended(tables, file, children), run)
+
+
+def _parsed(file: Traversable) -> Tables:
     try:
         text = file.read_text("utf-8")
         if _DEEP_KEY.search(text):  # tomllib's time grows with the square of the parts
             raise ConfigError(f"{file}: a key is nested too deep; wanted the tables of a recipe")
-        tables = tomllib.loads(text)
+        return tomllib.loads(text)
     except ConfigError:
         raise
     except OSError as error:
         raise ConfigError(f"{file}: cannot be read ({error.strerror})") from None
     except ValueError as error:  # also of bytes that are not UTF-8, and of integers of thousands of digits
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
-    run = tables.pop("run", {})
-    sweep = tables.get("sweep")
-    for named in sweep.values() if isinstance(sweep, dict) else ():  # choices that extend something of their own
-        for label, choice in named.items() if isinstance(named, dict) else ():
-            if isinstance(choice, dict) and "extends" in choice:
-                # The file's origins of its own settings go before those of what the choice extends.
-                choice = merged({"origin": tables.get("origin", {})}, choice)
-                named[label] = _extended(choice, file, children, f"sweep: {label}: ")
-                named[label].pop("sweep", None)
-    return str(file), _extended(tables, file, children), run if isinstance(run, dict) else {}
+
+
+def _extend_choices(choices: Tables, origins: Any, file: Traversable, children: tuple[str, ...]) -> None:
+    """Merge choices of ``[sweep]`` in place over what they extend, each something of its own."""
+    for label, choice in choices.items():
+        if isinstance(choice, dict) and "extends" in choice:
+            # The file's origins of its own settings go before those of what the choice extends.
+            with_origins = merged({"origin": origins}, choice)
+            extended = _extended(with_origins, file, children, f"sweep: {label}: ")
+            extended.pop("sweep", None)
+            choices[label] = extended
 
 
 def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], where: str = "") -> Tables:
     """Merge tables of a file over what they extend: recipes, variants and pipelines."""
     parents = tables.pop("extends", [])
-    base, images = Tables(), Tables()  # images: tables of pipelines, valid for any data set
-    for parent in parents if isinstance(parents, list) else [parents]:
+    if not isinstance(parents, list):
+        parents = [parents]
+
+    base = Tables()
+    pipeline_images = Tables()  # [data.images] of pipelines, valid for any data set
+    for parent in parents:
         if not isinstance(parent, str):
             raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")
         if parent.endswith(".toml") and isinstance(file, Path):
             parent = str(file.parent / parent)
         try:
-            more = variant_tables(parent)[parent] if _without_variant(parent) != parent else _read(parent, children)[1]
+            inherited = _tables_of_parent(parent, children)
         except UnknownNameError as error:
             raise ConfigError(f"{file}: {where}extends: {error}") from None
-        more.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them
         if parent.startswith(PIPELINES):
-            images = merged(images, more.pop("data", {}).get("images", {}))
-        base = merged(base, more)
+            images = inherited.pop("data", {}).get("images", {})
+            pipeline_images = merged(pipeline_images, images)
+        base = merged(base, inherited)
+
     result = merged(base, tables)
-    if images:
-        own = tables["data"].get("images", {}) if isinstance(tables.get("data"), dict) else {}
-        result["data"] = {**result.get("data", {}), "images": merged(images, own)}
+    if pipeline_images:
+        data = tables.get("data")
+        images_of_file = data.get("images", {}) if isinstance(data, dict) else {}
+        images = merged(pipeline_images, images_of_file)
+        result["data"] = {**result.get("data", {}), "images": images}
     return result
+
+
+def _tables_of_parent(name: str, children: tuple[str, ...]) -> Tables:
+    """Return what a recipe inherits from another one, or from one of its variants."""
+    is_variant = _without_variant(name) != name
+    tables = variant_tables(name)[name] if is_variant else _read(name, children).tables
+    tables.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them
+    return tables
 
 
 def _file(name: str) -> Traversable:
@@ -338,7 +504,8 @@ def _file(name: str) -> Traversable:
             raise ConfigError(f"{name}: no such recipe file")
         return Path(name)
     if not name.startswith(PIPELINES):
-        return registry.find("recipe", name)[1]  # type: ignore[no-any-return]
+        _, file = registry.find("recipe", name)
+        return file  # type: ignore[no-any-return]
     files = pipelines()
     if name not in files:
         raise UnknownNameError(unknown("pipeline", name, files))

@@ -43,12 +43,14 @@ class PrintedTable(Table):
 
     @model_validator(mode="after")
     def _rows_fit(self) -> Self:
-        heads, width = len(self.heads), len(self.heads) + sum(map(len, self.columns.values()))
+        heads = len(self.heads)
+        width = heads + sum(len(names) for names in self.columns.values())
         for row in self.rows:
             if len(row) != width:
                 raise ValueError(f"found {len(row)} cells in the row {row[:heads]}, wanted {width}, one per column")
-            if wrong := [cell for cell in row[heads:] if isinstance(cell, str) and cell != "-"]:
-                raise ValueError(f"found {wrong[0]!r} in the row {row[:heads]}; wanted a number, or '-' for none")
+            for cell in row[heads:]:
+                if isinstance(cell, str) and cell != "-":
+                    raise ValueError(f"found {cell!r} in the row {row[:heads]}; wanted a number, or '-' for none")
         return self
 
     def row_names(self) -> list[str]:
@@ -57,43 +59,80 @@ class PrintedTable(Table):
 
     def chosen(self, row: str | list[str] | dict[str, str]) -> list[str]:
         """Return the names of the rows of ``[paper] row``: a name, several, or texts of heads; else ValueError."""
-        names, by_heads = self.row_names(), isinstance(row, dict)
-        wanted, known = [row] if isinstance(row, str) else list(row), self.heads if by_heads else names
-        if absent := next((name for name in wanted if name not in known), None):
-            raise ValueError(unknown("head of rows" if by_heads else "row", absent, known))
-        if not isinstance(row, dict) or not row:
-            return wanted
-        heads = (dict(zip(self.heads, map(str, each), strict=False)) for each in self.rows)
-        fitting = [name for name, own in zip(names, heads, strict=True) if row.items() <= own.items()]
+        if isinstance(row, dict):
+            return self._rows_with_heads(row)
+        wanted = [row] if isinstance(row, str) else row
+        names = self.row_names()
+        for name in wanted:
+            if name not in names:
+                raise ValueError(unknown("row", name, names))
+        return list(wanted)
+
+    def _rows_with_heads(self, texts: dict[str, str]) -> list[str]:
+        """Return the names of the rows that have all of these texts in their heads; none for no text."""
+        for head in texts:
+            if head not in self.heads:
+                raise ValueError(unknown("head of rows", head, self.heads))
+        if not texts:
+            return []
+        names = self.row_names()
+        fitting = []
+        for name, row in zip(names, self.rows, strict=True):
+            heads = dict(zip(self.heads, map(str, row), strict=False))
+            if texts.items() <= heads.items():
+                fitting.append(name)
         if not fitting:
-            raise ValueError(unknown("row", ", ".join(row.values()), names))
+            raise ValueError(unknown("row", ", ".join(texts.values()), names))
         return fitting
 
     def values(self, row: str) -> list[tuple[str, str, Cell]]:
         """Return the values of a row, each after its heading and its column."""
-        places = [(heading, name) for heading, names in self.columns.items() for name in names]
-        cells = self.rows[self.row_names().index(row)][len(self.heads) :]
-        return [(*place, cell) for place, cell in zip(places, cells, strict=True)]
+        number = self.row_names().index(row)
+        cells = iter(self.rows[number][len(self.heads) :])
+        values = []
+        for heading, names in self.columns.items():
+            for name in names:
+                values.append((heading, name, next(cells)))
+        return values
 
     def reason(self, row: str = "") -> str:
         """Return why a row, or the whole table, has no recipe; "" where the file gives no reason."""
         if isinstance(self.without, str):
             return self.without
-        patterns = ((pattern.replace("[", "[[]"), text) for pattern, text in self.without.items())
-        return next((text for pattern, text in patterns if row and fnmatchcase(row, pattern)), "")
+        if row:
+            for pattern, text in self.without.items():
+                if fnmatchcase(row, pattern.replace("[", "[[]")):
+                    return text
+        return ""
 
     def text(self, cell: Cell) -> str:
         """Format a cell as printed: 94.8 as 94.80 in a table whose numbers have two decimals."""
         if not isinstance(cell, float):
             return str(cell)
-        decimals = max(len(str(each).partition(".")[2]) for row in self.rows for each in row if isinstance(each, float))
+        decimals = 0
+        for row in self.rows:
+            for each in row:
+                if isinstance(each, float):
+                    digits = str(each).partition(".")[2]
+                    decimals = max(decimals, len(digits))
         return f"{cell:.{decimals}f}"
 
     def metric(self, row: str, column: str) -> str:
         """Return a run's name of a column's metric; "" where a run has none."""
-        ranked = re.fullmatch(r"R@(\d+)", column)
-        name = self.metrics.get(column) or (f"recall_at_{ranked[1]}" if ranked else _METRICS.get(column, ""))
-        return name + "".join(after for text, after in self.suffixes.items() if text in row) if name else ""
+        name = self.metrics.get(column) or _usual_metric(column)
+        if not name:
+            return ""
+        for text, suffix in self.suffixes.items():
+            if text in row:
+                name += suffix
+        return name
+
+
+def _usual_metric(column: str) -> str:
+    ranked = re.fullmatch(r"R@(\d+)", column)
+    if ranked:
+        return f"recall_at_{ranked[1]}"
+    return _METRICS.get(column, "")
 
 
 class Printed(Table):
@@ -147,37 +186,69 @@ def quoted(paper: PaperTable | None, data: str) -> list[Quoted]:
     if paper is None:
         return []
     with located("paper.table"):
-        place = printed(paper.table)
-    if place is None:
-        if key := next((key for key in ("row", "column") if getattr(paper, key)), ""):
-            known = [f"{name}/{number}" for name, read in papers().items() for number in read.tables]
-            raise ConfigError(f"paper.{key}: goes with the table of a paper; {unknown('table', paper.table, known)}")
+        found = printed(paper.table)
+    if found is None:
+        _check_no_row_or_column(paper)
         return []
-    read, table = place
+    read, table = found
     with located(f"paper.row: {paper.table}"):
         rows = table.chosen(paper.row)
-    own = [heading for heading in table.columns if read.data.get(heading) == data]
+    headings = _quoted_headings(paper, read, table, data)
+
+    values = []
+    for row in rows:
+        for heading, column, cell in table.values(row):
+            if heading not in headings or isinstance(cell, str):
+                continue
+            value = Quoted(
+                row=row,
+                heading=heading,
+                column=column,
+                metric=table.metric(row, column),
+                phase=table.phases.get(heading) or table.phases.get(row) or "after",
+                value=cell / 100 if table.unit == "percent" else cell,
+                text=table.text(cell),
+            )
+            values.append(value)
+    return values
+
+
+def _check_no_row_or_column(paper: PaperTable) -> None:
+    """Raise ConfigError for a ``[paper]`` with a row or column of a table that no registered paper has."""
+    for key in ("row", "column"):
+        if getattr(paper, key):
+            problem = unknown("table", paper.table, names_of_tables())
+            raise ConfigError(f"paper.{key}: goes with the table of a paper; {problem}")
+
+
+def _quoted_headings(paper: PaperTable, read: Printed, table: PrintedTable, data: str) -> list[str]:
+    """Return the headings of the columns to quote: the one that is named, those of the data set, or else all."""
     if paper.column:
         if paper.column not in table.columns:
             raise ConfigError(f"paper.column: {unknown(f'column of {paper.table}', paper.column, table.columns)}")
-        own = [paper.column]
-    elif not own and paper.row and not table.data and len(table.columns) > 1:
+        return [paper.column]
+    of_data = [heading for heading in table.columns if read.data.get(heading) == data]
+    if not of_data and paper.row and not table.data and len(table.columns) > 1:
         headings = ", ".join(table.columns)
         raise ConfigError(f"paper.column: missing; {paper.table} has {headings}, none of which is {data}")
-    values = []
-    for row, (heading, column, cell) in ((each, value) for each in rows for value in table.values(each)):
-        if heading in (own or table.columns) and not isinstance(cell, str):
-            phase = table.phases.get(heading) or table.phases.get(row) or "after"
-            fraction = cell / 100 if table.unit == "percent" else cell
-            metric = table.metric(row, column)
-            values.append(Quoted(row, heading, column, metric, phase, fraction, table.text(cell)))
-    return values
+    return of_data or list(table.columns)
+
+
+def names_of_tables() -> list[str]:
+    """Return the names of the tables of all papers, ``"cbml/7"``."""
+    names = []
+    for paper, read in papers().items():
+        names += [f"{paper}/{number}" for number in read.tables]
+    return names
 
 
 def is_full(name: str, data: str) -> bool:
     """Return whether a data set is one of the paper's whose table has this name."""
-    place = printed(name)
-    return place is not None and data in place[0].data.values()
+    found = printed(name)
+    if found is None:
+        return False
+    paper, _ = found
+    return data in paper.data.values()
 
 
 def paper_values(paper: Mapping[str, Any], data: str) -> tuple[list[Quoted], bool]:
@@ -189,17 +260,19 @@ def paper_values(paper: Mapping[str, Any], data: str) -> tuple[list[Quoted], boo
 def texts(values: list[Quoted]) -> list[str]:
     """Format values for reading, one line per row and heading: ``"CBML, CUB: R@1 63.8, R@2 74.8"``."""
     lines = []
-    for (row, heading), each in itertools.groupby(values, key=lambda value: value[:2]):
-        lines.append(f"{row}, {heading}: " + ", ".join(f"{value.column} {value.text}" for value in each))
+    for (row, heading), group in itertools.groupby(values, key=lambda value: (value.row, value.heading)):
+        columns = ", ".join(f"{value.column} {value.text}" for value in group)
+        lines.append(f"{row}, {heading}: {columns}")
     return lines
 
 
 def _parsed(file: Traversable) -> Printed:
     try:
         return _printed_of(file.read_text("utf-8"))
+    except ValidationError as error:
+        raise ConfigError(shortened(f"{file}: {problem_of(error)}")) from None
     except ValueError as error:  # also of bytes that are not UTF-8
-        problem = problem_of(error) if isinstance(error, ValidationError) else f"not valid TOML: {error}"
-        raise ConfigError(shortened(f"{file}: {problem}")) from None
+        raise ConfigError(shortened(f"{file}: not valid TOML: {error}")) from None
 
 
 @functools.lru_cache(maxsize=64)

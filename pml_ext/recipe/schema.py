@@ -52,9 +52,16 @@ class NamedTable(Table):
         return dict(self.model_extra or {})
 
 
-_name_alone = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+def _table_of_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
 
-_listed = BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+
+def _list_of_one(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
+_name_alone = BeforeValidator(_table_of_name)
+_listed = BeforeValidator(_list_of_one)
 
 
 class ImagesTable(Table):
@@ -74,7 +81,8 @@ class ImagesTable(Table):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> Self:
-        if len(self.mean or []) != len(self.std or []) or len(self.mean or [0]) not in (1, 3):
+        means = len(self.mean or [])
+        if means != len(self.std or []) or means not in (0, 1, 3):
             raise ValueError("mean and std go together, one value or three each; std = [1, 1, 1] divides by nothing")
         if self.value_range == 255 and self.mean is None:
             raise ValueError("value_range = 255 goes with the mean and std of such values")
@@ -131,7 +139,9 @@ Freeze = Literal["none", "trunk"] | list[str]
 
 def frozen_patterns(freeze: Freeze) -> list[str]:
     """Return the patterns of the parts of the trunk that ``freeze`` selects."""
-    return freeze if isinstance(freeze, list) else ["*"] if freeze == "trunk" else []
+    if isinstance(freeze, list):
+        return freeze
+    return ["*"] if freeze == "trunk" else []
 
 
 class LoraTable(Table):
@@ -159,13 +169,20 @@ class ModelTable(Table):
     init: str | None = None  # folder of a run with the initial weights of the networks
 
     @model_validator(mode="after")
-    def _head_fits(self) -> Self:
-        name, dot, tag = self.trunk.name.partition(".")
-        if dot and name.startswith("timm/") and "weights" not in self.trunk.settings:  # as timm names a trained model
+    def _trunk_has_weights(self) -> Self:
+        """Fill in weights that the trunk's name implies."""
+        library, _, model = self.trunk.name.partition("/")
+        if "weights" in self.trunk.settings:
+            return self
+        if library == "timm" and "." in model:  # as timm names a trained model
+            name, _, tag = self.trunk.name.partition(".")
             self.trunk = NamedTable.model_validate({**self.trunk.settings, "name": name, "weights": tag})
-        library, _, folder = self.trunk.name.partition("/")
-        if library == "hf" and "weights" not in self.trunk.settings and os.path.isdir(folder):  # a saved model
+        if library == "hf" and os.path.isdir(model):  # a saved model
             self.trunk = NamedTable.model_validate({**self.trunk.model_dump(), "weights": "DEFAULT"})
+        return self
+
+    @model_validator(mode="after")
+    def _head_fits(self) -> Self:
         if self.lora is not None and self.freeze != "none":
             raise ValueError("lora trains adapters of a trunk that is frozen otherwise; leave out freeze")
         if self.embedder in ("none", "pca"):
@@ -174,9 +191,12 @@ class ModelTable(Table):
                     raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
         if self.embedder == "mlp" and not self.hidden_sizes:
             self.hidden_sizes = [512]
-        for key, unwanted in (("embedder", self.embedder == "pca"), ("views", self.views > 1)):
-            if unwanted and self.freeze != "trunk":
-                raise ValueError(f"{key}: {getattr(self, key)!r} goes with freeze = 'trunk', whose features are kept")
+        if self.freeze != "trunk":
+            text = "goes with freeze = 'trunk', whose features are kept"
+            if self.embedder == "pca":
+                raise ValueError(f"embedder: {self.embedder!r} {text}")
+            if self.views > 1:
+                raise ValueError(f"views: {self.views!r} {text}")
         if self.init is not None and self.freeze == "trunk":
             raise ValueError("init: a run's weights are trained further; features are kept of pretrained trunks alone")
         return self
@@ -292,9 +312,11 @@ class EvaluationTable(Table):
 
     @model_validator(mode="after")
     def _selection_has_images(self) -> Self:
-        if (self.select is None) != (self.select_on == "validation" and self.validation == 0) or (
-            self.select_on == "test" and self.validation
-        ):
+        if self.select_on == "test":
+            fits = self.select is not None and self.validation == 0
+        else:
+            fits = (self.select is not None) == (self.validation > 0)
+        if not fits:
             raise ValueError(
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
                 "out for that) or select_on = 'test', for example validation = 0.2, select = 'map_at_r'"
@@ -318,8 +340,11 @@ class EvaluationTable(Table):
         from ..evaluation.metrics import metrics_of
 
         metrics = metrics_of(self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at)
-        named = [*(metric.name for metric in metrics if metric.in_runs), *registry.factories("metric")]
-        return named + [f"{PROTOCOLS[name]}_top_{k}" for name in self.protocols for k in TOP]
+        names = [metric.name for metric in metrics if metric.in_runs]
+        names += registry.factories("metric")
+        for protocol in self.protocols:
+            names += [f"{PROTOCOLS[protocol]}_top_{k}" for k in TOP]
+        return names
 
 
 class PaperTable(BaseModel):
@@ -371,39 +396,57 @@ class Recipe(Table):
 
     @model_validator(mode="after")
     def _origins_and_ranges_fit(self) -> Self:
-        groups = {name: each.annotation for name, each in type(self).model_fields.items() if name not in _NO_SETTINGS}
-        for which, key in (*(("origin", key) for key in self.origin), *(("tune", key) for key in self.tune)):
-            group, name = [*key.split("."), ""][:2]
-            if group not in groups:
-                raise ValueError(f"{which}.{key}: {unknown('table', group, groups)}")
-            table: Any = groups[group]
-            closed = isinstance(table, type) and issubclass(table, Table) and table.model_config["extra"] == "forbid"
-            if name and closed and name not in (known := table.model_fields):
-                raise ValueError(f"{which}.{key}: {unknown(f'key of [{group}]', name, known)}")
+        for key in self.origin:
+            self._check_key(f"origin.{key}", key)
+        for key in self.tune:
+            self._check_key(f"tune.{key}", key)
         return self
+
+    def _check_key(self, place: str, key: str) -> None:
+        """Raise ValueError, with the place, for a key that no table of settings has."""
+        tables = {name: field.annotation for name, field in type(self).model_fields.items() if name not in _NO_SETTINGS}
+        group, _, inner = key.partition(".")
+        if group not in tables:
+            raise ValueError(f"{place}: {unknown('table', group, tables)}")
+        table: Any = tables[group]
+        if not inner or not isinstance(table, type) or not issubclass(table, Table):
+            return
+        name = inner.partition(".")[0]
+        if name and table.model_config["extra"] == "forbid" and name not in table.model_fields:
+            raise ValueError(f"{place}: {unknown(f'key of [{group}]', name, table.model_fields)}")
 
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
-        epochs, clusters = self.schedule.epochs, self.data.labels == "clusters"
-        if (warm := sum(stage.epochs for stage in self.stages)) >= epochs:
-            raise ValueError(f"schedule.epochs: found {epochs}; the stages take {warm} epochs, so it must be more")
-        if clusters and self.evaluation.validation:
+        epochs = self.schedule.epochs
+        stage_epochs = sum(stage.epochs for stage in self.stages)
+        if stage_epochs >= epochs:
+            raise ValueError(
+                f"schedule.epochs: found {epochs}; the stages take {stage_epochs} epochs, so it must be more"
+            )
+        if self.data.labels == "clusters" and self.evaluation.validation:
             raise ValueError("evaluation.validation: it holds out classes by labels, which clusters have not")
         for stage in self.all_stages():
-            memory, batch = stage.loss.memory, stage.sampler.batch_size if stage.sampler else 0
-            if memory is not None and clusters:
-                raise ValueError("loss.memory: it keeps labels of past batches, and clusters change with each epoch")
-            if memory is not None and memory.size < batch:
-                raise ValueError(f"loss.memory.size: found {memory.size}; it holds at least one batch, here {batch}")
-            if memory is not None and memory.start_epoch > epochs:
-                raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
+            if stage.loss.memory is not None:
+                batch = stage.sampler.batch_size if stage.sampler else 0
+                self._check_memory(stage.loss.memory, batch)
         return self
+
+    def _check_memory(self, memory: MemoryTable, batch: int) -> None:
+        """Raise ValueError for a memory that does not fit the data, the batch or the schedule."""
+        epochs = self.schedule.epochs
+        if self.data.labels == "clusters":
+            raise ValueError("loss.memory: it keeps labels of past batches, and clusters change with each epoch")
+        if memory.size < batch:
+            raise ValueError(f"loss.memory.size: found {memory.size}; it holds at least one batch, here {batch}")
+        if memory.start_epoch > epochs:
+            raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
 
     def all_stages(self) -> list[StageTable]:
         """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
-        warm = sum(stage.epochs for stage in self.stages)
-        own = StageTable(epochs=self.schedule.epochs - warm, loss=self.loss, sampler=self.sampler)
-        return [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages] + [own]
+        stages = [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages]
+        epochs = self.schedule.epochs - sum(stage.epochs for stage in self.stages)
+        stages.append(StageTable(epochs=epochs, loss=self.loss, sampler=self.sampler))
+        return stages
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as plain tables that TOML can represent, with defaults."""
@@ -418,13 +461,16 @@ def problem_of(error: ValidationError) -> str:
         text = "missing, and without a default"
     elif problem["type"] != "value_error":
         text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
-    return ": ".join([".".join(map(str, problem["loc"])), text]).removeprefix(": ")
+    key = ".".join(map(str, problem["loc"]))
+    return f"{key}: {text}" if key else text
 
 
 def unknown_key(what: str, key: str, known: Iterable[str]) -> str:
     """Describe an unknown key: name the tables of a recipe that have it, or else the most similar keys."""
     tables = " or ".join(f"[{path}]" for path in _tables_with(Recipe, key))
-    return f"no {what} {key!r}; it belongs to {tables}" if tables else unknown(what, key, known)
+    if tables:
+        return f"no {what} {key!r}; it belongs to {tables}"
+    return unknown(what, key, known)
 
 
 def _tables_with(table: type[BaseModel], key: str, path: str = "") -> Iterator[str]:

@@ -22,7 +22,7 @@ from .lookup import fill_settings as fill_settings
 from .lookup import find as find
 from .lookup import get as get
 from .lookup import isolated as isolated
-from .lookup import lacking as lacking
+from .lookup import missing_plugins as missing_plugins
 from .lookup import plugins as plugins
 from .lookup import recipes as recipes
 from .lookup import register as register

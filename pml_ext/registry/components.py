@@ -46,7 +46,9 @@ class Component:
     @property
     def cls(self) -> type:
         """The class."""
-        return self.source if isinstance(self.source, type) else pkgutil.resolve_name(self.source)
+        if isinstance(self.source, type):
+            return self.source
+        return pkgutil.resolve_name(self.source)  # type: ignore[no-any-return]
 
     @property
     def class_name(self) -> str:
@@ -56,15 +58,21 @@ class Component:
     @property
     def path(self) -> str:
         """The class's import path, ``"package.module:Class"``."""
-        return self.source if isinstance(self.source, str) else f"{self.source.__module__}:{self.source.__name__}"
+        if isinstance(self.source, str):
+            return self.source
+        return f"{self.source.__module__}:{self.source.__name__}"
 
     @property
     def kind(self) -> str:
         """One of :data:`KINDS`; for a class given as text, from its name's suffix (``MyLoss``: ``"loss"``)."""
         if isinstance(self.source, type):
             return kind_of(self.source)
-        ending = next((kind for kind in KINDS if self.class_name.endswith(kind.capitalize())), "")
-        return self.named_kind or ending or kind_of(self.cls)
+        if self.named_kind:
+            return self.named_kind
+        for kind in KINDS:
+            if self.class_name.endswith(kind.capitalize()):
+                return kind
+        return kind_of(self.cls)
 
     @property
     def one_line(self) -> str:
@@ -103,7 +111,8 @@ def kind_of(cls: type) -> str:
     for kind, bases in pml.BASES.items():
         if issubclass(cls, bases):
             return kind
-    wanted = "; ".join(f"a {kind}: {bases[0].__module__}.{bases[0].__name__}" for kind, bases in pml.BASES.items())
+    texts = [f"a {kind}: {bases[0].__module__}.{bases[0].__name__}" for kind, bases in pml.BASES.items()]
+    wanted = "; ".join(texts)
     raise TypeError(f"{cls.__module__}.{cls.__qualname__} extends none of the base classes of components ({wanted})")
 
 
@@ -131,11 +140,14 @@ def capabilities(component: object) -> frozenset[str]:
     ``ref_labels``; ``"relation"``: supports a relation instead of equal labels; ``"state"``: keeps state between
     calls; ``"tiles"``: computes in tiles of bounded memory. The default is labels and indices_tuple.
     """
-    if (declared := getattr(component, "capabilities", None)) is not None:
+    declared = getattr(component, "capabilities", None)
+    if declared is not None:
         return frozenset(declared)
-    bases = (component if isinstance(component, type) else type(component)).__mro__
-    nearest = next((base for base in bases if base.__module__.startswith("pytorch_metric_learning.")), object)
-    return _OF_PML.get(nearest.__name__, _USUAL)
+    cls = component if isinstance(component, type) else type(component)
+    for base in cls.__mro__:
+        if base.__module__.startswith("pytorch_metric_learning."):
+            return _OF_PML.get(base.__name__, _USUAL)
+    return _USUAL
 
 
 def pml_components() -> list[Component]:
@@ -143,11 +155,19 @@ def pml_components() -> list[Component]:
     paper = Paper("PyTorch Metric Learning", "Musgrave et al.", 2020, "https://arxiv.org/abs/2008.09164")
     found = []
     for kind in KINDS:
-        package = f"pytorch_metric_learning.{'losses' if kind == 'loss' else f'{kind}s'}"
-        for name, origin in own_imports(package).items():
-            if not re.match("Base|Generic|BatchedDistance|.*Mixin$", name):
-                source = f"{origin.rpartition('.')[0]}:{name}"
-                found.append(Component(source, f"pml/{kebab(name)}", paper, PML, kind))
+        plural = "losses" if kind == "loss" else f"{kind}s"
+        for class_name, origin in own_imports(f"pytorch_metric_learning.{plural}").items():
+            if re.match("Base|Generic|BatchedDistance|.*Mixin$", class_name):
+                continue
+            module = origin.rpartition(".")[0]
+            component = Component(
+                source=f"{module}:{class_name}",
+                name=f"pml/{kebab(class_name)}",
+                paper=paper,
+                plugin=PML,
+                named_kind=kind,
+            )
+            found.append(component)
     return found
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib
 import inspect
-import itertools
 import os
 import re
 import sys
@@ -36,7 +35,9 @@ SLOW = 2.0  # import time in seconds above which a third-party plugin is reporte
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
 _A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
 _A_COMMAND = 'Command("package.module:function", "One line for --help.") (and a name in kebab-case)'
-_KEBAB, _NAME, _SNAKE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*"), re.compile(r"[^\s:@]+"), re.compile("[a-z][a-z0-9_]*")
+_KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+_SNAKE = re.compile("[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[^\s:@]+")
 
 # Tables that hooks return by name: the hook, the pattern of names, the test of a value, and the text of an error.
 TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
@@ -77,7 +78,7 @@ class PluginRecord:
 
 
 class Plugins:
-    """The names claimed by all plugins, by PML's own classes and by components registered in the current process.
+    """The names registered by all plugins, by PML's own classes and by components registered in the current process.
 
     Entry points are read once, those of this distribution first. A plugin that fails is recorded as broken, with a
     :class:`PluginWarning`; a hook that fails in a later call loses only its own names. ``PML_EXT_PLUGINS`` is
@@ -87,10 +88,11 @@ class Plugins:
     def __init__(self) -> None:
         self.records: list[PluginRecord] = []
         self.loaded: dict[str, PluginRecord] = {}
-        self.lacking_extra: dict[str, MissingExtraError] = {}  # {key of TABLES: error of the core's own hook}
+        self.missing_extras: dict[str, MissingExtraError] = {}  # {key of TABLES: error of the core's own hook}
         self._loading = False  # whether plugins are being imported right now
         # {kind of component, "class", "recipe" or key of TABLES: {name: {plugin: value}}}
-        self._claims: dict[str, dict[str, dict[str, Any]]] = {what: {} for what in (*KINDS, "class", "recipe", *TABLES)}
+        kinds = (*KINDS, "class", "recipe", *TABLES)
+        self._registered: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in kinds}
         self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook not called yet: function}}
         self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
         self._lock = threading.RLock()
@@ -104,25 +106,39 @@ class Plugins:
             try:
                 if self._waiting is None:
                     self._waiting = self._read_entry_points()
-                    self._add(BUILTIN, importlib.import_module("pml_ext.registry.builtin"))
-                    for component in pml_components():
-                        self._claim(component.kind, component.name, component.plugin, component)
-                for record, point in [each for each in self._waiting if not _being_imported(each[1].module)]:
-                    self._waiting.remove((record, point))
-                    with self._guarded(record):
-                        self._load_one(record, point)
-                    if record.seconds > SLOW and not record.shipped:
-                        text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
-                        warnings.warn(f"the plugin {record} {text}", PluginWarning, stacklevel=2)
+                    self._add_builtin()
+                self._load_waiting(self._waiting)
             finally:
                 self._loading = False
+
+    def _add_builtin(self) -> None:
+        """Add what the core and PML have."""
+        self._add(BUILTIN, importlib.import_module("pml_ext.registry.builtin"))
+        for component in pml_components():
+            self._register(component.kind, component.name, component.plugin, component)
+
+    def _load_waiting(self, waiting: list[tuple[PluginRecord, metadata.EntryPoint]]) -> None:
+        """Load the plugins that wait, but for those whose import is what calls this; they load at the next call."""
+        for record, point in list(waiting):
+            if _being_imported(point.module):
+                continue
+            waiting.remove((record, point))
+            with self._guarded(record):
+                self._load_one(record, point)
+            if record.seconds > SLOW and not record.shipped:
+                text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
+                warnings.warn(f"the plugin {record} {text}", PluginWarning, stacklevel=3)
 
     def _read_entry_points(self) -> list[tuple[PluginRecord, metadata.EntryPoint]]:
         """Record each entry point and return those to load."""
         found = []
         for point in metadata.entry_points(group=GROUP):
-            name, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "")
-            found.append((PluginRecord(point.name, name, version, point.value), point))
+            distribution = "unknown"
+            version = ""
+            if point.dist is not None:
+                distribution = point.dist.name
+                version = point.dist.version
+            found.append((PluginRecord(point.name, distribution, version, point.value), point))
         found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
         self.records = [record for record, _ in found]
         names = [record.name for record in self.records]
@@ -159,21 +175,24 @@ class Plugins:
             if other is not component:
                 twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
                 raise PluginError(f"pml_ext_components names the {twice}; names are unique per kind")
-        recipes = [_recipe_files(plugin, folder) for folder in hooks.get("pml_ext_recipes", list)()]
+        recipes: list[tuple[str, Path]] = []
+        for folder in hooks.get("pml_ext_recipes", list)():
+            recipes += _recipe_files(plugin, folder)
+
         self._hooks[plugin] = hooks
-        for name, file in itertools.chain.from_iterable(recipes):
-            self._claim("recipe", name, plugin, file)
+        for name, file in recipes:
+            self._register("recipe", name, plugin, file)
         for component in components.values():
             self.add(component)
         return [hook for hook in HOOKS if hook in hooks], len(components)
 
     def add(self, component: Component) -> None:
         """Add a plugin's component under its name and its class name; replace one of the same name."""
-        self._claim(component.kind, component.name, component.plugin, component)
-        self._claim("class", component.class_name, component.plugin, component)
+        self._register(component.kind, component.name, component.plugin, component)
+        self._register("class", component.class_name, component.plugin, component)
 
-    def _claim(self, what: str, name: str, plugin: str, value: Any) -> None:
-        self._claims[what].setdefault(name, {})[plugin] = value
+    def _register(self, kind: str, name: str, plugin: str, value: Any) -> None:
+        self._registered[kind].setdefault(name, {})[plugin] = value
 
     @contextlib.contextmanager
     def _guarded(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
@@ -184,45 +203,57 @@ class Plugins:
         except (KeyboardInterrupt, StoppedError):
             raise
         except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
-            where, left_out = (f"{hook}: ", f"the answer of {hook}") if hook else ("", "it")
-            record.status, record.error = "broken", f"{where}{type(error).__name__}: {error}"
+            reason = f"{type(error).__name__}: {error}"
+            left_out = "it"
+            if hook:
+                reason = f"{hook}: {reason}"
+                left_out = f"the answer of {hook}"
+            record.status = "broken"
+            record.error = reason
             record.traceback = "".join(traceback.format_exception(error))
             advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
             text = f"the plugin {record} is broken and {left_out} was left out: {one_line(error)} ({advice})"
             warnings.warn(text, PluginWarning, stacklevel=4)
 
-    def claims(self, what: str) -> dict[str, dict[str, Any]]:
+    def registered(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES."""
         self.load()
-        if what in TABLES:
-            hook = TABLES[what][0]
+        if kind in TABLES:
             with self._lock:
-                for plugin in [name for name, hooks in self._hooks.items() if hook in hooks]:
-                    function = self._hooks[plugin].pop(hook)
-                    if plugin in self.loaded:
-                        with self._guarded(self.loaded[plugin], hook):
-                            self._call(plugin, what, function)
-                        continue
-                    try:
-                        self._call(plugin, what, function)
-                    except MissingExtraError as error:
-                        self.lacking_extra[what] = error
-        return self._claims[what]
+                self._call_hooks_of(kind)
+        return self._registered[kind]
 
-    def _call(self, plugin: str, what: str, function: Callable[[], Any]) -> None:
-        hook, form, serves, wanted = TABLES[what]
+    def _call_hooks_of(self, kind: str) -> None:
+        """Call the hooks that name things of a kind, each once."""
+        hook = TABLES[kind][0]
+        plugins = [plugin for plugin, hooks in self._hooks.items() if hook in hooks]
+        for plugin in plugins:
+            function = self._hooks[plugin].pop(hook)
+            if plugin in self.loaded:
+                with self._guarded(self.loaded[plugin], hook):
+                    self._call(plugin, kind, function)
+                continue
+            try:
+                self._call(plugin, kind, function)
+            except MissingExtraError as error:
+                self.missing_extras[kind] = error
+
+    def _call(self, plugin: str, kind: str, function: Callable[[], Any]) -> None:
+        hook, form, is_valid, wanted = TABLES[kind]
         answer = function()
         if not isinstance(answer, Mapping):
             raise PluginError(f"{hook} returned {answer!r}; it must return a mapping with names as keys")
         for name, value in answer.items():
-            if not form.fullmatch(name) or not serves(value):
+            if not form.fullmatch(name) or not is_valid(value):
                 raise PluginError(f"{hook}: {name!r} is {value!r}, wanted {wanted}")
         for name, value in answer.items():
-            self._claim(what, name, plugin, value)
+            self._register(kind, name, plugin, value)
 
     def ships(self, plugin: str) -> bool:
         """Return whether a plugin belongs to this distribution."""
-        return self.loaded[plugin].shipped if plugin in self.loaded else plugin != LOCAL
+        if plugin in self.loaded:
+            return self.loaded[plugin].shipped
+        return plugin != LOCAL
 
 
 def _listed_in(variable: str) -> set[str]:
@@ -236,7 +267,7 @@ def _allowed_by(variable: str, name: str) -> bool:
     if variable not in os.environ:
         return True
     listed = name in _listed_in(variable)
-    return listed if variable == ALLOW else not listed
+    return listed == (variable == ALLOW)
 
 
 def is_allowed(name: str) -> bool:
@@ -246,8 +277,11 @@ def is_allowed(name: str) -> bool:
 
 def _being_imported(module: str) -> bool:
     """Return whether a module, or its top package, is being imported right now."""
-    specs = (getattr(sys.modules.get(name), "__spec__", None) for name in (module, module.partition(".")[0]))
-    return any(getattr(spec, "_initializing", False) for spec in specs)
+    for name in (module, module.partition(".")[0]):
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if getattr(spec, "_initializing", False):
+            return True
+    return False
 
 
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
@@ -260,7 +294,8 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     manager.add_hookspecs(hookspecs)
     manager.register(module)
     manager.check_pending()
-    return {caller.name: caller.get_hookimpls()[0].function for caller in manager.get_hookcallers(module) or ()}
+    callers = manager.get_hookcallers(module) or []
+    return {caller.name: caller.get_hookimpls()[0].function for caller in callers}
 
 
 def validated(component: Any, plugin: str) -> Component:
@@ -269,7 +304,9 @@ def validated(component: Any, plugin: str) -> Component:
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
     if not _KEBAB.fullmatch(component.name):
         raise PluginError(f"a component's name is kebab-case (a-z, digits, single hyphens), not {component.name!r}")
-    _ = component.kind, isinstance(component.source, str) or component.settings  # raise for a class without a kind
+    _ = component.kind  # raises for a class without a kind
+    if not isinstance(component.source, str):
+        _ = component.settings  # raises for a class whose signature cannot be read
     return dataclasses.replace(component, plugin=plugin)
 
 
@@ -277,5 +314,8 @@ def _recipe_files(plugin: str, folder: Any) -> list[tuple[str, Path]]:
     if not isinstance(folder, Path) or not folder.is_dir():
         wanted = 'importlib.resources.files(__name__) / "recipes"'
         raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
-    files = sorted(folder.rglob("*.toml"))
-    return [(f"{plugin}/{file.relative_to(folder).with_suffix('').as_posix()}", file) for file in files]
+    recipes = []
+    for file in sorted(folder.rglob("*.toml")):
+        name = file.relative_to(folder).with_suffix("").as_posix()
+        recipes.append((f"{plugin}/{name}", file))
+    return recipes

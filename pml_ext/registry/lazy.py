@@ -29,7 +29,9 @@ def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = 
     require_packages(needs, extra, what)
 
     def get(name: str) -> Any:
-        names = {} if name.startswith("__") else own_imports(module)
+        names: dict[str, str] = {}
+        if not name.startswith("__"):
+            names = own_imports(module)
         if name not in names:
             raise AttributeError(f"module {module!r}: {unknown('name', name, names)}")
         with needs_extra(extra, what):
@@ -42,47 +44,59 @@ def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = 
 
 def own_imports(module: str) -> dict[str, str]:
     """Return the names that a module, or its stub, imports from its own top package: ``{"Run": "package.run.Run"}``."""
-    own = f"{module.partition('.')[0]}."
-    return {name: origin for name, origin in _parsed(module)[1].items() if origin.startswith(own)}
+    package = module.partition(".")[0]
+    return {name: origin for name, origin in _imports(module).items() if origin.startswith(f"{package}.")}
 
 
 def imports_of_plugins(module: str) -> dict[str, str]:
     """Return the names that a module, or its stub, imports from the plugins of this distribution."""
-    return {name: origin for name, origin in _parsed(module)[1].items() if origin.startswith("pml_ext_")}
+    return {name: origin for name, origin in _imports(module).items() if origin.startswith("pml_ext_")}
 
 
 def imported(origin: str, by: str) -> Any:
     """Import ``package.module.name`` into the module ``by``; the name may be a submodule."""
     module, _, name = origin.rpartition(".")
-    if module != by and hasattr(found := importlib.import_module(module), name):
-        return getattr(found, name)
+    if module != by:
+        found = importlib.import_module(module)
+        if hasattr(found, name):
+            return getattr(found, name)
     return importlib.import_module(origin)
 
 
-def _source(module: str) -> tuple[str, bool]:
-    """Return the source of a module, or of its stub, without importing it, and whether it is a package."""
+def _source_file(module: str) -> Path:
+    """Return the file of a module, without importing it."""
     top, *inner = module.split(".")
-    if (spec := importlib.util.find_spec(top)) is None or spec.origin is None:
+    spec = importlib.util.find_spec(top)
+    if spec is None or spec.origin is None:
         raise LookupError(f"{module}: no such module")
     file = Path(spec.origin)
-    if inner:
-        place = file.parent.joinpath(*inner)
-        file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    stub = file.with_suffix(".pyi")
-    return (stub if stub.exists() else file).read_text("utf-8"), file.name == "__init__.py"
+    if not inner:
+        return file
+    place = file.parent.joinpath(*inner)
+    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
 @functools.cache
-def _parsed(module: str) -> tuple[ast.Module, dict[str, str]]:
-    """Return the syntax tree of a module, and ``{name: "package.module.Name"}`` of all its imports."""
-    text, is_package = _source(module)
-    tree, origins = ast.parse(text), dict[str, str]()
-    package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+def _imports(module: str) -> dict[str, str]:
+    """Return ``{name: "package.module.Name"}`` of all imports of a module, or of its stub."""
+    file = _source_file(module)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    stub = file.with_suffix(".pyi")
+    if stub.exists():
+        file = stub
+
+    origins: dict[str, str] = {}
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom):
-            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-            origins |= {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
+            relative = "." * node.level + (node.module or "")
+            origin = importlib.util.resolve_name(relative, package)
+            for alias in node.names:
+                origins[alias.asname or alias.name] = f"{origin}.{alias.name}"
         elif isinstance(node, ast.Import):
-            tops = ((alias, alias.name.partition(".")[0]) for alias in node.names)
-            origins |= {alias.asname or top: alias.name if alias.asname else top for alias, top in tops}
-    return tree, origins
+            for alias in node.names:
+                if alias.asname:
+                    origins[alias.asname] = alias.name
+                else:
+                    top = alias.name.partition(".")[0]
+                    origins[top] = top
+    return origins

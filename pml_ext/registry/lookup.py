@@ -33,52 +33,64 @@ def plugins() -> list[PluginRecord]:
     for record in _plugins.records:
         record.clashes = []
         record.commands = []
-    for name, owners in _plugins.claims("command").items():
-        for plugin in owners.keys() & _plugins.loaded.keys():
+    for name, by_plugin in _plugins.registered("command").items():
+        for plugin in by_plugin.keys() & _plugins.loaded.keys():
             _plugins.loaded[plugin].commands.append(name)
-    for what in (*KINDS, *TABLES, "class"):
-        for name, owners in _plugins.claims(what).items():
-            meant = [*_candidates(what, name)]
-            means = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
-            for plugin in owners.keys() & _plugins.loaded.keys() if len(owners) > 1 else ():
-                others = " and ".join(repr(other) for other in owners if other != plugin)
-                _plugins.loaded[plugin].clashes.append(f"{what} {name!r}: also of {others}; the bare name {means}")
+    for kind in (*KINDS, *TABLES, "class"):
+        for name, by_plugin in _plugins.registered(kind).items():
+            if len(by_plugin) > 1:
+                _record_name_clash(kind, name, list(by_plugin))
     return list(_plugins.records)
+
+
+def _record_name_clash(kind: str, name: str, plugins: list[str]) -> None:
+    """Add a text about a name of several plugins to the records of those that are entry points."""
+    meant = list(_candidates(kind, name))
+    meaning = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
+    for plugin in plugins:
+        if plugin in _plugins.loaded:
+            others = " and ".join(repr(other) for other in plugins if other != plugin)
+            text = f"{kind} {name!r}: also of {others}; the bare name {meaning}"
+            _plugins.loaded[plugin].clashes.append(text)
 
 
 @contextlib.contextmanager
 def isolated() -> Iterator[None]:
     """Use a fresh registry inside the block, with entry points read again; restore the old one afterwards."""
     global _plugins
-    before, _plugins = _plugins, Plugins()
+    before = _plugins
+    _plugins = Plugins()
     try:
         yield
     finally:
         _plugins = before
 
 
-def _candidates(what: str, name: str) -> dict[str, Any]:
+def _candidates(kind: str, name: str) -> dict[str, Any]:
     """Return the candidates for a name, or ``entry-point:name``, by plugin: several if the name is ambiguous."""
-    claims = _plugins.claims(what)
+    registered = _plugins.registered(kind)
     plugin, _, short = name.rpartition(":")
-    if plugin in claims.get(short, {}):
-        return {plugin: claims[short][plugin]}
-    owners = claims.get(name, {})
-    return {plugin: value for plugin, value in owners.items() if _plugins.ships(plugin)} or owners
+    if plugin in registered.get(short, {}):
+        return {plugin: registered[short][plugin]}
+    by_plugin = registered.get(name, {})
+    shipped = {plugin: value for plugin, value in by_plugin.items() if _plugins.ships(plugin)}
+    return shipped or by_plugin
 
 
-def find(what: str, name: str) -> tuple[str, Any]:
-    """Return the plugin and the value of a name; ``what`` is a kind, ``"class"``, or as in :func:`factories`.
+def find(kind: str, name: str) -> tuple[str, Any]:
+    """Return the plugin and the value of a name; ``kind`` is one of :data:`KINDS`, ``"class"``, or of a factory.
 
     Raise UnknownNameError for an unknown name, and PluginError if two plugins claim it.
     """
-    found = _candidates(what, name)
+    found = _candidates(kind, name)
     if not found:
-        if error := _plugins.lacking_extra.get(what):
+        error = _plugins.missing_extras.get(kind)
+        if error is not None:
             raise error
-        raise UnknownNameError(unknown(what, name, sorted(_plugins.claims(what))))
+        raise UnknownNameError(unknown(kind, name, sorted(_plugins.registered(kind))))
     if len(found) > 1:
-        names = " or ".join(repr(getattr(v, "qualified_name", f"{plugin}:{name}")) for plugin, v in found.items())
+        qualified = [getattr(value, "qualified_name", f"{plugin}:{name}") for plugin, value in found.items()]
+        names = " or ".join(map(repr, qualified))
         raise PluginError(f"{name!r} is claimed by two plugins; use {names}, or leave one out with PML_EXT_BLOCK")
     return next(iter(found.items()))
 
@@ -87,9 +99,16 @@ def components(kind: str | None = None) -> list[Component]:
     """Return all components, or all of one kind of :data:`KINDS`, sorted by name."""
     if kind is not None and kind not in KINDS:
         raise UnknownNameError(f"no kind {kind!r}; kinds are {', '.join(KINDS)}")
-    owners = [each for chosen in ([kind] if kind else KINDS) for each in _plugins.claims(chosen).values()]
-    found: list[Component] = [component for each in owners for component in each.values()]
+    found: list[Component] = []
+    for chosen in _kinds(kind):
+        for by_plugin in _plugins.registered(chosen).values():
+            found += by_plugin.values()
     return sorted(found, key=lambda c: (c.name.startswith("pml/"), c.name, c.plugin))
+
+
+def _kinds(kind: str | None) -> tuple[str, ...]:
+    """Return the one kind, or without one all of :data:`KINDS`."""
+    return (kind,) if kind else KINDS
 
 
 def get(name: str, kind: str | None = None) -> Component:
@@ -97,18 +116,28 @@ def get(name: str, kind: str | None = None) -> Component:
 
     ``kind`` is one of :data:`KINDS`, required if two kinds share the name; errors as in :func:`find`.
     """
-    kinds = [kind] if kind else [each for each in KINDS if _candidates(each, name)]
+    if kind:
+        return _component(kind, name)
+    kinds = [each for each in KINDS if _candidates(each, name)]
     if not kinds:
         raise UnknownNameError(unknown("component", name, (c.name for c in components())))
     if len(kinds) > 1:
         named = " and ".join(f"a {kind}" for kind in kinds)
         raise UnknownNameError(f"{name!r} is {named}; say which, for example kind={kinds[0]!r}")
-    return find(kinds[0], name)[1]  # type: ignore[no-any-return]
+    return _component(kinds[0], name)
+
+
+def _component(kind: str, name: str) -> Component:
+    _, component = find(kind, name)
+    return component  # type: ignore[no-any-return]
 
 
 def candidates(name: str, kind: str | None = None) -> list[Component]:
     """Return the components that a name (see :func:`get`) may refer to: of several kinds or plugins."""
-    return [c for each in ([kind] if kind else KINDS) for c in _candidates(each, name).values()]
+    found: list[Component] = []
+    for each in _kinds(kind):
+        found += _candidates(each, name).values()
+    return found
 
 
 def short_name(component: Component) -> str:
@@ -128,15 +157,17 @@ def register(cls: type | None = None, *, name: str | None = None, paper: Paper |
     component = validated(Component(cls, name or kebab(cls.__name__), paper), LOCAL)
     _plugins.load()
     _plugins.add(component)
-    if LOCAL not in (meant := _candidates(component.kind, component.name)):
-        text = f"{component.name!r} is a {component.kind} of {next(iter(meant))!r} too, which the bare name means"
+    meant = _candidates(component.kind, component.name)
+    if LOCAL not in meant:
+        other = next(iter(meant))
+        text = f"{component.name!r} is a {component.kind} of {other!r} too, which the bare name means"
         warnings.warn(f"{text}; {component.qualified_name} is yours", PluginWarning, stacklevel=2)
     return cls
 
 
 def class_names() -> dict[str, dict[str, Component]]:
     """Return the classes of ``from pml_ext import X``, ``{class name: {plugin: component}}``, PML's left out."""
-    return _plugins.claims("class")
+    return _plugins.registered("class")
 
 
 def recipes() -> dict[str, Traversable]:
@@ -144,21 +175,28 @@ def recipes() -> dict[str, Traversable]:
     return factories("recipe")
 
 
-def factories(what: str) -> dict[str, Any]:
+def factories(kind: str) -> dict[str, Any]:
     """Return all values of ``"data set"``, ``"trunk"``, ``"metric"``, ``"tracker"``, ``"store"``, ``"paper"`` ...
 
     A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
-    names: dict[str, Any] = {}
-    for name, owners in _plugins.claims(what).items():
-        means = [*_candidates(what, name)]
-        names |= {name if means == [plugin] else f"{plugin}:{name}": value for plugin, value in owners.items()}
-    return dict(sorted(names.items()))
+    values = {name: value for name, _, value in _by_shortest_name(kind)}
+    return dict(sorted(values.items()))
 
 
-def factory(what: str, name: str) -> Callable[..., Any]:
+def _by_shortest_name(kind: str) -> Iterator[tuple[str, str, Any]]:
+    """Yield the shortest unambiguous name, the plugin and the value of everything of a kind."""
+    for name, by_plugin in _plugins.registered(kind).items():
+        meant = list(_candidates(kind, name))
+        for plugin, value in by_plugin.items():
+            shown = name if meant == [plugin] else f"{plugin}:{name}"
+            yield shown, plugin, value
+
+
+def factory(kind: str, name: str) -> Callable[..., Any]:
     """Return the factory of a ``"data set"``, ``"trunk"``, ``"tracker"`` or ``"store"``; see :func:`find`."""
-    return find(what, name)[1]  # type: ignore[no-any-return]
+    _, found = find(kind, name)
+    return found  # type: ignore[no-any-return]
 
 
 def commands() -> dict[str, tuple[str, Command]]:
@@ -166,13 +204,7 @@ def commands() -> dict[str, tuple[str, Command]]:
 
     A command whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
-    names: dict[str, tuple[str, Command]] = {}
-    for name, owners in _plugins.claims("command").items():
-        meant = [*_candidates("command", name)]
-        for plugin, command in owners.items():
-            shown = name if meant == [plugin] else f"{plugin}:{name}"
-            names[shown] = (plugin, command)
-    return names
+    return {name: (plugin, command) for name, plugin, command in _by_shortest_name("command")}
 
 
 def version_of(plugin: str) -> dict[str, str]:
@@ -182,16 +214,20 @@ def version_of(plugin: str) -> dict[str, str]:
     return {"distribution": record.distribution, "version": record.version} if record else {}
 
 
-def lacking(wanted: Mapping[str, Mapping[str, str]]) -> str:
-    """Return one line of advice on required plugins that are not in use, given each one's :func:`version_of`."""
+def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a line that says which required plugins are missing, and how to install them.
+
+    ``wanted`` has the :func:`version_of` of each plugin.
+    """
     _plugins.load()
-    found = {record.name: record for record in _plugins.records}
+    records = {record.name: record for record in _plugins.records}
     texts = []
     for plugin, about in wanted.items():
-        if plugin not in found:
+        record = records.get(plugin)
+        if record is None:
             exact = "of {distribution} {version} is not installed; type: pip install {distribution}=={version}"
             texts.append(f"the plugin {plugin!r} {exact.format(**about)}")
-        elif (record := found[plugin]).status != "ok":
+        elif record.status != "ok":
             texts.append(f"the plugin {plugin!r} is {record.status}, {shortened(record.error, 200)}")
     return ". ".join(texts)
 
@@ -221,17 +257,22 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
     class. A table with a ``name`` (``distance={"name": "pml/lp", "p": 2}``) is built first; its kind is the last word
     of the setting. ConfigError for a setting that the class does not have.
     """
-    component, context = get(name, kind), context or {}
+    component = get(name, kind)
+    context = context or {}
     check_settings(component.name, component.settings, settings)
-    inner = {name: value for name, value in context.items() if name != "collect_stats"}
+
+    inner_context = {key: value for key, value in context.items() if key != "collect_stats"}
     for key, value in settings.items():
-        of = key.rsplit("_", 1)[-1]
-        if isinstance(value, Mapping) and "name" in value and of in KINDS:
-            more = {name: setting for name, setting in value.items() if name != "name"}
-            settings[key] = build(value["name"], of, inner, **more)
+        inner_kind = key.rpartition("_")[2]
+        if isinstance(value, Mapping) and "name" in value and inner_kind in KINDS:
+            inner_settings = dict(value)
+            inner_name = inner_settings.pop("name")
+            settings[key] = build(inner_name, inner_kind, inner_context, **inner_settings)
     if component.name == "pml/class-weighted" and "weights" in settings:
         settings["weights"] = _weights_by_label(settings["weights"], context.get("class_labels"))
-    return component.cls(**fill_settings(component.cls, context, settings)[0], **settings)
+
+    filled, _ = fill_settings(component.cls, context, settings)
+    return component.cls(**filled, **settings)
 
 
 def _weights_by_label(weights: Any, class_labels: list[int] | None) -> Any:
@@ -271,21 +312,24 @@ def fill_settings(
     """
     check_settings("a BuildContext", BuildContext.__annotations__, context)
     values: dict[str, Any] = {}
-    missing, given = [], set(given)
+    missing = []
+    given = set(given)
     for name, parameter in settings_of(target).items():
         required = parameter.default is parameter.empty
         if name in given or (not required and name in ("embedding_size", "num_classes")):
             continue
         if name in context:
             values[name] = context[name]
-        elif required and (instance := _of_annotation(parameter.annotation, context)) is not None:
-            values[name] = instance
         elif required:
-            missing.append(name)
+            instance = _instance_of(parameter.annotation, context)
+            if instance is None:
+                missing.append(name)
+            else:
+                values[name] = instance
     return values, missing
 
 
-def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
+def _instance_of(annotation: Any, context: Mapping[str, Any]) -> Any:
     """Return an instance of a component's class if the context has all required settings; else None."""
     try:
         kind_of(annotation)
@@ -295,4 +339,6 @@ def _of_annotation(annotation: Any, context: Mapping[str, Any]) -> Any:
         return None
     optional = [name for name, setting in settings_of(annotation).items() if setting.default is not setting.empty]
     values, missing = fill_settings(annotation, context, optional)
-    return None if missing else annotation(**values)
+    if missing:
+        return None
+    return annotation(**values)

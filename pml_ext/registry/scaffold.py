@@ -22,9 +22,11 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise ConfigError(f"{name}: a plugin's name is kebab-case: small letters, digits and hyphens, such as my-loss")
     module = name.replace("-", "_")
-    class_name = "".join(map(str.capitalize, name.removesuffix("-loss").split("-"))) + "Loss"
-    if by := _taken_by(name, module, class_name):
-        raise ConfigError(f"{name}: that name is taken by {by}; choose another, such as my-{name}")
+    words = name.removesuffix("-loss").split("-")
+    class_name = "".join(word.capitalize() for word in words) + "Loss"
+    owner = _owner_of(name, module, class_name)
+    if owner:
+        raise ConfigError(f"{name}: that name is taken by {owner}; choose another, such as my-{name}")
     place = Path(name) if folder is None else folder
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise ConfigError(f"{place} exists and is not empty; choose another name, or --out another folder")
@@ -40,10 +42,15 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
     return written
 
 
-def _taken_by(name: str, module: str, class_name: str) -> str:
-    if any(name in (each.name, each.distribution) for each in registry.plugins()) or name in RESERVED:
+def _owner_of(name: str, module: str, class_name: str) -> str:
+    """Return what has the name of a plugin, its module or its class already; "" if nothing has."""
+    records = registry.plugins()
+    if name in RESERVED or any(name in (record.name, record.distribution) for record in records):
         return "a plugin (pml-ext plugins shows which)"
-    if any(name == component.name for component in registry.components()) or class_name in registry.class_names():
+    components = {component.name for component in registry.components()}
+    if name in components or class_name in registry.class_names():
         return "a component (pml-ext list shows which)"
-    spec = importlib.util.find_spec(module)  # a folder without code has no origin
-    return "an installed package" if spec is not None and spec.origin is not None else ""
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.origin is not None:  # a folder without code has no origin
+        return "an installed package"
+    return ""

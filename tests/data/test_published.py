@@ -1,17 +1,15 @@
-"""Published data sets in small folders of their own layouts: splits, labels, names, counts and refusals."""
+"""Published data sets: their splits, and lists that do not fit."""
 
 import dataclasses
-import os
 import shutil
-from pathlib import Path
 
 import pytest
 
-from pml_ext.data import omniglot, photographs, published_sets, table
+from pml_ext.data import photographs, published_sets
 from pml_ext.data.published import Count
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import DataError
 
-from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, jpeg, omniglot_zip, sop_folder
+from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, jpeg, sop_folder
 
 COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
 
@@ -151,122 +149,3 @@ def test_the_published_counts():
         "omniglot": {"train": (19280, 964), "test": (13180, 659)},
         "omniglot-small": {"train": (2720, 136), "test": (2120, 106)},
     }
-
-
-def table_of(place: Path, rows: list[str], columns="label,path,split,is_query,is_gallery,x_1,x_2,y_1,y_2") -> Path:
-    for number in range(8):
-        jpeg(place / "photos" / f"{number}.jpg", 20 * number)
-    file = place / "mine.csv"
-    file.write_text("\n".join([columns, *rows]) + "\n")
-    return file
-
-
-TRAIN = ["10,photos/0.jpg,train,,,,,,", "10,photos/1.jpg,train,,,2,8,3,7", "9,photos/2.jpg,train,,,,,,"]
-
-
-def test_a_table_of_ones_own(tmp_path):
-    tested = [f"{label},photos/{n}.jpg,validation,True,True,,,," for n, label in ((3, 7), (4, 7), (5, 8))]
-    splits = table(path=str(file := table_of(tmp_path, TRAIN + tested)))
-    file.write_text(file.read_text().replace(",", ";"))
-    assert table(path=str(file)).test.paths == splits.test.paths
-    assert splits.train.class_names == ["10", "7", "8", "9"]
-    assert splits.train.labels.tolist() == [0, 0, 3]
-    assert splits.test.labels.tolist() == [1, 1, 2]
-    assert tuple(splits.train[1][0].shape) == (3, 4, 6)  # rows 3 to 7 and columns 2 to 8
-    assert tuple(splits.train[0][0].shape) == (3, 16, 20)
-    short = [",".join(row.split(",")[:3]) for row in TRAIN + tested]
-    (tmp_path / "elsewhere").mkdir()
-    file = table_of(tmp_path / "elsewhere", short, "label,path,split")
-    assert table(tmp_path, path=str(file)).test.paths[0] == tmp_path / "photos" / "3.jpg"
-
-
-def test_a_table_with_queries_and_a_gallery(tmp_path):
-    tested = [
-        "7,photos/3.jpg,validation,True,False,,,,",
-        "7,photos/4.jpg,validation,False,True,,,,",
-        "8,photos/5.jpg,validation,False,True,,,,",
-    ]
-    splits = table(path=str(table_of(tmp_path, TRAIN + tested)))
-    assert splits.test is None
-    assert [path.name for path in splits.query.paths] == ["3.jpg"]
-    assert [path.name for path in splits.gallery.paths] == ["4.jpg", "5.jpg"]
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("7,photos/3.jpg,test,,,,,,", "line 5: found split 'test': .*'train' or 'validation'"),
-        ("7,photos/99.jpg,validation,True,True,,,,", "photos/99.jpg: no such file, though .*mine.csv lists it"),
-        ("10,photos/3.jpg,validation,True,True,,,,", "1 of the classes of train are in validation too, 10 first"),
-        ("7,photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
-        ("7,photos/3.jpg,validation,often,True,,,,", "line 5: found is_query 'often': .*boolean"),
-        ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),
-        ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),
-        ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted 2 or more"),
-        ('"7"x,photos/3.jpg,validation,True,True,,,,', "cannot be read as a table .*line 5.*balanced"),
-        (
-            "7|8,photos/3.jpg,validation,True,True,,,,",
-            r"photos/3.jpg has several labels in one cell, '7\\|8'; .*keep one",
-        ),
-    ],
-)
-def test_tables_that_do_not_serve(tmp_path, row, message):
-    with pytest.raises(DataError, match=message):
-        table(path=str(table_of(tmp_path, [*TRAIN, row])))
-
-
-def test_a_table_names_columns_that_it_does_not_use(tmp_path):
-    rows = [f"{n // 2},photos/{n}.jpg,{'train' if n < 4 else 'validation'},a,1" for n in range(8)]
-    splits = table(path=str(table_of(tmp_path, rows, "label,path,split,sequence,x1")))
-    assert "mine.csv: not used: sequence, x1; the columns that are used are label, path, split," in splits.note
-    assert "leaves a query's own sequence out of its results, pml-ext does not" in splits.note
-    misspelled = table(path=str(table_of(tmp_path, rows, "label,path,split,colour,x1"))).note
-    assert "not used: colour, x1;" in misspelled
-    assert "sequence" not in misspelled
-    assert table(path=str(table_of(tmp_path, [row[:-4] for row in rows], "label,path,split"))).note == ""
-
-
-def test_a_table_that_is_a_pipe_or_a_device(tmp_path):
-    os.mkfifo(tmp_path / "mine.csv")
-    for file in (Path(os.devnull), tmp_path, tmp_path / "mine.csv"):
-        with pytest.raises(DataError, match=f"{file}: not a regular file; wanted table:FILE.csv"):
-            table(path=str(file))
-
-
-def test_tables_that_are_none(tmp_path):
-    with pytest.raises(DataError, match="no column split among label, path; wanted label, path and split"):
-        table(path=str(table_of(tmp_path, ["1,a"], "label,path")))
-    tested = ["10,photos/3.jpg,validation,True,True,,,,", "10,photos/4.jpg,validation,True,True,,,,"]
-    assert len(table(path=str(table_of(tmp_path, TRAIN + tested)), shared_classes=True).test) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "factory", "files"),
-    [
-        ("ABOUT", omniglot.omniglot, (omniglot.BACKGROUND, omniglot.EVALUATION)),
-        ("SMALL", omniglot.omniglot_small, (omniglot.TRAIN, omniglot.TEST)),
-    ],
-)
-def test_omniglot_tests_on_unseen_alphabets(tmp_path, count, name, factory, files):
-    omniglot_zip(tmp_path / files[0], {"Greek": 3, "Latin": 2})
-    omniglot_zip(tmp_path / files[1], {"Greek": 3, "Sanskrit": 4})
-    with pytest.raises(DataError, match=r"expected (19,280|2,720) training images of .* classes, found 15 of 5"):
-        factory(tmp_path)
-    count(name, {"train": Count(15, 5), "test": Count(12, 4)}, omniglot)
-    splits = factory(tmp_path, image_size=21)
-    assert splits.test.labels.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    assert {name.partition("/")[0] for name in splits.train.class_names} == {"Greek", "Latin"}
-    assert splits.test.class_names[0] == "Sanskrit/character01"
-    image, _ = splits.test[0]
-    assert tuple(image.shape) == (1, 21, 21)
-    assert image[0, :3].min() == 255  # ink, drawn in the uppermost rows, is bright
-    assert image[0, 5:].max() == 0
-    assert (splits.image_size, splits.channels) == (21, 1)
-    with pytest.raises(ConfigError, match="from 8 to 105 pixels, not 500"):
-        factory(tmp_path, image_size=500)
-    (tmp_path / files[1]).write_bytes(b"no zip")
-    with pytest.raises(DataError, match=f"{files[1]}: not a readable zip"):
-        factory(tmp_path)
-    (tmp_path / files[1]).unlink()
-    with pytest.raises(DataError, match=f"has no {files[1]}"):
-        factory(tmp_path)

@@ -1,14 +1,24 @@
 """Pipelines of photographs: what is resized, what is cut, colors; files that are read no larger than needed."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import resize
 
-from pml_ext.data import Box, Pipeline, build_transforms, read_image
+from pml_ext.data import (
+    Box,
+    Pipeline,
+    build_transforms,
+    digits,
+    folder,
+    raw_pixels,
+    read_image,
+)
 from pml_ext.errors import ConfigError, DataError
 
 PHOTO = torch.randint(256, (3, 90, 120), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -127,3 +137,37 @@ def test_a_turned_file_is_read_small_and_cut_upright(tmp_path):
     seen = read_image(tmp_path / "turned.jpg", box=Box(360, 0, 400, 800), smallest=10)
     assert tuple(seen.shape) == (3, 200, 10)
     assert seen[2].min() > 200
+
+
+def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)
+    return path
+
+
+def photos(place: Path, classes=4, images=6) -> Path:
+    for label in range(classes):
+        for number in range(images):
+            save(place / f"class{label}" / f"{number}.png", (50 * label, 10 * number, 0))
+    return place
+
+
+def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):
+    images = digits().test
+    _, plain = build_transforms(8, 1)
+    pixels = raw_pixels(torch.stack([image for image, _ in images.with_transform(plain)]))
+    assert torch.allclose(pixels, images.images.flatten(1) / 255)
+    photographs = folder(path=str(photos(tmp_path / "photos", classes=2)), split="image", image_size=48).test
+    _, plain = build_transforms(48, 3, crop=True)
+    images = torch.stack([image for image, _ in photographs.with_transform(plain)])
+    small = torch.stack([resize(image, [32, 32], antialias=True) for image in images])
+    assert torch.equal(raw_pixels(images), small.flatten(1))
+
+
+def test_augmentation_shifts_within_its_range():
+    image = torch.zeros(1, 9, 9, dtype=torch.uint8)
+    image[0, 4, 4] = 255
+    augmented, _ = build_transforms(9, 1, shift=2)
+    torch.manual_seed(0)
+    places = {tuple(augmented(image)[0].nonzero()[0].tolist()) for _ in range(400)}
+    assert places == {(row, column) for row in range(2, 7) for column in range(2, 7)}

@@ -19,7 +19,7 @@ def put(folder, name, text="old"):
     checksums.replace_file(folder, name, lambda path: path.write_text(text))
 
 
-def test_a_replaced_file_has_its_checksum_in_the_lines_of_sha256sum(tmp_path):
+def test_a_replaced_file_has_its_line_of_sha256sum(tmp_path):
     put(tmp_path, "one")
     put(tmp_path, "below/two")
     put(tmp_path, "one", "new")
@@ -83,7 +83,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_kill_leaves_the_old_file_or_the_new_one_with_its_checksum(tmp_path, monkeypatch, number):
+def test_a_kill_leaves_the_old_file_or_the_whole_new_one(tmp_path, monkeypatch, number):
     """Before the checksums are moved into place, and between them and the file."""
     (tmp_path / "below").mkdir()
     put(tmp_path, "below/one")

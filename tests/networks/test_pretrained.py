@@ -67,7 +67,7 @@ def test_a_model_that_cannot_be_had_is_one_line(tmp_path):
 
 @pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("trunk", ["hf", "timm/resnet10t", "torchvision/resnet18"])
-def test_every_kind_of_trunk_runs_frozen_from_training_to_an_embedding(tmp_path, trunk):
+def test_every_kind_of_trunk_trains_frozen_and_embeds(tmp_path, trunk):
     weights = "random"
     if trunk == "hf":
         saved(tmp_path / "model", "dinov2")
@@ -118,7 +118,7 @@ def test_unknown_weights_of_timm_are_one_line():
 
 
 @pytest.mark.usefixtures("without_report")
-def test_adapters_alone_are_trained_of_a_trunk_and_merged_by_the_export(tmp_path):
+def test_adapters_are_trained_alone_and_merged_by_export(tmp_path):
     pytest.importorskip("peft", reason="the extra peft is not installed")
     trunk = 'model.trunk={name="mlp", hidden_sizes=[24], weights="random"}'
     overrides = [*SHORT, trunk, 'model.lora={rank=2, targets=["1"]}', "optimizer.lr=0.01"]

@@ -49,7 +49,7 @@ def test_torchvision_models_lose_their_last_linear_layer(name):
     assert isinstance(trunk(torch.zeros(2, 3, size, size)), torch.Tensor)  # auxiliary heads are off
 
 
-def test_models_without_linear_layer_and_unknown_weights_are_refused():
+def test_models_and_weights_that_are_refused():
     text = "squeezenet1_0: its last module is AdaptiveAvgPool2d, no linear layer to take off"
     with pytest.raises(ConfigError, match=text):
         models.torchvision_trunk("squeezenet1_0", 3, 64)
@@ -57,7 +57,7 @@ def test_models_without_linear_layer_and_unknown_weights_are_refused():
         models.torchvision_trunk("resnet18", 3, 64, "BEST")
 
 
-def test_weights_that_cannot_be_downloaded_and_those_in_the_cache(monkeypatch, tmp_path):
+def test_weights_without_a_network_and_in_the_cache(monkeypatch, tmp_path):
     def fail(*_args, **_kwargs):
         raise OSError("no network")
 
@@ -92,7 +92,7 @@ def test_normalization_of_pretrained_weights():
     assert len(std) == 3
 
 
-def test_bn_inception_has_the_shapes_and_parameters_of_its_paper():
+def test_bn_inception_has_the_shapes_of_its_paper():
     network = BNInception()
     assert sum(each.numel() for each in network.parameters()) == 11_295_240
     with torch.device("meta"):
@@ -102,7 +102,7 @@ def test_bn_inception_has_the_shapes_and_parameters_of_its_paper():
         assert models.output_size(registry.factory("trunk", "bn-inception")(channels, 64), channels, 64) == 1024
 
 
-def test_bn_inception_takes_weights_of_the_known_names_from_a_file(tmp_path, monkeypatch):
+def test_bn_inception_takes_known_weights_from_a_file(tmp_path, monkeypatch):
     """Names as in Cadene's file; old files lack the counters of batch norms."""
     state = BNInception().state_dict()
     known = {"conv1_7x7_s2.weight": (64, 3, 7, 7), "conv2_3x3_bn.running_var": (192,), "last_linear.bias": (1000,)}

@@ -83,7 +83,7 @@ def test_retrieval_does_to_images_what_the_run_did(trained, photos, tmp_path):
     assert [exported[key] for key in keys[1:]] == [[24, 24], True, True, 255]
 
 
-def test_weights_of_bn_inception_get_blue_green_red_also_without_the_pipeline(tmp_path, photos):
+def test_weights_of_bn_inception_get_blue_green_red(tmp_path, photos):
     text = RECIPE.replace('"convnet", blocks = 2, width = 4', '"bn-inception", weights = "mine.pth"')
     found = []
     for given in (text, text.replace(', "pipelines/bn-inception"', "")):

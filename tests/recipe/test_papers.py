@@ -107,7 +107,7 @@ def test_a_recipe_names_table_and_row(mine):
     assert not is_full("mine/2", "omniglot-small")
 
 
-def test_rows_by_heads_come_together_from_the_choices_of_a_sweep(mine):
+def test_heads_of_a_row_come_from_choices_of_a_sweep(mine):
     sweep = """
     [sweep.network.small]
     paper = { row.Network = "Small" }

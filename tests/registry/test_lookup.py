@@ -37,7 +37,7 @@ def test_unknown_names_say_the_nearest():
     assert registry.get("pml/angular", kind="miner").cls is miners.AngularMiner
 
 
-def test_names_that_two_others_claim_stay_reachable_by_their_own(install_loss):
+def test_a_name_of_two_others_is_reached_by_its_plugin(install_loss):
     for module in ("first", "second"):
         data = f"\n    @hookimpl\n    def pml_ext_datasets():\n        return {{'twice': lambda root: {module!r}}}\n"
         install_loss(module, "Same", "zz-same", more=data)
@@ -159,7 +159,7 @@ def everything():
     }
 
 
-def test_two_plugins_that_claim_every_name_of_ours_change_nothing(request):
+def test_plugins_with_all_our_names_change_nothing(request):
     classes, before = {c.cls.__name__: c.cls for c in ours()}, everything()
     names = {(c.name, c.kind): c for c in ours()}
     request.getfixturevalue("claimed")

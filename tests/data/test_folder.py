@@ -1,0 +1,113 @@
+"""Folders of images: how they are split, and what is refused."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from pml_ext.data import (
+    folder,
+)
+from pml_ext.errors import DataError
+
+
+def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, color).save(path)
+    return path
+
+
+def photos(place: Path, classes=4, images=6) -> Path:
+    for label in range(classes):
+        for number in range(images):
+            save(place / f"class{label}" / f"{number}.png", (50 * label, 10 * number, 0))
+    return place
+
+
+def test_a_folder_is_split_by_class_or_by_image(tmp_path):
+    place = photos(tmp_path / "photos")
+    by_class = folder(path=str(place))
+    assert len(set(by_class.train.labels)) == len(set(by_class.test.labels)) == 2
+    assert not set(by_class.train.labels) & set(by_class.test.labels)
+    by_image = folder(path=str(place), split="image", train_fraction=1 / 3)
+    assert [int((by_image.train.labels == label).sum()) for label in range(4)] == [2] * 4
+    assert not set(by_image.train.paths) & set(by_image.test.paths)
+    assert by_image.train.class_names == [f"class{label}" for label in range(4)]
+    image, label = by_class.train[0]
+    assert tuple(image.shape) == (3, 16, 20)
+    assert by_class.train.paths[0].parent.name == f"class{label}"
+    assert folder(tmp_path, path="photos").train.paths == by_class.train.paths
+
+
+def test_folders_inside_of_classes_are_named(tmp_path):
+    photos(tmp_path / "birds")
+    photos(tmp_path / "tools", classes=2)
+    outer = folder(path=str(tmp_path), split="image")
+    assert outer.train.class_names == ["birds", "tools"]
+    assert "is a folder inside of a class's folder" in outer.note
+    assert "--set data.classes=leaf" in outer.note
+    leaf = folder(path=str(tmp_path), split="image", classes="leaf")
+    assert (leaf.train.class_names[3:5], leaf.note) == (["birds/class3", "tools/class0"], "")
+    assert folder(path=str(tmp_path / "birds")).note == ""
+    with pytest.raises(DataError, match="one class to train with; .*--set data.split=image"):
+        folder(path=str(tmp_path))
+    (tmp_path / "tools").rename(tmp_path / "birds" / "class0" / "tools")
+    with pytest.raises(DataError, match="found 1 class, birds; --set data.classes=leaf"):
+        folder(path=str(tmp_path))
+
+
+def test_runs_sheets_and_odd_files_are_no_classes(tmp_path):
+    place = photos(tmp_path / "photos")
+    names = folder(path=str(place), split="image").train.class_names
+    run = place / "run 1"
+    for name in ("figures", "checkpoints"):
+        (run / name).mkdir(parents=True)
+    (run / "recipe.toml").write_text("")
+    (place / "class0" / "clusters.csv").write_text(
+        "path,cluster,distance_to_center,class,sheet\na.png,0,0.1,,cluster-000.png\nb.png,-1,,,noise.png\n"
+    )
+    image = next((place / "class1").iterdir())
+    for copy in (run / "figures" / "curve.png", *(place / "class0" / f"{name}.png" for name in ("noise", "own"))):
+        shutil.copy(image, copy)
+    os.mkfifo(place / "class1" / "pipe.png")
+    (place / "class1" / "loop.png").symlink_to("loop.png")
+    splits = folder(path=str(place), split="image")
+    found = {path.name for path in [*splits.train.paths, *splits.test.paths]}
+    assert splits.train.class_names == names
+    assert found & {"curve.png", "noise.png", "own.png", "pipe.png", "loop.png"} == {"own.png"}
+    assert splits.note == f"{run} is the folder of a run, whose figures are not read as images"
+
+
+def test_train_and_test_folders_are_used_as_they_are(tmp_path):
+    photos(tmp_path / "train", classes=3)
+    photos(tmp_path / "test", classes=5, images=2)
+    splits = folder(path=str(tmp_path))
+    assert (len(splits.train), len(splits.test)) == (18, 10)
+    assert splits.train.class_names == splits.test.class_names == [f"class{label}" for label in range(5)]
+
+
+def test_folders_that_do_not_serve(tmp_path):
+    with pytest.raises(DataError, match="absent: no such folder"):
+        folder(path=str(tmp_path / "absent"))
+    (tmp_path / "empty" / "cats").mkdir(parents=True)
+    with pytest.raises(DataError, match="no images in sub-folders"):
+        folder(path=str(tmp_path / "empty"))
+    photos(tmp_path / "one", classes=1)
+    with pytest.raises(DataError, match="found 1 class"):
+        folder(path=str(tmp_path / "one"))
+
+
+def test_a_class_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    place = photos(tmp_path / "photos")
+    scandir = os.scandir
+
+    def refused(path="."):
+        if os.fspath(path).endswith("class2"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(DataError, match="class2: cannot be listed .*permissions"):
+        folder(path=str(place))

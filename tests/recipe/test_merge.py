@@ -1,0 +1,182 @@
+"""Recipes: merging, sweeps and overrides, and one line for a file that is wrong."""
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from pml_ext.errors import ConfigError, UnknownNameError
+from pml_ext.recipe import load_recipes, origin_of, read_tables, variant_tables
+from pml_ext.recipe.build import merged
+
+
+def one(name: str, *overrides: str):
+    recipes = load_recipes(name, overrides)
+    assert len(recipes) == 1
+    return next(iter(recipes.values()))
+
+
+def write(folder: Path, text: str, name: str = "mine.toml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_extends_merges_and_another_name_replaces():
+    recipe = one("cbml/digits")
+    assert recipe.loss.name == "cbml"
+    assert recipe.loss.miner is None  # the parent's miner belongs to the parent's loss
+    assert recipe.sampler == one("pml/multi-similarity/digits").sampler
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"q": 2}}) == {"a": {"name": "x", "p": 1, "q": 2}}
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}}) == {"a": {"name": "y"}}
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 3}}) == {"a": {"name": "x", "p": 3}}
+
+
+def test_overrides():
+    assert one("cbml/digits", "loss.mvc_weight=0.25").loss.settings["mvc_weight"] == 0.25
+    assert one("cbml/digits", "loss.averaging=sqrt").loss.settings["averaging"] == "sqrt"
+    assert one("cbml/digits", "evaluation.recall_at=[1, 2, 4, 8, 16]").evaluation.recall_at == [1, 2, 4, 8, 16]
+    assert one("cbml/digits", "loss.name=pml/contrastive").loss.settings == {}
+    assert one("cbml/digits", "data.name=digits-unseen", "model.trunk=mlp").model.trunk.name == "mlp"
+    both = "loss.name=pml/contrastive", "loss.neg_margin=0.5"
+    assert one("cbml/digits", *both) == one("cbml/digits", *reversed(both))
+    assert one("cbml/digits", *both).loss.settings == {"neg_margin": 0.5}
+
+
+def test_sweeps():
+    recipes = load_recipes("cbml/omniglot-small-mvc-weight")
+    assert [r.loss.settings["mvc_weight"] for r in recipes.values()] == [0.0, 0.1, 1.0, 2.0]
+    assert list(recipes)[1] == "cbml/omniglot-small-mvc-weight@0.1"
+    assert one("cbml/omniglot-small-mvc-weight@2.0").loss.settings["mvc_weight"] == 2.0
+    swept = load_recipes("cbml/omniglot-small-gamma")
+    assert [r.loss.settings["mvc_gamma"] for r in swept.values()] == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert one("cbml/omniglot-small-gamma", "loss.mvc_gamma=0.7").loss.settings["mvc_gamma"] == 0.7
+    with pytest.raises(UnknownNameError, match="variants: .*@0.0"):
+        load_recipes("cbml/omniglot-small-mvc-weight@7")
+
+
+def test_a_sweep_over_tables_by_name(tmp_path):
+    text = """extends = "cbml/digits"
+[sweep]
+"schedule.epochs" = [13, 15]
+[sweep.rows.const]
+loss = { averaging = "const", delta = 0.25 }
+[sweep.rows.triplets]
+extends = ["pml/triplet-margin/digits", "pipelines/googlenet"]
+data.name = "digits-unseen"
+"""
+    file = write(tmp_path, text)
+    recipes = load_recipes(file)
+    assert [name.partition("@")[2] for name in recipes] == ["13,const", "13,triplets", "15,const", "15,triplets"]
+    const, triplets = list(recipes.values())[:2]
+    assert (const.loss.settings["delta"], const.loss.settings["alpha_pos"], const.schedule.epochs) == (0.25, 0.5, 13)
+    found = triplets.loss.name, triplets.data.name, triplets.data.images.resize
+    assert found == ("pml/triplet-margin", "digits-unseen", 256)
+    assert triplets.sampler == const.sampler
+    overridden = load_recipes(file, ["loss.delta=2.0", "loss.name=cbml"])
+    assert {recipe.loss.settings["delta"] for recipe in overridden.values()} == {2.0}
+    (chosen,) = load_recipes(f"{file}@15,const").values()
+    assert chosen.schedule.epochs == 15
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ("sweep = 3", r"\[sweep\]: found 3; wanted a list of values by key"),
+        ("[sweep.rows.a]\nextends = 3", "sweep: a: extends: found 3, wanted the name of a recipe"),
+        ("[sweep.rows.a]\nextends = 'cmbl/digits'", "sweep: a: extends: no recipe 'cmbl/digits'"),
+        ("[sweep.rows.a]\nloss.averging = 'log'", "loss.averging: no setting of cbml 'averging'; nearest: averaging"),
+        ('[origin]\nlos = "paper"', r"origin.los: no table 'los'; nearest: loss"),
+        (
+            '[origin]\n"schedule.epoch" = "us"',
+            r"origin.schedule.epoch: no key of \[schedule\] 'epoch'; nearest: epochs",
+        ),
+    ],
+)
+def test_a_sweep_or_an_origin_that_is_none(tmp_path, tables, message):
+    with pytest.raises(ConfigError, match=message):
+        load_recipes(write(tmp_path, f'extends = "cbml/digits"\n{tables}\n'))
+
+
+def test_more_than_anybody_means_is_refused_in_a_line(tmp_path):
+    deep = ".".join("a" * 100_000)
+    lists = "\n".join(f'"loss.{key}" = {list(range(100_000))}' for key in ("beta_pos", "beta_neg"))
+    for text, message in (
+        (
+            f'extends = "cbml/digits"\n[sweep]\n{lists}\n',
+            r"\[sweep\] has 10,000,000,000 variants; wanted at most 10,000",
+        ),
+        (f'extends = "cbml/digits"\nloss.{deep} = 1\n', "mine.toml: a key is nested too deep"),
+        (f'extends = "cbml/digits"\n[loss."a".{deep}]\n', "mine.toml: a key is nested too deep"),
+        (f'description = "{"many words. " * 1000}"\nextends = "cbml/digit"\n', "no recipe 'cbml/digit'"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_recipes(write(tmp_path, text), check=False)
+        assert len(str(caught.value)) <= 600
+    for override, message in (
+        (f"{deep}=1", r"^--set a.a.a.*: nested too deep; wanted a key of few parts"),
+        (f"loss={{{deep}=1}}", r"^--set loss={a.a.a.*: nested too deep; wanted a key of few parts"),
+        (f"schedule.epochs={2**62}", rf"epochs: found {2**62}; .* less than or equal to 1000000000$"),
+        (f"sampler.batch_size={2**62}", "less than or equal to 1000000000"),
+        (f"data.workers={2**62}", "less than or equal to 1000000000"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_recipes("cbml/digits", [override], check=False)
+        assert len(str(caught.value)) <= 600
+
+
+def test_another_data_set_keeps_how_images_are_read(tmp_path):
+    data = 'data = { workers = 2, unreadable = "skip", labels = "clusters", pseudo = { clusters = 7 } }'
+    parent = write(tmp_path, f'extends = "cbml/digits"\n{data}\n', "parent.toml")
+    child = write(tmp_path, 'extends = "parent.toml"\n[data]\nname = "digits-unseen"\n', "child.toml")
+    for recipe in (one(child), one(parent, "data.name=digits-unseen")):
+        assert recipe.data.name == "digits-unseen"
+        assert (recipe.data.workers, recipe.data.unreadable) == (2, "skip")
+        assert (recipe.data.labels, recipe.data.pseudo.clusters) == ("clusters", 7)
+
+
+def test_what_a_choice_extends_leaves_the_recipes_own_origins(tmp_path):
+    write(tmp_path, 'extends = "cbml/digits"\n[origin]\nloss = "paper"\noptimizer = "program"\n', "other.toml")
+    sweep = '[sweep.data.other]\nextends = "other.toml"\n[sweep.data.own]\n[sweep.rows.a]\nloss = { epsilon = 0.2 }\n'
+    origin = '[origin]\n"loss.epsilon" = "paper, Table 1"\noptimizer = "ours"\n'
+    file = write(tmp_path, f'extends = "cbml/digits"\n{sweep}{origin}', "swept.toml")
+    of = variant_tables(file)[f"{file}@other,a"]["origin"]
+    keys = ("loss.epsilon", "loss.beta_pos", "optimizer.lr")
+    assert [origin_of(key, of) for key in keys] == ["paper, Table 1", "paper", "ours"]
+
+
+def test_a_recipe_survives_being_written(tmp_path):
+    recipe = one("pml/proxy-anchor/digits", "evaluation.validation=0.3", "evaluation.select=map_at_r")
+    file = write(tmp_path, tomli_w.dumps(recipe.as_dict()))
+    assert one(file).as_dict() == recipe.as_dict()
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(ConfigError, match="no such recipe file"):
+        load_recipes(str(tmp_path / "absent.toml"))
+    for text, message in (
+        ("loss = ", "mine.toml: not valid TOML: Invalid value"),
+        ('extends = "mine.toml"', "extends itself"),
+        ('extends = "cbml/digit"', "extends: no recipe 'cbml/digit'; nearest: cbml/digits"),
+        ("[loss]\nname = 'cbml'", "mine.toml: data: missing"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_recipes(write(tmp_path, text))
+    with pytest.raises(UnknownNameError, match="no recipe 'cbml/digit'; nearest: cbml/digits"):
+        load_recipes("cbml/digit")
+
+
+def test_a_file_extends_a_file_beside_it(tmp_path):
+    assert one("cbml/omniglot-small").paper is not None
+    assert one(write(tmp_path, 'extends = "cbml/omniglot-small"\n')).paper is None  # a paper is not inherited
+    write(tmp_path, 'extends = "cbml/digits"\n[loss]\nmvc_weight = 0.5\n', "parent.toml")
+    child = write(tmp_path, 'extends = "parent.toml"\n[schedule]\nepochs = 13\n')
+    recipe = one(child)
+    assert (recipe.loss.settings["mvc_weight"], recipe.schedule.epochs) == (0.5, 13)
+    assert read_tables(child)["sampler"]["m"] == 8
+
+
+def test_folders_may_have_the_sign_of_variants(tmp_path):
+    (tmp_path / "with@sign").mkdir()
+    file = write(tmp_path / "with@sign", 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.0, 1.0]\n')
+    assert list(load_recipes(file)) == [f"{file}@0.0", f"{file}@1.0"]
+    assert one(f"{file}@1.0").loss.settings["mvc_weight"] == 1.0

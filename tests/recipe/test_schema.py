@@ -1,0 +1,63 @@
+"""The keys of a recipe: one line for everything that is wrong."""
+
+import pytest
+
+from pml_ext.errors import ConfigError
+from pml_ext.recipe import load_recipes
+
+
+def one(name: str, *overrides: str):
+    recipes = load_recipes(name, overrides)
+    assert len(recipes) == 1
+    return next(iter(recipes.values()))
+
+
+def test_stages():
+    recipe = one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margin = 0.2}}]")
+    stages = recipe.all_stages()
+    assert [(stage.epochs, stage.loss.name) for stage in stages] == [(2, "pml/triplet-margin"), (13, "cbml")]
+    assert stages[0].sampler == recipe.sampler
+    with pytest.raises(ConfigError, match="stages take 20 epochs"):
+        one("cbml/digits", "stages=[{epochs = 20, loss = {name = 'pml/triplet-margin'}}]")
+    with pytest.raises(ConfigError, match=r"stages.0.loss.margn: no setting of pml/triplet-margin 'margn'; nearest: m"):
+        one("cbml/digits", "stages=[{epochs = 2, loss = {name = 'pml/triplet-margin', margn = 1}}]")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("loss.alpha_poss=1", r"loss.alpha_poss: no setting of cbml 'alpha_poss'; nearest: alpha_pos"),
+        ("loss.alpha_pos=high", r"loss.alpha_pos: found 'high'"),
+        ("loss.beta_neg=-1", r"loss: cbml refuses .*beta_neg"),
+        ("loss.miner=pml/batch-hardd", r"loss.miner.name: no miner 'pml/batch-hardd'; nearest: pml/batch-hard"),
+        ("schedule.epochs=0", r"schedule.epochs: found 0; input should be greater than or equal to 1"),
+        ("engine.epochs=3", r"engine: no key 'epochs'; it belongs to \[schedule\]"),
+        ("sampler.lr=1", r"sampler.lr: no setting of pml/m-per-class 'lr'; it belongs to \[optimizer\]"),
+        ("model.trunk=resnet18", r"model.trunk.name: no trunk 'resnet18'; nearest: .*torchvision/resnet18"),
+        ("model.trunk.in_channels=3", r"model.trunk.in_channels: no setting of convnet 'in_channels'"),
+        ("data.augment.shfit=2", r"data.augment.shfit: no setting of augment 'shfit'; nearest: shift"),
+        ("loss.optimizer.lr=-1", r"loss.optimizer.*lr"),
+        ("evaluation.select=map", r"evaluation: select .* goes with validation"),
+        ("evaluation.select_on=test", "goes with validation .* or select_on = 'test'"),
+        ("evaluation={select_on='test', select='nmi', validation=0.2}", "goes with validation"),
+        ("evaluation.validation_trains=true", "validation_trains goes with validation"),
+        ("evaluation.recall_at=[10, 100]", "recall_at includes 1, which every run reports"),
+        ("evaluation.shortlist=8", r"evaluation.shortlist: found 8, but no loss .* learned metric"),
+        ("loss.memory.size=40", r"loss.memory.size: found 40; it holds at least one batch, here 80"),
+        ("data.images={crop=30, resize=24}", r"data.images: resize \(24\) must be at least crop \(30\)"),
+        ("data.images.mean=[1.0]", "mean and std go together"),
+        ("data.images.value_range=255", "value_range = 255 goes with the mean and std"),
+        ("data.images.random_crop_scale=[0.9, 0.2]", "a range of areas, smaller first"),
+        (
+            "data={name='digits', labels='clusters', pseudo={batch_size=[40, 20]}}",
+            "pseudo.batch_size: found .* smaller",
+        ),
+        ("loss.memory={size=80, start_epoch=99}", r"loss.memory.start_epoch: found 99; the run has \d+ epochs"),
+        ("data.images={random_crop=true, random_crop_scale=[0.2, 1.0]}", "leave out one"),
+        ("epochs", r"--set epochs: wanted KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_the_key(override, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipes("cbml/digits", [override])
+    assert "\n" not in str(caught.value)
