@@ -50,7 +50,7 @@ def test_the_loop_of_the_page_on_checks_is_that_of_the_scaffold(names):
 
 
 def test_the_fixture_isolates(isolated_registry):
-    (block,) = [block for block in blocks(DOCS / "plugins" / "names.md") if "isolated_registry" in block]
+    (block,) = [block for block in blocks(DOCS / "plugins.md") if "isolated_registry" in block]
     lines: dict[str, object] = {}
     exec(block, lines)
     test = lines["test_a_class_of_the_running_process"]

@@ -64,5 +64,5 @@ def test_a_run_is_what_components_are_promised(tmp_path):
     x, y = next(iter(run.batches("test", layer="trunk")))
     assert x.dtype == embeddings.dtype == torch.float32
     assert torch.equal(y, labels[: len(y)])
-    table = (ROOT / "docs" / "plugins" / "runs.md").read_text().partition("| attribute or method | content |")[2]
+    table = (ROOT / "docs" / "plugins" / "components.md").read_text().partition("| attribute or method | content |")[2]
     assert not [name for name in promised if f"`{name}" not in table]

@@ -1,9 +1,5 @@
-"""PML's trainer and tester with PML's hooks, record-keeper and TensorBoard, and the lines of our page on its losses."""
+"""PML's trainer and tester with PML's hooks, record-keeper and TensorBoard."""
 
-import re
-from pathlib import Path
-
-import pytest
 import torch
 from pytorch_metric_learning import losses, miners, testers, trainers
 from pytorch_metric_learning.samplers import MPerClassSampler
@@ -18,7 +14,6 @@ from pml_ext import (
     RetrievalAccuracyCalculator,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "pml-losses.md"
 SIZE, CLASSES, BATCH = 6, 5, 20
 
 
@@ -88,9 +83,3 @@ def test_as_documented_with_a_metric_of_ours_as_the_primary_one(tmp_path):
     assert hooks.load_latest_saved_models(again, str(models)) == 3
     assert all(torch.equal(value, twin.state_dict()[name]) for name, value in loss.state_dict().items())
     assert twin.filled == 40
-
-
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.S))
-def test_the_lines_on_pmls_losses_show_what_they_say(block):
-    torch.manual_seed(0)
-    exec(compile(block, PAGE.name, "exec"), {})
