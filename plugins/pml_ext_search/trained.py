@@ -302,7 +302,7 @@ class TrainedRun(LoadedRun):
         return functools.partial(answers_from, opened, gallery, k=k, where=where)
 
     def open_store(self, store: str) -> Store:
-        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
+        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext_search.stores.Store`.
 
         The store has a separate table for each state of a network.
         """
