@@ -4,12 +4,7 @@ from .build import build_dataset as build_dataset
 from .build import build_loss as build_loss
 from .build import build_network as build_network
 from .build import build_relation as build_relation
-from .build import flat as flat
 from .build import loss_context as loss_context
-from .build import merged as merged
-from .build import nested as nested
-from .build import origin_of as origin_of
-from .build import origins_of as origins_of
 from .build import own_optimizer as own_optimizer
 from .build import preprocessing_of as preprocessing_of
 from .build import reported_phases as reported_phases
@@ -31,3 +26,8 @@ from .papers import printed as printed
 from .papers import quoted as quoted
 from .papers import texts as texts
 from .schema import Recipe as Recipe
+from .tables import flat as flat
+from .tables import merged as merged
+from .tables import nested as nested
+from .tables import origin_of as origin_of
+from .tables import origins_of as origins_of

@@ -29,6 +29,7 @@ from .schema import (
     problem_of,
     unknown_key,
 )
+from .tables import merged
 
 with needs_extra("train", "a recipe"):
     from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -40,11 +41,9 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
     from ..losses.relations import Relation
     from ..networks.network import Network, Preprocessing
 
-# Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
-KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
-NO_EFFECT = "without effect here"  # origin of settings that others make useless
 # Settings that a run fills in; they are not options of a recipe.
-_FILLED_FOR_DATA, _FILLED_FOR_TRUNK = ("root", "label_sets"), ("in_channels", "image_size")
+_FILLED_FOR_DATA = ("root", "label_sets")
+_FILLED_FOR_TRUNK = ("in_channels", "image_size")
 FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
@@ -53,83 +52,6 @@ _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fil
     "batch_size": 2,
     "seed": 0,
 }
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
-
-    ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has.
-    In ``[tune]``, the entry of a group replaces the entries of its keys. In ``[origin]`` it replaces only those of keys
-    that the new tables set: an inherited value keeps its origin. Ranges of ``[tune]`` in a replaced table are dropped.
-    """
-    result = dict(base)
-    for key, value in over.items():
-        old: Any = result.get(key)
-        if isinstance(old, str) and isinstance(value, dict):
-            old = {"name": old}  # a string is short for a table with this name
-        both = isinstance(old, dict) and isinstance(value, dict)
-        if both and key in ("origin", "tune"):
-            gone = {own for own in old if _inside(own, value)}
-            if key == "origin":
-                given = flat({name: table for name, table in over.items() if name != "origin"})
-                gone = {own for own in gone if any(_inside(each, [own]) for each in given)}
-            result[key] = {own: entry for own, entry in old.items() if own not in gone} | value
-        elif both and value.get("name", old.get("name")) == old.get("name"):
-            result[key] = merged(old, value)
-        else:
-            result[key] = value
-            if key == "data" and both:
-                kept_settings = {name: setting for name, setting in old.items() if name in KEPT_FOR_ANY_DATA}
-                result[key] = {**kept_settings, **value}
-            if isinstance(old, dict) and isinstance(ranges := result.get("tune"), dict):
-                kept = over.get("tune", ())
-                result["tune"] = {own: each for own, each in ranges.items() if own in kept or not _inside(own, [key])}
-    return result
-
-
-def _inside(key: str, groups: Iterable[str]) -> bool:
-    """Return whether a dotted key equals, or lies inside, one of the groups."""
-    return any(f"{key}.".startswith(f"{group}.") for group in groups)
-
-
-def origin_of(key: str, origins: Mapping[str, str]) -> str:
-    """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" if neither exists."""
-    return origins[max(around, key=len)] if (around := [each for each in origins if _inside(key, [each])]) else ""
-
-
-def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
-    """Return the origin of each setting of a recipe by :func:`origin_of`.
-
-    A setting without effect in this recipe does not take the origin of its group: for example ``schedule.gamma``
-    where the learning rate is constant.
-    """
-    unused = []
-    if settings["schedule.name"] != "multi-step":
-        unused += ["schedule.milestones", "schedule.gamma"]
-    if settings["schedule.name"] == "constant" or "loss.optimizer.scheduled" in settings:
-        unused.append("optimizer.scheduled")
-    if "data.relation.name" not in settings:
-        unused += [key for key in settings if key.endswith("loss.relation")]
-    return {key: NO_EFFECT if key in unused and key not in origins else origin_of(key, origins) for key in settings}
-
-
-def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables, and lists of tables, to a mapping from dotted keys to values."""
-    if isinstance(tables, list) and tables and isinstance(tables[0], dict):
-        tables = {str(index): table for index, table in enumerate(tables)}
-    if not isinstance(tables, dict):
-        return {prefix: tables}
-    values: dict[str, Any] = {}
-    for key, value in tables.items():
-        values |= flat(value, f"{prefix}.{key}" if prefix else key)
-    return values
-
-
-def nested(key: str, value: Any) -> Any:
-    """Return nested tables that set a dotted key to a value; return the value itself for an empty key."""
-    for part in reversed(key.split(".") if key else ()):
-        value = {part: value}
-    return value
 
 
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
@@ -158,13 +80,14 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     """Build a trunk from ``[model] trunk``; ``trained`` skips pretrained weights, as a run's weights follow."""
     from ..networks.pretrained import is_file, load_weights
 
-    file, given = table.settings.get("weights"), _trunk_settings(table, trained)
     factory = _trunk_factory(table.name)
-    options = options_of("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, given)
+    settings = _trunk_settings(table, trained)
+    options = options_of("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, settings)
     with located("model.trunk", table):
         trunk: torch.nn.Module = factory(channels, image_size, **options)
-    if is_file(file) and not trained:
-        load_weights(trunk, str(file))
+    weights = table.settings.get("weights")
+    if is_file(weights) and not trained:
+        load_weights(trunk, str(weights))
     return trunk
 
 
@@ -193,30 +116,60 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
     from ..networks.network import Normalization, Preprocessing
     from ..networks.pretrained import pretrained_images
 
-    images, channels, trunk = recipe.data.images, splits.channels, recipe.model.trunk
-    size, pretrained = int(images.crop or splits.image_size), pretrained_images(trunk.name, trunk.settings)
-    if pretrained is not None and pretrained.image_size and not (images.crop or "image_size" in recipe.data.settings):
-        size = pretrained.image_size
-    if channels == 1 and (images.bgr or len(images.mean or [0]) != 1):
+    images = recipe.data.images
+    trunk = recipe.model.trunk
+    pretrained = pretrained_images(trunk.name, trunk.settings)
+    size = int(images.crop or splits.image_size)
+    if pretrained is not None and pretrained.image_size:
+        chosen_in_recipe = images.crop or "image_size" in recipe.data.settings
+        if not chosen_in_recipe:
+            size = pretrained.image_size
+    _check_images(recipe, splits.channels, size)
+
+    bgr = images.bgr
+    normalize = None
+    interpolation = images.interpolation
+    if pretrained is not None:
+        mean = list(pretrained.mean)
+        std = list(pretrained.std)
+        if pretrained.bgr and images.mean is None and splits.channels == 3:
+            bgr = True
+        if bgr:
+            mean.reverse()
+            std.reverse()
+        normalize = Normalization(mean=mean, std=std)
+        interpolation = interpolation or pretrained.interpolation
+    if images.mean is not None and images.std is not None:
+        normalize = Normalization(
+            mean=images.mean * (splits.channels // len(images.mean)),
+            std=images.std * (splits.channels // len(images.std)),
+        )
+    preprocessing = Preprocessing(
+        image_size=size,
+        channels=splits.channels,  # type: ignore[arg-type]
+        crop=splits.crop,
+        normalize=normalize,
+        resize=images.resize,
+        squash=images.squash,
+        interpolation=interpolation or "bilinear",
+        bgr=bgr,
+        value_range=images.value_range,
+    )
+    scale = None
+    if images.random_crop_scale:
+        smallest, largest = images.random_crop_scale
+        scale = (smallest, largest)
+    return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
+
+
+def _check_images(recipe: Recipe, channels: int, size: int) -> None:
+    """Refuse settings of ``[data.images]`` that do not fit the data set's channels or the size of the crop."""
+    images = recipe.data.images
+    has_color_means = images.mean is not None and len(images.mean) != 1
+    if channels == 1 and (images.bgr or has_color_means):
         raise ConfigError(f"data.images: bgr, and means of three channels, are for color; {recipe.data.name} is gray")
     if images.resize is not None and images.resize < size:
         raise ConfigError(f"data.images.resize: found {images.resize}; wanted at least the {size} of data.images.crop")
-    bgr = images.bgr or (pretrained is not None and pretrained.bgr and images.mean is None and channels == 3)
-    values = [list(each)[:: -1 if bgr else 1] for each in (pretrained or ())[:2]]
-    if images.mean is not None and images.std is not None:
-        values = [each * (channels // len(each)) for each in (images.mean, images.std)]
-    preprocessing = Preprocessing(
-        image_size=size,
-        channels=channels,  # type: ignore[arg-type]
-        crop=splits.crop,
-        normalize=Normalization(mean=values[0], std=values[1]) if values else None,
-        interpolation=images.interpolation or (pretrained and pretrained.interpolation) or "bilinear",
-        bgr=bgr,
-        **images.model_dump(include={"resize", "squash", "value_range"}),
-    )
-    area = images.random_crop_scale
-    scale = (area[0], area[1]) if area else None
-    return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
 
 
 def _dataset_factory(name: str) -> Callable[..., Any]:
@@ -253,15 +206,19 @@ def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
     """Return the settings for a trunk's factory, without ``weights`` unless it loads them from its library."""
     from ..networks.pretrained import is_file, is_pretrained
 
-    drops = trained or is_file(table.settings.get("weights")) or not is_pretrained(table.settings)
-    return {name: value for name, value in table.settings.items() if not (drops and name == "weights")}
+    settings = dict(table.settings)
+    if trained or is_file(settings.get("weights")) or not is_pretrained(settings):
+        settings.pop("weights", None)
+    return settings
 
 
 def options_of(
     key: str, name: str, factory: Callable[..., Any], filled: Iterable[str], given: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options of a table, converted by the factory's annotations: for example text to a path."""
-    taken = {*filled, *(factory.keywords if isinstance(factory, functools.partial) else ())}
+    taken = set(filled)
+    if isinstance(factory, functools.partial):
+        taken.update(factory.keywords)
     accepted = {name: each for name, each in registry.settings_of(factory).items() if name not in taken}
     return _settings(key, name, accepted, given)
 
@@ -269,7 +226,8 @@ def options_of(
 def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
     """Return the loss settings that a run fills in; without number and labels of classes if labels are clusters."""
     context: BuildContext = {"embedding_size": recipe.model.embedding_size, "collect_stats": True}
-    if (relation := build_relation(recipe.data, class_names)) is not None:
+    relation = build_relation(recipe.data, class_names)
+    if relation is not None:
         context["relation"] = relation
     if recipe.data.labels == "clusters":
         return context
@@ -284,15 +242,10 @@ def build_loss(
 
     if table.relation == "none":
         context = {name: value for name, value in context.items() if name != "relation"}
-    loss, miner = _component(key, "loss", table, context), None
+    loss = _component(key, "loss", table, context)
+    miner = None
     if table.miner is not None:
-        miner = _component(f"{key}.miner", "miner", table.miner, context)
-        miner = _related(f"{key}.miner", miner, context)
-        if "indices_tuple" not in registry.capabilities(registry.get(table.name, "loss").cls):
-            raise ConfigError(f"{key}.miner: {table.name} takes no miner's indices_tuple")
-        if any(True for _ in miner.parameters()):
-            text = f"{table.miner.name} has parameters here (a learned distance), which nothing would train"
-            raise ConfigError(f"{key}.miner: {text}; take a loss that has them and mines by them itself")
+        miner = _build_miner(f"{key}.miner", table.name, table.miner, context)
     loss = _related(key, loss, context)
     if table.regularizer is not None:
         regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
@@ -300,10 +253,27 @@ def build_loss(
             loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
     if table.memory is None:
         return loss, miner
-    size, first = table.memory.size, table.memory.start_epoch
     with located(f"{key}.memory"):
-        size_of_one = context["embedding_size"]
-        return CrossBatchMemory(loss, size_of_one, size, miner, first_epoch=first, collect_stats=True), None
+        memory = CrossBatchMemory(
+            loss,
+            embedding_size=context["embedding_size"],
+            memory_size=table.memory.size,
+            miner=miner,
+            first_epoch=table.memory.start_epoch,
+            collect_stats=True,
+        )
+    return memory, None
+
+
+def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, Any]) -> torch.nn.Module:
+    """Build the miner of a loss; ConfigError if the loss takes none, or if nothing would train the miner."""
+    miner = _related(key, _component(key, "miner", table, context), context)
+    if "indices_tuple" not in registry.capabilities(registry.get(loss, "loss").cls):
+        raise ConfigError(f"{key}: {loss} takes no miner's indices_tuple")
+    if next(miner.parameters(), None) is not None:
+        text = f"{table.name} has parameters here (a learned distance), which nothing would train"
+        raise ConfigError(f"{key}: {text}; take a loss that has them and mines by them itself")
+    return miner
 
 
 def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> torch.nn.Module:
@@ -321,7 +291,8 @@ def reported_phases(recipe: Recipe) -> list[str]:
     """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
     from ..evaluation import learned_metric
 
-    table, phases = recipe.evaluation, ["after"]
+    table = recipe.evaluation
+    phases = ["after"]
     if table.training_images:
         phases.append("training")
     if table.baselines:
@@ -331,8 +302,14 @@ def reported_phases(recipe: Recipe) -> list[str]:
     context = loss_context(recipe, [0, 1], _stand_ins(recipe.data))
     for stage in recipe.all_stages():
         loss, miner = build_loss(stage.loss, context)
-        if learned_metric([*loss.modules(), *(miner.modules() if miner is not None else ())]) is not None:
-            return [*phases, "learned_metric", *(["shortlist"] if table.shortlist else [])]
+        modules = list(loss.modules())
+        if miner is not None:
+            modules.extend(miner.modules())
+        if learned_metric(modules) is not None:
+            phases.append("learned_metric")
+            if table.shortlist:
+                phases.append("shortlist")
+            break
     return phases
 
 
@@ -484,8 +461,11 @@ def _stand_ins(table: DataTable) -> list[str]:
     """Return placeholder class names, to check a recipe before its data are available."""
     settings = table.relation.settings if table.relation is not None else {}
     depth = settings.get("level", 1)
-    above = "/".join(["parent"] * depth) if isinstance(depth, int) and 0 < depth < 100 else "parent"
-    return [f"{above}/0", f"{above}/1", str(settings.get("unknown", "unknown"))]
+    above = "parent"
+    if isinstance(depth, int) and 0 < depth < 100:
+        above = "/".join(["parent"] * depth)
+    unknown_class = str(settings.get("unknown", "unknown"))
+    return [f"{above}/0", f"{above}/1", unknown_class]
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
@@ -523,11 +503,20 @@ def _number_labels(classes: list[int], loss: Any, given: tuple[Any, ...], named:
     """Replace labels by their indices in the sorted ``classes``, for a loss that needs 0 to ``num_classes`` - 1."""
     import torch
 
-    def places(labels: torch.Tensor | None) -> torch.Tensor | None:
-        return None if labels is None else torch.searchsorted(torch.tensor(classes, device=labels.device), labels)
+    def numbered(labels: torch.Tensor | None) -> torch.Tensor | None:
+        if labels is None:
+            return None
+        return torch.searchsorted(torch.tensor(classes, device=labels.device), labels)
 
-    positional = [places(value) if place in (1, 4) else value for place, value in enumerate(given)]
-    return (*positional,), named | {name: places(named[name]) for name in ("labels", "ref_labels") if name in named}
+    positional = list(given)
+    for place in (1, 4):  # of labels and ref_labels in a loss's call
+        if place < len(positional):
+            positional[place] = numbered(positional[place])
+    by_name = dict(named)
+    for name in ("labels", "ref_labels"):
+        if name in by_name:
+            by_name[name] = numbered(by_name[name])
+    return tuple(positional), by_name
 
 
 @contextlib.contextmanager

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 from .. import registry
 from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, needs_extra, shortened, unknown
 from ..files import toml_value
-from .build import check_frozen_trunk, check_names, merged, nested
+from .build import check_frozen_trunk, check_names
 from .papers import Printed, PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
+from .tables import merged, nested
 
 with needs_extra("train", "a recipe"):
     from pydantic import ValidationError

@@ -1,0 +1,122 @@
+"""Tables of recipes: merged, flattened to dotted keys, and the origins of their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
+KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
+NO_EFFECT = "without effect here"  # origin of settings that others make useless
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
+
+    ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has.
+    In ``[tune]``, the entry of a group replaces the entries of its keys. A child recipe overrides the origin of the
+    settings that it sets; inherited settings keep theirs. Ranges of ``[tune]`` in a replaced table are dropped.
+    """
+    result = dict(base)
+    for key, value in over.items():
+        old: Any = result.get(key)
+        if isinstance(old, str) and isinstance(value, dict):
+            old = {"name": old}  # a string is short for a table with this name
+        if not (isinstance(old, dict) and isinstance(value, dict)):
+            result[key] = value
+            if isinstance(old, dict):
+                _drop_ranges(result, over, key)
+        elif key == "origin":
+            result[key] = _merged_origins(old, value, over)
+        elif key == "tune":
+            result[key] = _without(old, value) | value
+        elif value.get("name", old.get("name")) == old.get("name"):
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+            if key == "data":
+                kept = {name: setting for name, setting in old.items() if name in KEPT_FOR_ANY_DATA}
+                result[key] = {**kept, **value}
+            _drop_ranges(result, over, key)
+    return result
+
+
+def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``[origin]``: the old entries, without those of keys that the new tables set, and the new ones."""
+    tables = {name: table for name, table in over.items() if name != "origin"}
+    given = flat(tables)
+    kept = {}
+    for key, entry in old.items():
+        is_replaced = _inside(key, new) and any(_inside(each, [key]) for each in given)
+        if not is_replaced:
+            kept[key] = entry
+    return {**kept, **new}
+
+
+def _without(old: Mapping[str, Any], groups: Iterable[str]) -> dict[str, Any]:
+    """Return the entries whose keys are in none of the groups."""
+    groups = list(groups)
+    return {key: entry for key, entry in old.items() if not _inside(key, groups)}
+
+
+def _drop_ranges(result: dict[str, Any], over: Mapping[str, Any], table: str) -> None:
+    """Drop ranges of ``[tune]`` in a table that was replaced, unless the new tables give them."""
+    ranges = result.get("tune")
+    if not isinstance(ranges, dict):
+        return
+    given = over.get("tune", ())
+    result["tune"] = {key: each for key, each in ranges.items() if key in given or not _inside(key, [table])}
+
+
+def _inside(key: str, groups: Iterable[str]) -> bool:
+    """Return whether a dotted key equals, or lies inside, one of the groups."""
+    return any(f"{key}.".startswith(f"{group}.") for group in groups)
+
+
+def origin_of(key: str, origins: Mapping[str, str]) -> str:
+    """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" if neither exists."""
+    around = [group for group in origins if _inside(key, [group])]
+    if not around:
+        return ""
+    nearest = max(around, key=len)
+    return origins[nearest]
+
+
+def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[str, str]:
+    """Return the origin of each setting of a recipe by :func:`origin_of`.
+
+    A setting without effect in this recipe does not take the origin of its group: for example ``schedule.gamma``
+    where the learning rate is constant.
+    """
+    unused = []
+    if settings["schedule.name"] != "multi-step":
+        unused += ["schedule.milestones", "schedule.gamma"]
+    if settings["schedule.name"] == "constant" or "loss.optimizer.scheduled" in settings:
+        unused.append("optimizer.scheduled")
+    if "data.relation.name" not in settings:
+        unused += [key for key in settings if key.endswith("loss.relation")]
+    found = {}
+    for key in settings:
+        has_no_effect = key in unused and key not in origins
+        found[key] = NO_EFFECT if has_no_effect else origin_of(key, origins)
+    return found
+
+
+def flat(tables: Any, prefix: str = "") -> dict[str, Any]:
+    """Flatten nested tables, and lists of tables, to a mapping from dotted keys to values."""
+    if isinstance(tables, list) and tables and isinstance(tables[0], dict):
+        tables = {str(index): table for index, table in enumerate(tables)}
+    if not isinstance(tables, dict):
+        return {prefix: tables}
+    values: dict[str, Any] = {}
+    for key, value in tables.items():
+        values |= flat(value, f"{prefix}.{key}" if prefix else key)
+    return values
+
+
+def nested(key: str, value: Any) -> Any:
+    """Return nested tables that set a dotted key to a value; return the value itself for an empty key."""
+    parts = key.split(".") if key else []
+    for part in reversed(parts):
+        value = {part: value}
+    return value
