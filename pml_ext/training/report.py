@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import re
 import shlex
@@ -22,6 +23,7 @@ from ..evaluation.fonts import short_name
 from ..evaluation.metrics import title_of
 from ..files import write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
+from ..recipe.papers import Quoted
 from ..report import ReportFigure, ReportTable, draw, percent, render
 from .checkpoint import load
 from .evaluation import confusions, counts, nearest, recall_by_class
@@ -51,49 +53,18 @@ _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 
 def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
     """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
-    table, queries, few = view.recipe.evaluation, view.queries, view.recipe.evaluation.figures == "few"
-    losses = (module for stage in stages for module in stage.loss.modules())
-    terms = [name for module in losses for name in getattr(module, "_record_these_stats", [])]
-    if series := loss_series(view.folder, [name for name in terms if name.endswith(("_loss", "_value"))]):
-        caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
-        yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
-    kind, gallery_kind = ("test images", "test images") if queries == "test" else ("queries", "gallery images")
-    panels: dict[str, Series] = {}
-    for metric in filter(None, dict.fromkeys(["recall_at_1", "map_at_r", table.select])):
-        if curves := metric_series(view.folder, metric):
-            names = {VALIDATION: table.validated_on, CURVE: kind}
-            panels[title_of(metric)] = {names[name]: curve for name, curve in curves.items()}
-    if panels and not few:
-        images = f"the {kind} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
-        chosen = "The last epoch is tested."
-        if table.select is not None:
-            chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
-        yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+    few = view.recipe.evaluation.figures == "few"
+    yield from _loss_figures(view, stages)
     if not few:
-        phases = [phase for phase in ("raw", "before", "after", "training") if phase in metrics]
-        by_k = {PHASES[phase]: {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at} for phase in phases}
-        caption = f"The share of {kind} with an image of their class among the K nearest."
-        yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_k), caption)
-    test, labels = view.embeddings(queries), view.true_labels(queries)
-    compared = {kind: (test, labels)}
-    if (training := view.tested_training) is not None:
-        compared = {"training images": (view.embeddings(training), view.true_labels(training)), **compared}
-    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
-    title = "Similarities of positive and negative pairs"
-    yield draw(title, lambda: figures.similarity_distributions(compared), caption)
-
-    def projected() -> Figure:
-        parts = {"after training": (test, labels)}
-        if table.baselines:
-            before = load(view.checkpoint("before"), view.device, view.identity)
-            parts = {"before training": (before["embeddings"], labels), **parts}
-        return figures.projections(parts, view.splits[queries].class_names, seed=view.seed)
-
+        yield from _metric_figures(view, metrics)
+    yield _similarity_figure(view)
     if not few:
-        yield draw(f"The embeddings of {kind} in two dimensions: t-SNE", projected, "Colored by class.")
+        title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
+        yield draw(title, lambda: _projections(view), "Colored by class.")
+    searched = "test images" if view.queries == "test" else "gallery images"
     yield draw(
-        f"Queries and their nearest {gallery_kind}",
-        lambda: _gallery(view, nearest(view, queries)),
+        f"Queries and their nearest {searched}",
+        lambda: _gallery(view, nearest(view, view.queries)),
         "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: green "
         "(✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
         photographs=True,
@@ -101,6 +72,71 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if not few:
         caption = "Four of each of some classes, augmented as in training."
         yield draw("Training images as the network saw them", lambda: _batch(view), caption, photographs=True)
+
+
+def _tested_images(view: View) -> str:
+    return "test images" if view.queries == "test" else "queries"
+
+
+def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
+    """Draw the loss and its recorded terms over the iterations, if there are records."""
+    terms = []
+    for stage in stages:
+        for module in stage.loss.modules():
+            recorded = getattr(module, "_record_these_stats", [])
+            terms += [name for name in recorded if name.endswith(("_loss", "_value"))]
+    series = loss_series(view.folder, terms)
+    if series:
+        caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
+        yield draw("The loss and its terms", lambda: figures.loss_curves(series), caption)
+
+
+def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
+    """Draw metrics over the epochs, if a run tests between them, and Recall@K before and after training."""
+    table = view.recipe.evaluation
+    tested = _tested_images(view)
+    names = {VALIDATION: table.validated_on, CURVE: tested}
+    panels: dict[str, Series] = {}
+    for metric in dict.fromkeys(["recall_at_1", "map_at_r", table.select]):
+        curves = {} if metric is None else metric_series(view.folder, metric)
+        if metric is not None and curves:
+            panels[title_of(metric)] = {names[name]: curve for name, curve in curves.items()}
+    if panels:
+        chosen = "The last epoch is tested."
+        if table.select is not None:
+            images = f"the {tested} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
+            chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
+        yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+
+    by_phase: dict[str, dict[int, float]] = {}
+    for phase in ("raw", "before", "after", "training"):
+        if phase in metrics:
+            by_phase[PHASES[phase]] = {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at}
+    caption = f"The share of {tested} with an image of their class among the K nearest."
+    yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_phase), caption)
+
+
+def _similarity_figure(view: View) -> ReportFigure:
+    """Draw the similarities of positive and negative pairs, of training and of tested images."""
+    compared = {}
+    if view.tested_training is not None:
+        training = view.tested_training
+        compared["training images"] = (view.embeddings(training), view.true_labels(training))
+    compared[_tested_images(view)] = (view.embeddings(view.queries), view.true_labels(view.queries))
+    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
+    title = "Similarities of positive and negative pairs"
+    return draw(title, lambda: figures.similarity_distributions(compared), caption)
+
+
+def _projections(view: View) -> Figure:
+    """Draw the embeddings of the tested images before and after training in two dimensions."""
+    labels = view.true_labels(view.queries)
+    parts = {}
+    if view.recipe.evaluation.baselines:
+        before = load(view.checkpoint("before"), view.device, view.identity)
+        parts["before training"] = (before["embeddings"], labels)
+    parts["after training"] = (view.embeddings(view.queries), labels)
+    return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed)
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -116,26 +152,37 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
 
 def _gallery(view: View, result: Evaluation) -> Figure:
     """Draw eight queries, half of them failures, with the nearest images of a search and their distances."""
-    queries, shown = view.images(view.queries), view.images(view.gallery_of(view.queries))
-    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
-    wrong = ~result.right[:, :1].any(dim=1)
-    failures, successes = order[wrong[order]].tolist(), order[~wrong[order]].tolist()
-    rank = {name: place for place, name in enumerate(recall_by_class(view))}
-    failures.sort(key=lambda query: rank[str(queries.class_names[queries.labels[query]])])
+    queries = view.images(view.queries)
+    searched = view.images(view.gallery_of(view.queries))
     rows = []
-    for query in [*failures[:4], *successes][:8]:
+    for query in _shown_queries(view, result):
         label = int(queries.labels[query])
-        rows.append([(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)])
-        for index, distance in zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True):
-            other = int(shown.labels[index])
+        row = [(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)]
+        nearest_images = zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True)
+        for index, distance in nearest_images:
+            other = int(searched.labels[index])
             caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
-            rows[-1].append(figures.answer(shown.image(index), caption, other == label))
+            row.append(figures.answer(searched.image(index), caption, other == label))
+        rows.append(row)
     return figures.gallery(rows)
 
 
+def _shown_queries(view: View, result: Evaluation) -> list[int]:
+    """Return eight queries at random, four of them with a wrong nearest image, the worst classes first."""
+    queries = view.images(view.queries)
+    order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
+    wrong = ~result.right[:, :1].any(dim=1)
+    failures: list[int] = order[wrong[order]].tolist()
+    successes: list[int] = order[~wrong[order]].tolist()
+    rank = {name: place for place, name in enumerate(recall_by_class(view))}
+    failures.sort(key=lambda query: rank[str(queries.class_names[queries.labels[query]])])
+    return [*failures[:4], *successes][:8]
+
+
 def _batch(view: View) -> Figure:
-    """Draw four augmented training images of each of six classes."""
-    images, generator = view.training_images, np.random.default_rng(view.seed)
+    """Draw four augmented training images of each of six classes, two classes side by side."""
+    images = view.training_images
+    generator = np.random.default_rng(view.seed)
     rows = []
     with torch.random.fork_rng([]):
         torch.manual_seed(view.seed)
@@ -143,8 +190,10 @@ def _batch(view: View) -> Figure:
             members = generator.permutation(np.flatnonzero(images.labels == label))[:4].tolist()
             name = short_name(images.class_names[label])
             rows.append([(_as_bytes(images[member][0]), name, figures.GRAY) for member in members])
-    # two classes side by side
-    return figures.gallery([[*chain(*rows[start : start + 2])] for start in range(0, len(rows), 2)])
+    pairs_of_rows = []
+    for start in range(0, len(rows), 2):
+        pairs_of_rows.append(list(chain(*rows[start : start + 2])))
+    return figures.gallery(pairs_of_rows)
 
 
 def _as_bytes(image: Tensor) -> Tensor:
@@ -158,29 +207,23 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     begun = time.perf_counter()
     drawn = [*figures_of_run(view, stages, metrics), *figures_of_components(view, stages)]
     for figure in drawn:
-        name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
-        place = view.folder / "figures" / f"{name}.png"
-        if figure.problem:
-            warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
-            place.unlink(missing_ok=True)  # of an earlier report
-        else:
-            write_atomically(place, lambda path, png=figure.png: path.write_bytes(png))  # type: ignore[misc]
-    drawing = time.perf_counter() - begun
-    trained, tested = ({*view.images(split).labels.tolist()} for split in ("train", view.queries))
-    sizes = [[name, f"{each['images']:,}", f"{each['classes']:,}"] for name, each in counts(view).items()]
-    images = ReportTable("Images", ["split", "images", "classes"], sizes)
+        _write_figure(view, figure, warn)
+    drawing_seconds = time.perf_counter() - begun
+
+    trained_classes = set(view.images("train").labels.tolist())
+    tested_classes = set(view.images(view.queries).labels.tolist())
     kind, _, path = view.recipe.data.name.partition(":")
     text = render(
         "report",
         title=metrics["recipe"],
         recipe=view.recipe,
         metrics=metrics,
-        seen=bool(trained & tested),
+        seen=bool(trained_classes & tested_classes),
         setback=setback(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
         photos=shlex.quote(path) if kind == "folder" else "FOLDER",
-        phases=dict(metrics["seconds"], figures=drawing),
-        tables=[metrics_table(view, metrics), *class_tables(view), images],
+        phases=dict(metrics["seconds"], figures=drawing_seconds),
+        tables=[metrics_table(view, metrics), *class_tables(view), _images_table(view)],
         figures=drawn,
         appendix=[*paper_tables(view.recipe, metrics)],
         settings=tomli_w.dumps(view.recipe.as_dict()),
@@ -188,29 +231,71 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     write_text(view.folder / "report.html", text)
 
 
+def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None]) -> None:
+    """Write a figure's file; warn of one that could not be drawn, and delete that of an earlier report."""
+    name = re.sub(r"[^a-z0-9]+", "-", figure.title.lower()).strip("-")
+    place = view.folder / "figures" / f"{name}.png"
+    if figure.problem:
+        warn(f"the figure {figure.title!r} is left out of the report: {figure.problem}")
+        place.unlink(missing_ok=True)
+    else:
+        write_atomically(place, lambda path: path.write_bytes(figure.png))
+
+
+def _images_table(view: View) -> ReportTable:
+    """Return the numbers of images and classes of each split."""
+    rows = []
+    for name, numbers in counts(view).items():
+        rows.append([name, f"{numbers['images']:,}", f"{numbers['classes']:,}"])
+    return ReportTable("Images", ["split", "images", "classes"], rows)
+
+
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
     phases = [phase for phase in PHASES if phase in metrics]
-    if view.frozen and {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder) in phases:
-        phases.remove("after")  # nothing was trained: identical to another phase
+    same_phase = {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder)
+    if view.frozen and same_phase in phases:
+        phases.remove("after")  # nothing was trained: identical to the other phase
     rows = []
     for name in metrics["after"]:
         if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
             continue  # the same
-        best = max(metrics[phase].get(name, 0) for phase in phases if phase != "training")  # on other images
-        values = ((phase, metrics[phase].get(name)) for phase in phases)
-        cells = (percent(value, bold=phase != "training" and value == best) for phase, value in values)
-        rows.append([title_of(name), *cells])
-    apart, training = view.queries == "query", view.tested_training
-    searched = "query is searched in the gallery" if apart else "test image is searched among all others"
-    caption = f"Every {searched} by cosine similarity; k-means has as many clusters as classes{' of queries' * apart}."
-    if training is not None:
-        sampled = "" if training == "train" else f", {len(view.images(training)):,} of them,"
-        caption += f" The column of the training images{sampled} shows how much is lost on new ones."
-    where = "of the queries" if apart else "on the test images"
-    named = {"after": "head" if view.frozen else "fine-tuned network"} if "frozen" in metrics else {}  # pretrained
-    columns = ["%", *((PHASES | named)[phase] for phase in phases)]
-    return ReportTable(f"Retrieval and clustering {where}", columns, rows, caption)
+        rows.append([title_of(name), *_cells(metrics, name, phases)])
+
+    titles = dict(PHASES)
+    if "frozen" in metrics:  # the trunk is pretrained
+        titles["after"] = "head" if view.frozen else "fine-tuned network"
+    columns = ["%", *(titles[phase] for phase in phases)]
+    where = "of the queries" if view.queries == "query" else "on the test images"
+    return ReportTable(f"Retrieval and clustering {where}", columns, rows, _metrics_caption(view))
+
+
+def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:
+    """Return a metric's value in each phase, the best in bold."""
+    tested_phases = [phase for phase in phases if phase != "training"]  # of the same images
+    best = max(metrics[phase].get(name, 0) for phase in tested_phases)
+    cells = []
+    for phase in phases:
+        value = metrics[phase].get(name)
+        is_best = phase != "training" and value == best
+        cells.append(percent(value, bold=is_best))
+    return cells
+
+
+def _metrics_caption(view: View) -> str:
+    if view.queries == "query":
+        caption = "Every query is searched in the gallery by cosine similarity; "
+        caption += "k-means has as many clusters as classes of queries."
+    else:
+        caption = "Every test image is searched among all others by cosine similarity; "
+        caption += "k-means has as many clusters as classes."
+    training = view.tested_training
+    if training is None:
+        return caption
+    sampled = ""
+    if training != "train":
+        sampled = f", {len(view.images(training)):,} of them,"
+    return f"{caption} The column of the training images{sampled} shows how much is lost on new ones."
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
@@ -235,32 +320,41 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
 def class_tables(view: View) -> Iterator[ReportTable]:
     """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
     by_class = recall_by_class(view)
-    worst = [[name, percent(value), *_confused_images(view, name)] for name, value in [*by_class.items()][:WORST]]
-    more = f"The {len(worst)} worst of {len(by_class)} classes; metrics.json has all." if len(by_class) > WORST else ""
-    yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], worst, more)
-    if found := confusions(view):
-        rows = [[f"{query} taken for {other}", str(count)] for query, other, count in found]
-        yield ReportTable("The most frequent confusions", ["", "times"], rows)
+    rows = []
+    for name, value in list(by_class.items())[:WORST]:
+        rows.append([name, percent(value), *_confused_images(view, name)])
+    caption = ""
+    if len(by_class) > WORST:
+        caption = f"The {len(rows)} worst of {len(by_class)} classes; metrics.json has all."
+    yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], rows, caption)
+
+    confused = [[f"{query} taken for {other}", str(count)] for query, other, count in confusions(view)]
+    if confused:
+        yield ReportTable("The most frequent confusions", ["", "times"], confused)
 
 
 def _confused_images(view: View, name: str) -> list[str]:
     """Return pictures of a query of a class and of the image that it was taken for: the most frequent wrong class."""
-    queries, others = view.images(view.queries), view.images(view.gallery_of(view.queries))
+    queries = view.images(view.queries)
+    searched = view.images(view.gallery_of(view.queries))
     result = nearest(view, view.queries)
-    own = [number for number, label in enumerate(queries.labels) if str(queries.class_names[label]) == name]
-    wrong = [(number, int(result.indices[number, 0])) for number in own if not bool(result.right[number, 0])]
-    if not wrong:
-        return [_picture(queries.image(own[0]), name), ""]
-    often = Counter(others.labels[other] for _, other in wrong).most_common(1)[0][0]
-    query, other = next(pair for pair in wrong if others.labels[pair[1]] == often)
-    taken = str(others.class_names[often])
-    return [_picture(queries.image(query), name), Markup("{} {}").format(_picture(others.image(other), taken), taken)]
+    members = [number for number, label in enumerate(queries.labels) if str(queries.class_names[label]) == name]
+    mistakes = [(number, int(result.indices[number, 0])) for number in members if not bool(result.right[number, 0])]
+    if not mistakes:
+        return [_picture(queries.image(members[0]), name), ""]
+    wrong_labels = Counter(searched.labels[other] for _, other in mistakes)
+    most_frequent = wrong_labels.most_common(1)[0][0]
+    query, other = next(pair for pair in mistakes if searched.labels[pair[1]] == most_frequent)
+    wrong_name = str(searched.class_names[most_frequent])
+    wrong_picture = _picture(searched.image(other), wrong_name)
+    return [_picture(queries.image(query), name), Markup("{} {}").format(wrong_picture, wrong_name)]
 
 
 def _picture(image: Tensor, name: str) -> Markup:
     """Return a small picture of an image, uint8 ``[C, H, W]``, for a table."""
-    shown, buffer = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy()), io.BytesIO()
+    shown = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).cpu().numpy())
     shown.thumbnail((_PICTURE, _PICTURE))
+    buffer = io.BytesIO()
     shown.save(buffer, "PNG")
     source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
     return Markup('<img class="photographs" alt="{}" src="{}">').format(name, source)
@@ -270,22 +364,30 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
     """Return the recipe's ``[paper]``, and the values of the paper's table beside the run's."""
     if recipe.paper is None:
         return
-    try:
-        place, values = printed(recipe.paper.table), quoted(recipe.paper, recipe.data.name)
-    except (ConfigError, UnknownNameError):  # the paper's file has changed since the run
-        place, values = None, []
+    place = None
+    values: list[Quoted] = []
+    with contextlib.suppress(ConfigError, UnknownNameError):  # the paper's file has changed since the run
+        values = quoted(recipe.paper, recipe.data.name)
+        place = printed(recipe.paper.table)
     entries = recipe.paper.model_dump()
     if place is not None:
         paper, table = place
-        entries |= {"row": "", "column": "", "table": f"{recipe.paper.table}: {table.title}"}
-        entries |= {"paper": f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"}
+        entries["row"] = ""
+        entries["column"] = ""
+        entries["table"] = f"{recipe.paper.table}: {table.title}"
+        entries["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
         entries["note"] = ". ".join(filter(None, (recipe.paper.note, table.note)))
     rows = [[key, str(value)] for key, value in entries.items() if value]
     yield ReportTable("What the paper reports, on its own data", ["", ""], rows)
-    if values:
-        own = [percent(metrics.get(value.phase, {}).get(value.metric)) for value in values]
-        named = [(f"{value.row}, {value.heading}, {value.column}", percent(value.value)) for value in values]
-        rows = [[*each, cell] for each, cell in zip(named, own, strict=True)]
+    if not values:
+        return
+
+    rows = []
+    for value in values:
+        name = f"{value.row}, {value.heading}, {value.column}"
+        own = metrics.get(value.phase, {}).get(value.metric)
+        rows.append([name, percent(value.value), percent(own)])
+    caption = ""
+    if not is_full(recipe.paper.table, recipe.data.name):
         caption = f"The paper's are of its own data, this run's of {recipe.data.name}."
-        caption = "" if is_full(recipe.paper.table, recipe.data.name) else caption
-        yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)
+    yield ReportTable("The paper's values beside this run's", ["%", "paper", "this run"], rows, caption)
