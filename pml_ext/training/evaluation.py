@@ -43,19 +43,27 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     parts = list(dict.fromkeys((split, view.gallery_of(split))))
     points = {"raw": {part: view.embedded(part, also=raw_pixels)["also"] for part in parts}}
     if view.frozen or is_pretrained(view.recipe.model.trunk.settings):
-        features = {part: view.embeddings(part, "trunk") for part in parts}
-        known = view.embeddings("train", "trunk")
-        size = min(view.recipe.model.embedding_size, *known.shape)
-        components = nn.Linear(known.shape[1], size, device="meta").to_empty(device=view.device)  # nothing drawn
-        fit_whitened_pca(known, components)
-        with torch.no_grad():
-            points |= {"frozen": features, "pca": {part: components(features[part]) for part in parts}}
+        points |= _features_and_components(view, parts)
     metrics = {}
     for phase, rows in points.items():
-        each = {part: nn.functional.normalize(rows[part]) for part in parts}
-        results = _searched(view, split, each), _searched(view, split, each, clusters=True)
-        metrics[phase] = {**results[0].accuracies, **results[1].accuracies}
-    return metrics | {"before": evaluate_split(view, split)}
+        normalized = {part: nn.functional.normalize(rows[part]) for part in parts}
+        retrieval = _searched(view, split, normalized)
+        clusters = _searched(view, split, normalized, clusters=True)
+        metrics[phase] = {**retrieval.accuracies, **clusters.accuracies}
+    metrics["before"] = evaluate_split(view, split)
+    return metrics
+
+
+def _features_and_components(view: View, parts: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+    """Return a trunk's features of splits, and their whitened principal components, fitted on the training images."""
+    features = {part: view.embeddings(part, "trunk") for part in parts}
+    known = view.embeddings("train", "trunk")
+    size = min(view.recipe.model.embedding_size, *known.shape)
+    layer = nn.Linear(known.shape[1], size, device="meta").to_empty(device=view.device)  # no random number is drawn
+    fit_whitened_pca(known, layer)
+    with torch.no_grad():
+        components = {part: layer(features[part]) for part in parts}
+    return {"frozen": features, "pca": components}
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
@@ -66,13 +74,16 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
         metrics["training"] = evaluate_split(view, view.tested_training, clustering=False)
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
     if metric is not None:
-        where, shortlist = view.gallery_of(split), view.recipe.evaluation.shortlist
-        points = {part: view.embeddings(part) for part in (split, where)}
-        metrics["learned_metric"] = _searched(view, split, points, neighbors_under(metric), keep=0).accuracies
+        searched = view.gallery_of(split)
+        points = {part: view.embeddings(part) for part in (split, searched)}
+        result = _searched(view, split, points, neighbors_under(metric), keep=0)
+        metrics["learned_metric"] = result.accuracies
+        shortlist = view.recipe.evaluation.shortlist
         if shortlist:
             # one more than the recipe says, where the query itself is among its own nearest
-            search = reranked_under(metric, shortlist + int(where == split))
-            metrics["shortlist"] = _searched(view, split, points, search, keep=0).accuracies
+            count = shortlist + 1 if searched == split else shortlist
+            result = _searched(view, split, points, reranked_under(metric, count), keep=0)
+            metrics["shortlist"] = result.accuracies
     return metrics
 
 
@@ -97,35 +108,46 @@ def nearest(view: View, split: str) -> Evaluation:
 
 def recall_by_class(view: View) -> dict[str, float]:
     """Return Recall@1 of each tested class by its name, the worst first."""
-    labels, names = view.true_labels(view.queries).cpu(), view.images(view.queries).class_names
+    labels = view.true_labels(view.queries).cpu()
+    names = view.images(view.queries).class_names
     right = nearest(view, view.queries).right[:, 0].double().cpu()
     found, means = class_means(right, labels)
-    worst = means.argsort(stable=True).tolist()
-    return {str(names[int(found[place])]): round(float(means[place]), 4) for place in worst}
+    recalls = {}
+    for place in means.argsort(stable=True).tolist():
+        name = str(names[int(found[place])])
+        recalls[name] = round(float(means[place]), 4)
+    return recalls
 
 
 def confusions(view: View) -> list[tuple[str, str, int]]:
     """Return the ten most frequent confusions: class of the query, class of its nearest image, count."""
-    result, names = nearest(view, view.queries), view.images(view.queries).class_names
-    labels, others = view.images(view.queries).labels, view.images(view.gallery_of(view.queries)).labels
-    wrong = (~result.right[:, 0].cpu()).nonzero().flatten().tolist()
-    pairs = Counter((labels[query], others[int(result.indices[query, 0])]) for query in wrong)
-    return [(str(names[query]), str(names[other]), count) for (query, other), count in pairs.most_common(10)]
+    result = nearest(view, view.queries)
+    queries = view.images(view.queries)
+    searched = view.images(view.gallery_of(view.queries))
+    confused: Counter[tuple[int, int]] = Counter()
+    for query in (~result.right[:, 0].cpu()).nonzero().flatten().tolist():
+        other = int(result.indices[query, 0])
+        confused[queries.labels[query], searched.labels[other]] += 1
+    names = queries.class_names
+    return [(str(names[label]), str(names[other]), count) for (label, other), count in confused.most_common(10)]
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
     """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out."""
-    left_out = {name: {"unreadable": len(paths)} for name, paths in view.unreadable.items()}
-    return {
-        name: {"images": len(images), "classes": len(np.unique(images.labels)), **left_out.get(name, {})}
-        for name, images in view.splits.items()
-    }
+    numbers: dict[str, dict[str, int]] = {}
+    for name, images in view.splits.items():
+        numbers[name] = {"images": len(images), "classes": len(np.unique(images.labels))}
+        if name in view.unreadable:
+            numbers[name]["unreadable"] = len(view.unreadable[name])
+    return numbers
 
 
 def _normalized_embeddings(view: View, split: str) -> Tensor:
     embeddings = view.embeddings(split)
-    if (bad := first_nonfinite({"": embeddings})) is not None:
-        raise TrainingError(f"the network gives {bad[1]} for images to test; try a lower optimizer.lr")
+    bad = first_nonfinite({"": embeddings})
+    if bad is not None:
+        _, value = bad
+        raise TrainingError(f"the network gives {value} for images to test; try a lower optimizer.lr")
     return nn.functional.normalize(embeddings)
 
 
@@ -138,12 +160,17 @@ def _searched(
     clusters: bool = False,
 ) -> Evaluation:
     """Return metrics of retrieval, or of clusters, by their names in ``metrics.json``, those of plugins last."""
-    table, where = view.recipe.evaluation, view.gallery_of(split)
+    table = view.recipe.evaluation
     relation = None if clusters else view.relation
     levels = () if relation is None else relation.levels
     known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
-    names = {each.accuracy: each.name for each in known if each.in_runs and bool(each.clusters) == clusters}
-    names |= {name: name for name, metric in plugin_metrics().items() if needs_clusters(metric) == clusters}
+    names = {}
+    for metric in known:
+        if metric.in_runs and bool(metric.clusters) == clusters:
+            names[metric.accuracy] = metric.name
+    for name, function in plugin_metrics().items():
+        if needs_clusters(function) == clusters:
+            names[name] = name
     calculator = RetrievalAccuracyCalculator(
         [*names],
         k="max_bin_count",
@@ -156,8 +183,14 @@ def _searched(
         relation=relation,
         ndcg_at=table.ndcg_at,
     )
-    gallery, labels = (None, None) if where == split or clusters else (points[where], view.true_labels(where))
-    result = calculator.evaluate(points[split], view.true_labels(split), gallery, labels, keep=0 if clusters else keep)
+    gallery = None
+    gallery_labels = None
+    searched = view.gallery_of(split)
+    if searched != split and not clusters:
+        gallery = points[searched]
+        gallery_labels = view.true_labels(searched)
+    kept = 0 if clusters else keep
+    result = calculator.evaluate(points[split], view.true_labels(split), gallery, gallery_labels, keep=kept)
     accuracies = {name: float(result.accuracies[accuracy]) for accuracy, name in names.items()}
     return dataclasses.replace(result, accuracies=accuracies)
 
@@ -165,35 +198,55 @@ def _searched(
 def _classified(view: View, split: str) -> Metrics:
     """Return the metrics of the recipe's protocols of classification."""
     found: dict[str, Metrics] = {}
-    protocols, where = view.recipe.evaluation.protocols, view.gallery_of(split)
-    points, labels = _normalized_embeddings(view, split), view.true_labels(split)
+    protocols = view.recipe.evaluation.protocols
     if "nearest-class-mean" in protocols:
-        tested, known = (points, labels), (_normalized_embeddings(view, where), view.true_labels(where))
-        if where == split:
-            first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
-            if bool(first.all()):
-                text = "'nearest-class-mean' wants a class with two test images; leave it out"
-                raise DataError(f"evaluation.protocols: {text}")
-            tested, known = (points[~first], labels[~first]), (points[first], labels[first])
-        found["nearest-class-mean"] = nearest_class_mean(*tested, *class_means(*known), TOP)
+        found["nearest-class-mean"] = _nearest_class_mean(view, split)
     if "zero-shot" in protocols:
-        assert view.parents is not None
-        seen, means = class_means(_normalized_embeddings(view, "train"), view.true_labels("train"))
-        names = view.images("train").class_names
-        known_means = {names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
-        new = torch.unique(labels)
-        new_names = [view.images(split).class_names[label] for label in new.tolist()]
-        new_means = related_means(new_names, known_means, view.parents)
-        found["zero-shot"] = nearest_class_mean(points, labels, new, new_means, TOP)
-    return {f"{PROTOCOLS[name]}_{top}": value for name, values in found.items() for top, value in values.items()}
+        found["zero-shot"] = _zero_shot(view, split)
+    metrics = {}
+    for name, values in found.items():
+        for top, value in values.items():
+            metrics[f"{PROTOCOLS[name]}_{top}"] = value
+    return metrics
+
+
+def _nearest_class_mean(view: View, split: str) -> Metrics:
+    """Return accuracies by the means of the gallery's classes, or of half of the tested images."""
+    points = _normalized_embeddings(view, split)
+    labels = view.true_labels(split)
+    searched = view.gallery_of(split)
+    if searched != split:
+        means = class_means(_normalized_embeddings(view, searched), view.true_labels(searched))
+        return nearest_class_mean(points, labels, *means, TOP)
+    first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
+    if bool(first.all()):
+        text = "'nearest-class-mean' wants a class with two test images; leave it out"
+        raise DataError(f"evaluation.protocols: {text}")
+    means = class_means(points[first], labels[first])
+    return nearest_class_mean(points[~first], labels[~first], *means, TOP)
+
+
+def _zero_shot(view: View, split: str) -> Metrics:
+    """Return accuracies by means that classes never seen get from related training classes."""
+    assert view.parents is not None
+    seen, means = class_means(_normalized_embeddings(view, "train"), view.true_labels("train"))
+    train_names = view.images("train").class_names
+    known_means = {train_names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
+    labels = view.true_labels(split)
+    new = torch.unique(labels)
+    names = view.images(split).class_names
+    new_means = related_means([names[label] for label in new.tolist()], known_means, view.parents)
+    return nearest_class_mean(_normalized_embeddings(view, split), labels, new, new_means, TOP)
 
 
 def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
     """Return a mask ``[N]`` of half of the images of every class, rounded up, drawn at random."""
-    chosen, generator = np.zeros(len(labels), dtype=bool), np.random.default_rng(seed)
+    chosen = np.zeros(len(labels), dtype=bool)
+    generator = np.random.default_rng(seed)
     for label in np.unique(labels):
         members = generator.permutation(np.flatnonzero(labels == label))
-        chosen[members[: -(-len(members) // 2)]] = True
+        half = (len(members) + 1) // 2
+        chosen[members[:half]] = True
     return chosen
 
 
@@ -217,7 +270,8 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
     same = (classes[rows][:, None] == classes).scatter_(1, rows[:, None], False)
     chance = float(same.double().mean()) * count / (count - 1)
     right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
-    return similarity if chance == 0 or right < (1 + chance) / 2 else None
+    has_collapsed = chance == 0 or right < (1 + chance) / 2
+    return similarity if has_collapsed else None
 
 
 def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
@@ -230,7 +284,8 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
         else:
             rows = relation.tensor(labels, len(labels), labels.device)
             weights = relation.matrix(rows, rows)
-            positive, negative = weights > 0, weights == 0
+            positive = weights > 0
+            negative = weights == 0
         positive.fill_diagonal_(False)
         positive_pairs |= bool(positive.any())
         negative_pairs |= bool(negative.any())

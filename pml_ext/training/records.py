@@ -6,6 +6,7 @@ import contextlib
 import csv
 import functools
 import io
+import math
 import os
 import re
 import sqlite3
@@ -27,7 +28,8 @@ from .trackers import Tracker, of_epochs
 Rows = Mapping[str, Mapping[str, Any]]  # values by table and column
 Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
 ITERATION = "~iteration~"  # record-keeper's name for the column that counts
-VALIDATION, CURVE = "accuracies_validation", "accuracies_test_by_epoch"
+VALIDATION = "accuracies_validation"
+CURVE = "accuracies_test_by_epoch"
 TEST = "accuracies_test"  # written after the last checkpoint, so that a resumed run writes it again
 _SAVE_SECONDS = 30.0  # interval of writes inside an epoch, to monitor the run
 _LOCK_SECONDS = 60.0  # for which a resumed run waits for another program that reads the database
@@ -52,7 +54,8 @@ class Records:
         warn: Callable[[str], None] = lambda text: None,
         trackers: Iterable[tuple[str, Callable[[], Tracker]]] = (),
     ) -> None:
-        self._folder, self._warn = folder / "records", warn
+        self._folder = folder / "records"
+        self._warn = warn
         if (self._folder / "logs.db").exists():
             _delete_rows_after(self._folder / "logs.db", iteration, epoch, warn)
         self._rows: list[tuple[int, Rows]] = []
@@ -71,13 +74,15 @@ class Records:
 
     def save(self) -> None:
         """Write the values added since the last call."""
-        rows, self._rows, self._saved = self._rows, [], time.monotonic()
-        flattened = [(number, _flattened(tables)) for number, tables in rows]
+        flattened = [(number, _flattened(tables)) for number, tables in self._rows]
+        self._rows = []
+        self._saved = time.monotonic()
         for name, tracker in [*self._trackers]:
             with self._errors_as_warnings(name, tracker):
                 for number, values in flattened:
                     tracker.log(values, number)
-                getattr(tracker, "flush", lambda: None)()
+                if hasattr(tracker, "flush"):
+                    tracker.flush()
 
     def close(self) -> None:
         """Write the remaining values, and the CSV files."""
@@ -116,7 +121,9 @@ class RecordKeeper:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Store the values of a step; NaN becomes NULL."""
         for name, value in values.items():
-            self._writer.append(*name.split("/", 1), None if value != value else value, step)
+            table, column = name.split("/", 1)
+            stored = None if math.isnan(value) else value
+            self._writer.append(table, column, stored, step)
 
     def flush(self) -> None:
         """Write the values to the database."""
@@ -133,10 +140,15 @@ def _delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callabl
     """Delete the rows after a checkpoint; move a damaged database aside. DataError if the database is in use."""
     try:
         with closing(sqlite3.connect(database, timeout=_LOCK_SECONDS)) as connection, connection:
-            if (problem := connection.execute("PRAGMA integrity_check(1)").fetchone()[0]) != "ok":
+            problem = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
+            if problem != "ok":
                 raise sqlite3.DatabaseError(problem)
             for table in _tables(connection):
-                last = 0 if table == TEST else epoch if of_epochs(table) else iteration
+                last = iteration
+                if table == TEST:
+                    last = 0
+                elif of_epochs(table):
+                    last = epoch
                 connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))
                 connection.execute("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
                 if connection.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone() == (0,):
@@ -158,7 +170,10 @@ def write_csv_files(folder: Path) -> None:
     """Write the CSV file of every table of a run's database."""
     for table, rows in _rows(folder).items():
         columns = [column for column in rows[0] if column != "id"]
-        write_csv(folder / f"{table}.csv", [columns, *([row[column] for column in columns] for row in rows)])
+        lines = [columns]
+        for row in rows:
+            lines.append([row[column] for column in columns])
+        write_csv(folder / f"{table}.csv", lines)
 
 
 def write_csv(path: Path, rows: Iterable[Iterable[Any]]) -> None:
@@ -179,19 +194,22 @@ def _rows(folder: Path, tables: tuple[str, ...] = ("",)) -> dict[str, list[dict[
         return {}
     with closing(sqlite3.connect(folder / "logs.db")) as connection:
         connection.row_factory = sqlite3.Row
-        select, named = 'SELECT * FROM "{}" ORDER BY "{}"', [n for n in _tables(connection) if n.startswith(tables)]
-        found = {name: connection.execute(select.format(name, ITERATION)).fetchall() for name in named}
-    return {name: [dict(row) for row in rows] for name, rows in found.items() if rows}
+        found = {}
+        for name in _tables(connection):
+            if name.startswith(tables):
+                rows = connection.execute(f'SELECT * FROM "{name}" ORDER BY "{ITERATION}"').fetchall()
+                found[name] = [dict(row) for row in rows]
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def _flattened(tables: Rows) -> dict[str, float]:
     """Return values by table and column, ``"loss_histories/total_loss"``; booleans become 0 and 1."""
-    named = {re.sub(r"\W", "_", table): row for table, row in tables.items()}  # record-keeper does not quote names
-    return {
-        f"{table}/{column}": int(value) if isinstance(value, int) else float(value)
-        for table, row in named.items()
-        for column, value in row.items()
-    }
+    values: dict[str, float] = {}
+    for table, row in tables.items():
+        name = re.sub(r"\W", "_", table)  # record-keeper does not quote names
+        for column, value in row.items():
+            values[f"{name}/{column}"] = int(value) if isinstance(value, int) else float(value)
+    return values
 
 
 class RecordedValues:
@@ -204,19 +222,30 @@ class RecordedValues:
         self, loss: nn.Module, miner: nn.Module | None, optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
         self._holders: dict[tuple[str, str], Any] = {}  # the object with this attribute, by table and column
-        root, owners = f"metric_loss_{type(loss).__name__}", dict[str, nn.Module]()
-        for path, module in loss.named_modules():
-            inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}" if path else ""
-            owners[root + inside] = module
-        if miner is not None:
-            owners[f"tuple_miner_{type(miner).__name__}"] = miner
-        for table, module in owners.items():
-            listed = (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ()))
-            self._holders |= {(table, name): module for name in listed}
-            for suffix, held in (("parameters", module.named_parameters), ("buffers", module.named_buffers)):
-                single = [name for name, tensor in held(recurse=False) if tensor.numel() == 1]
-                self._holders |= {(f"{table}__{suffix}", name): module for name in single}
+        for table, module in self._modules_by_table(loss, miner).items():
+            for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
+                self._holders[table, name] = module
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.numel() == 1:
+                    self._holders[f"{table}__parameters", name] = module
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.numel() == 1:
+                    self._holders[f"{table}__buffers", name] = module
         self._optimizers = {f"{name}_{type(each).__name__}": each for name, each in optimizers.items()}
+
+    @staticmethod
+    def _modules_by_table(loss: nn.Module, miner: nn.Module | None) -> dict[str, nn.Module]:
+        """Return the modules of a loss and the miner by the names of their tables, which are those of PML's hooks."""
+        root = f"metric_loss_{type(loss).__name__}"
+        modules: dict[str, nn.Module] = {}
+        for path, module in loss.named_modules():
+            inside = ""
+            if path:
+                inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}"
+            modules[root + inside] = module
+        if miner is not None:
+            modules[f"tuple_miner_{type(miner).__name__}"] = miner
+        return modules
 
     def values(self) -> list[Any]:
         """Return each value now: a number, a tensor of one element, or None for anything else."""

@@ -27,7 +27,8 @@ from .folder import RECIPE
 
 SAMPLE = "train_sample"  # the split of the training images that are tested, if not all are tested
 _FEATURES_BATCH = 4096  # features in a forward pass of the embedder alone
-_CPU_BATCH, _CPU_VALUES = 16, 10_000_000  # images, and values of their pixels, in a forward pass of a test on a CPU
+_CPU_BATCH = 16  # least number of images in a forward pass of a test on a CPU
+_CPU_VALUES = 10_000_000  # values of their pixels
 T = TypeVar("T")
 Layer = Literal["embedder", "trunk"]
 
@@ -47,14 +48,14 @@ class View:
         root: Path | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.recipe, self.folder, self.seed = recipe, folder, seed
+        self.recipe = recipe
+        self.folder = folder
+        self.seed = seed
         self.device = torch.device(device)
-        self.rank, self.processes = rank(), num_processes()
+        self.rank = rank()
+        self.processes = num_processes()
         self.epoch = 0
-        tables = recipe.as_dict()
-        del tables["schedule"]["epochs"], tables["track"]  # a run may get more epochs, and other trackers
-        named = json.dumps([tables, seed], sort_keys=True, default=str).encode()
-        self.identity = hashlib.sha256(named).hexdigest()[:16]  # in all checkpoints of the run
+        self.identity = _identity_of(recipe, seed)  # in all checkpoints of the run
         self._kept: dict[Any, Any] = {}  # results computed with the network's current weights
         checkpoint.seed_all(seed)
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
@@ -64,55 +65,82 @@ class View:
         if self.processes > 1:
             self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
         self.network.to(self.device)
-        self.trunk, self.embedder = self.network.trunk, self.network.embedder
+        self.trunk = self.network.trunk
+        self.embedder = self.network.embedder
         self.frozen = recipe.model.freeze == "trunk"  # then features are computed once
         self._features: dict[tuple[str, int], Features] = {}
         self._caches: dict[bool, FeatureCache] = {}  # of plain (False) or augmented images
         self._tell = tell
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
-        table, evaluation = self.recipe.data, self.recipe.evaluation
-        if self.rank > 0:  # rank 0 goes first, since it may download the data
+        """Build the data set and its splits; rank 0 goes first, since it may download the data."""
+        if self.rank > 0:
             from_rank_0(None)
-        splits = build_dataset(table, root)
-        self.parents, self.note = splits.parents, splits.note
-        if "zero-shot" in evaluation.protocols and not self.parents:
-            lacks = f"'zero-shot' wants classes with parents, which {table.name} does not have here"
-            raise ConfigError(f"evaluation.protocols: {lacks}; omniglot has, and imagenet with a hierarchy")
+        splits = build_dataset(self.recipe.data, root)
+        self.parents = splits.parents
+        self.note = splits.note
+        self._check_protocols()
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
-        augmented, plain = self._preprocessing.transforms(cuts, **table.augment)
+        augmented, plain = self._preprocessing.transforms(cuts, **self.recipe.data.augment)
 
         self.splits: dict[str, LabeledImages] = {}
         for name, images in {"train": splits.train, **splits.tested()}.items():
-            steps, skips = augmented if name == "train" else plain, table.unreadable == "skip"
-            kept, skipped = prepare(images, steps, table.cache, skips, table.workers, tell)
-            self.splits[name] = kept.with_transform(plain)
-            self.unreadable |= {name: skipped} if skipped else {}
+            steps = augmented if name == "train" else plain
+            self.splits[name] = self._prepared(name, images, steps, tell).with_transform(plain)
         self.listing = {name: listing_of(images) for name, images in self.splits.items()}  # in all checkpoints
-        train = self.splits.pop("train")
         if self.rank == 0:
             from_rank_0(None)
+        self._divide_training_images(self.splits.pop("train"))
+
+        self.queries = "query" if "query" in self.splits else "test"
+        """The split whose images are searched for in a test."""
+        self.training_images = self.splits["train"].with_transform(augmented)
+        relation = build_relation(self.recipe.data, self.training_images.class_names)
+        self.relation = None if relation is None else relation.to(self.device)
+
+    def _check_protocols(self) -> None:
+        if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
+            missing = f"'zero-shot' wants classes with parents, which {self.recipe.data.name} does not have here"
+            raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
+
+    def _prepared(self, name: str, images: LabeledImages, steps: Any, tell: Callable[[str], None]) -> LabeledImages:
+        """Return the readable images of a split, as the recipe caches them; note those that are left out."""
+        table = self.recipe.data
+        skips = table.unreadable == "skip"
+        kept, skipped = prepare(images, steps, table.cache, skips, table.workers, tell)
+        if skipped:
+            self.unreadable[name] = skipped
+        return kept
+
+    def _divide_training_images(self, train: LabeledImages) -> None:
+        """Make the splits of training, validation, and tested training images."""
+        evaluation = self.recipe.evaluation
         if evaluation.validation:
-            which = evaluation.validation, self.seed, evaluation.held_out, evaluation.fold
-            rest, self.splits["validation"] = hold_out_classes(train, *which)
-            train = train if evaluation.validation_trains else rest
+            rest, held_out = hold_out_classes(
+                train, evaluation.validation, self.seed, evaluation.held_out, evaluation.fold
+            )
+            self.splits["validation"] = held_out
+            if not evaluation.validation_trains:
+                train = rest
         self.splits["train"] = train
+        self.tested_training: str | None = None  # the split of the training images that are tested
+        if evaluation.training_images:
+            self.tested_training = "train"
         if 0 < evaluation.training_images < len(train):
             sample = some_of_each_class(train.labels, evaluation.training_images, self.seed)
-            self.splits[SAMPLE] = self.splits["train"].subset(sample)
-        # The split whose images are searched for in a test, and that of the training images that are tested.
-        self.queries = "query" if "query" in self.splits else "test"
-        tested_training = SAMPLE if SAMPLE in self.splits else "train"
-        self.tested_training = tested_training if evaluation.training_images else None
-        self.training_images = train.with_transform(augmented)
-        relation = build_relation(table, train.class_names)
-        self.relation = None if relation is None else relation.to(self.device)
+            self.splits[SAMPLE] = train.subset(sample)
+            self.tested_training = SAMPLE
 
     def network_json(self) -> dict[str, Any]:
         """Return the content of ``network.json``: preprocessing, length of features, and training classes."""
-        classes, names = np.unique(self.training_images.labels).tolist(), self.training_images.class_names
-        named = {"classes": classes, "class_names": [names[label] for label in classes]}
-        return self._preprocessing.model_dump() | {"features": self.network.features} | named
+        classes = np.unique(self.training_images.labels).tolist()
+        names = self.training_images.class_names
+        return {
+            **self._preprocessing.model_dump(),
+            "features": self.network.features,
+            "classes": classes,
+            "class_names": [names[label] for label in classes],
+        }
 
     def check_listing(self, before: Mapping[str, Mapping[str, Any]] | None) -> None:
         """Raise DataError if the images differ from those of a checkpoint's run, by its ``listing``.
@@ -123,12 +151,16 @@ class View:
             return
         changes = []
         for name in {**before, **self.listing}:
-            old, new = before.get(name), self.listing.get(name)
+            old = before.get(name)
+            new = self.listing.get(name)
             if old == new:
                 continue
-            texts = [_counted_listing(each) for each in (old, new)]
-            same = texts[0] == texts[1]
-            changes.append(f"{name} has other files or labels" if same else f"{name} had {texts[0]}, now {texts[1]}")
+            old_text = _counted_listing(old)
+            new_text = _counted_listing(new)
+            if old_text == new_text:
+                changes.append(f"{name} has other files or labels")
+            else:
+                changes.append(f"{name} had {old_text}, now {new_text}")
         raise DataError(
             f"{self.folder}: the images are not those of this run: {'; '.join(changes)}; put them back, name their "
             "folder with --data, or type another --out to begin a new run"
@@ -152,25 +184,43 @@ class View:
 
         With ``pixels`` there are always images.
         """
-        trunk, embedder = (nn.Identity(), nn.Identity()) if self.frozen else (self.trunk, self.embedder)
-        if not self.frozen or pixels:
-            given = self.images(split), self.device, self._batch_size, self.recipe.data.workers
-            passing = embed_batches(trunk, embedder, *given)
+        labels = self.true_labels(split)
+        if not self.frozen:
+            return self._passes_of_images(split, self.trunk, self.embedder)
+        if pixels:
+            passes = self._passes_of_images(split, nn.Identity(), nn.Identity())
         else:
-            labels = self.true_labels(split)
-            passing = ((labels[:0], labels[:0], labels[:0], part) for part in torch.split(labels, _FEATURES_BATCH))
-        return with_features(passing, self.features(split), self.embedder) if self.frozen else passing
+            none = labels[:0]
+            passes = ((none, none, none, part) for part in torch.split(labels, _FEATURES_BATCH))
+        return with_features(passes, self.features(split), self.embedder)
+
+    def _passes_of_images(
+        self, split: str, trunk: nn.Module, embedder: nn.Module
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        images = self.images(split)
+        return embed_batches(trunk, embedder, images, self.device, self._batch_size, self.recipe.data.workers)
 
     def features(self, split: str, view: int = 0) -> Features:
         """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images."""
         if (split, view) not in self._features:
             images = self.training_images if view else self.images(split)
-            if bool(view) not in self._caches:
-                about = [self._preprocessing.model_dump(), repr(images.transform) if view else ""]
-                arguments = self.trunk, self.network.features, about, self.device, self._batch_size
-                self._caches[bool(view)] = FeatureCache(*arguments, self.recipe.data.workers, self._tell)
-            self._features[split, view] = self._caches[bool(view)].of(images, view)
+            self._features[split, view] = self._cache_for(images, is_augmented=bool(view)).of(images, view)
         return self._features[split, view]
+
+    def _cache_for(self, images: LabeledImages, is_augmented: bool) -> FeatureCache:
+        """Return the cache of features of plain, or of augmented images."""
+        if is_augmented not in self._caches:
+            augmentation = repr(images.transform) if is_augmented else ""
+            self._caches[is_augmented] = FeatureCache(
+                self.trunk,
+                self.network.features,
+                [self._preprocessing.model_dump(), augmentation],
+                self.device,
+                self._batch_size,
+                self.recipe.data.workers,
+                self._tell,
+            )
+        return self._caches[is_augmented]
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
@@ -203,9 +253,13 @@ class View:
 
     def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
         """Compute a split's embeddings, which :meth:`embeddings` keeps, and ``also`` of its images, in one pass."""
-        images, held, start = self.images(split), dict[str, Tensor](), 0
+        images = self.images(split)
+        held: dict[str, Tensor] = {}
+        start = 0
         for batch, _, embeddings, _ in self._forward_passes(split, pixels=also is not None):
-            parts = {"embeddings": embeddings} | ({"also": also(batch)} if also is not None else {})
+            parts = {"embeddings": embeddings}
+            if also is not None:
+                parts["also"] = also(batch)
             for name, part in parts.items():  # in place: joining batches at the end would hold everything twice
                 if name not in held:
                     held[name] = part.new_empty(len(images), *part.shape[1:])
@@ -233,6 +287,15 @@ class View:
         view: RunView = self  # all that a component may use
         function = getattr(part, method, None)
         return function(view, *more) if callable(function) else None
+
+
+def _identity_of(recipe: Recipe, seed: int) -> str:
+    """Return a digest of a recipe and a seed; a run may get more epochs, and other trackers."""
+    tables = recipe.as_dict()
+    del tables["schedule"]["epochs"]
+    del tables["track"]
+    text = json.dumps([tables, seed], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:
