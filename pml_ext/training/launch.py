@@ -33,7 +33,8 @@ from .trackers import phases_of
 Metrics = dict[str, Any]
 LOCK = ".lock"
 QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # only the test
-MODEL, LAST = "checkpoints/model.pt", "checkpoints/last.pt"
+MODEL = "checkpoints/model.pt"
+LAST = "checkpoints/last.pt"
 _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 
@@ -73,13 +74,22 @@ def plan(
         raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
     plans = []
     for full_name, recipe in recipes.items():
-        variant = re.sub(r"[/\\]|^\.+$", "-", printable(full_name.partition("@")[2]))  # a folder name below out
         for number in range(seed, seed + seeds):
-            parts = [*([variant] if len(recipes) > 1 else []), *([f"seed-{number}"] if seeds > 1 else [])]
-            folder = out / "-".join(parts)  # out itself for a single run
+            folder = out / _folder_name(full_name, number, several_recipes=len(recipes) > 1, several_seeds=seeds > 1)
             before = _epochs_before(folder, recipe, number)
             plans.append(Plan(full_name, recipe, number, folder, overrides=overrides, epochs_before=before))
     return plans
+
+
+def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds: bool) -> str:
+    """Return the name of a run's folder among those of several runs; "" for a single run."""
+    parts = []
+    if several_recipes:
+        variant = printable(full_name.partition("@")[2])
+        parts.append(re.sub(r"[/\\]|^\.+$", "-", variant))
+    if several_seeds:
+        parts.append(f"seed-{seed}")
+    return "-".join(parts)
 
 
 def _restarted() -> bool:
@@ -94,24 +104,34 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
         _check_unchanged(folder, RECIPE)
         tables = read_toml(folder / RECIPE, "run")
     except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
-        if (folder / LAST).exists() or (folder / METRICS).exists():
-            return None
-        own = {*FILES, LOCK, SUMS}
-        names = {getattr(final_path(path), "name", path.name) for path in folder.iterdir()}
-        if names - own:
-            raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out") from None
+        _check_only_files_of_a_run(folder)
         return None
-    if (before := tables.pop("run").get("seed")) != seed:
+    before = tables.pop("run").get("seed")
+    if before != seed:
         raise ConfigError(f"{folder} holds a run with seed {before}, not {seed}; type --seed {before}")
-    old, new = flat(tables), flat(recipe.as_dict())
+    old = flat(tables)
+    new = flat(recipe.as_dict())
     epochs: int = old["schedule.epochs"]
     extends = recipe.schedule.epochs > epochs and recipe.schedule.name in ("constant", "cosine")
     for key in [*old, *new]:
-        free = key.startswith("track") or (key == "schedule.epochs" and extends)
-        if old.get(key) != new.get(key) and not free:
+        may_change = key.startswith("track") or (key == "schedule.epochs" and extends)
+        if old.get(key) != new.get(key) and not may_change:
             there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
             raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
     return epochs
+
+
+def _check_only_files_of_a_run(folder: Path) -> None:
+    """Raise ConfigError for a folder without a run that has other files than a run would write."""
+    if (folder / LAST).exists() or (folder / METRICS).exists():
+        return
+    known = {*FILES, LOCK, SUMS}
+    names = set()
+    for path in folder.iterdir():
+        final = final_path(path)  # of a temporary file
+        names.add(path.name if final is None else final.name)
+    if names - known:
+        raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out")
 
 
 @contextlib.contextmanager
@@ -132,36 +152,53 @@ def execute(
     on_nonfinite: OnNonfinite = "stop",
 ) -> Metrics:
     """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
-    folder, schedule, before = plan.folder, plan.recipe.schedule, plan.epochs_before
+    folder = plan.folder
     finished = resume and rank() == 0 and (folder / METRICS).exists()
     metrics, damaged = from_rank_0(_finished(folder) if finished else (None, []))
-    longer = before is not None and before < schedule.epochs
-    if metrics is not None and not damaged and not longer:
+    is_longer = plan.epochs_before is not None and plan.epochs_before < plan.recipe.schedule.epochs
+    if metrics is not None and not damaged and not is_longer:
         return metrics  # type: ignore[no-any-return]
+
     with naming_settings(plan.name, plan.overrides):
         run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
-    text = f"{plan.name}, seed {plan.seed}, in {folder}"
-    if longer:
-        falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
-        text += f": {schedule.epochs} epochs in place of {before}{falls}; metrics and report are made again"
-    run.listener.step(text)
-    again = metrics is not None and MODEL not in damaged and not longer  # else training continues
+    run.listener.step(_first_line(plan, is_longer))
+    only_files = metrics is not None and MODEL not in damaged and not is_longer  # else training continues
     with locked(folder) if rank() == 0 else contextlib.nullcontext():
         if rank() == 0:
             if MODEL in damaged:
                 run.listener.warn(f"{folder / MODEL} is gone or damaged; it is made again from {folder / LAST}")
-            if longer:
+            if is_longer:
                 (folder / METRICS).unlink(missing_ok=True)
-            if not again or RECIPE in damaged:
-                tables = plan.recipe.as_dict()
-                tables["run"] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
-                tables["run"] |= {"trials": plan.trials} if plan.trials else {}
-                recipe = tomli_w.dumps(tables)
-                checksums.replace_file(folder, RECIPE, lambda path: path.write_text(recipe, "utf-8"))
-            if again:
+            if not only_files or RECIPE in damaged:
+                _write_recipe(plan)
+            if only_files:
                 write_again(run, metrics, damaged)
         from_rank_0(None)  # the other ranks read the folder's files now
-        return metrics if again else train_run(run, resume)  # type: ignore[no-any-return]
+        if only_files:
+            return metrics  # type: ignore[no-any-return]
+        return train_run(run, resume)
+
+
+def _first_line(plan: Plan, is_longer: bool) -> str:
+    """Return the line with which a run begins."""
+    text = f"{plan.name}, seed {plan.seed}, in {plan.folder}"
+    if not is_longer:
+        return text
+    schedule = plan.recipe.schedule
+    falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
+    text += f": {schedule.epochs} epochs in place of {plan.epochs_before}{falls}"
+    return f"{text}; metrics and report are made again"
+
+
+def _write_recipe(plan: Plan) -> None:
+    """Write the recipe of a run, with its name, seed and plugins."""
+    tables = plan.recipe.as_dict()
+    about: dict[str, Any] = {"recipe": plan.name, "seed": plan.seed, "plugins": plugins_in(tables)}
+    if plan.trials:
+        about["trials"] = plan.trials
+    tables["run"] = about
+    text = tomli_w.dumps(tables)
+    checksums.replace_file(plan.folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
 
 
 def _check_unchanged(folder: Path, name: str) -> None:
@@ -180,8 +217,10 @@ def _finished(folder: Path) -> tuple[Metrics, list[str]]:
     _check_unchanged(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
     damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
-    damaged |= {name for name in (SUMS, MODEL) if not (folder / name).exists()}
-    damaged |= {*checksums.changed_files(folder), *({REPORT} - checksums.read_sums(folder).keys())}
+    damaged.update(name for name in (SUMS, MODEL) if not (folder / name).exists())
+    damaged.update(checksums.changed_files(folder))
+    if REPORT not in checksums.read_sums(folder):
+        damaged.add(REPORT)
     if MODEL in damaged and not (folder / LAST).exists():
         raise DataError(
             f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone; "
@@ -258,50 +297,71 @@ def train(
     """
     resume = resume or _restarted()
     plans: list[Plan] = []
-    results: list[Metrics] = []
-    failures: list[dict[str, Any]] = []
+    runs = _Results(listener)
     with signals.listening():
         try:
             with process_group(choose_device(device).partition(":")[0]):
                 # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
-                plans += from_rank_0(plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None)
+                planned = plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None
+                plans += from_rank_0(planned)
                 place = plans[0].folder.parent if len(plans) > 1 else plans[0].folder
                 for each in plans:
                     signals.check("before a run began")
                     try:
-                        metrics = execute(each, device, data, listener, resume, on_nonfinite)
-                        result = metrics | {"folder": str(each.folder)}
-                        if text := setback(each.recipe, metrics):
-                            result["setback"] = text
-                        results.append(result)
+                        runs.add(each, execute(each, device, data, listener, resume, on_nonfinite))
                     except Exception as error:
                         if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
                             raise
-                        # Not the error itself, which would keep the networks of its run in memory.
-                        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
-                        about = {"recipe": each.name, "seed": each.seed, "folder": str(each.folder)}
-                        failures.append(about | {"error": text})
-                        if listener is not None:
-                            listener.warn(_FAILURE.format(**failures[-1]))
+                        runs.add_failure(each, error)
                 if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
-                    checksums.recover(place, ["summary.json"])
-                    summary: Metrics = {**summarize(results), "failures": failures}
-                    write_json(place / "summary.json", {key: value for key, value in summary.items() if value})
+                    runs.write_summary(place)
         except StoppedError as error:
             if not any(plan.folder.exists() for plan in plans):
                 raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
             again = f"the same command with --out {shlex.quote(str(place))} --resume"
             raise StoppedError(error.signal, f"{error}; go on with {again}") from None
-    if failures:
-        raise FailedRunsError(results, failures)
-    return results
+    if runs.failures:
+        raise FailedRunsError(runs.results, runs.failures)
+    return runs.results
+
+
+class _Results:
+    """The results of several runs, and the errors of those that failed."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self.results: list[Metrics] = []
+        self.failures: list[dict[str, Any]] = []
+        self._listener = listener
+
+    def add(self, plan: Plan, metrics: Metrics) -> None:
+        """Add the metrics of a run, with its folder, and whether it is behind its untrained network."""
+        result = metrics | {"folder": str(plan.folder)}
+        text = setback(plan.recipe, metrics)
+        if text:
+            result["setback"] = text
+        self.results.append(result)
+
+    def add_failure(self, plan: Plan, error: Exception) -> None:
+        """Add the text of an error; the error itself would keep the networks of its run in memory."""
+        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
+        failure = {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
+        self.failures.append(failure)
+        if self._listener is not None:
+            self._listener.warn(_FAILURE.format(**failure))
+
+    def write_summary(self, folder: Path) -> None:
+        """Write ``summary.json``: mean and spread of the runs, and the failures."""
+        checksums.recover(folder, ["summary.json"])
+        summary: Metrics = {**summarize(self.results), "failures": self.failures}
+        write_json(folder / "summary.json", {key: value for key, value in summary.items() if value})
 
 
 class FailedRunsError(PmlExtError):
     """Some runs of several failed; ``failures`` have each one's ``recipe``, ``seed``, ``folder`` and ``error``."""
 
     def __init__(self, results: list[Metrics], failures: list[dict[str, Any]]) -> None:
-        self.results, self.failures = results, failures
+        self.results = results
+        self.failures = failures
         texts = "; ".join(_FAILURE.format(**failure) for failure in failures)
         super().__init__(f"{len(failures)} of {len(results) + len(failures)} runs failed: {texts}")
 
