@@ -43,7 +43,7 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     assert "<h2>convnet=random</h2>" in (out / "probe.html").read_text()
 
 
-def test_a_head_of_several_variants_is_refused_before_anything_is_computed(tmp_path):
+def test_a_head_of_several_variants_is_refused_at_once(tmp_path):
     with pytest.raises(ConfigError, match="has 4 variants; wanted one of them"):
         probe("digits", ["convnet=random"], tmp_path / "out", "cbml/omniglot-small-mvc-weight", device="cpu")
     assert not (tmp_path / "out").exists()
