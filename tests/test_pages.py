@@ -1,0 +1,29 @@
+"""Pages for users: their Python runs, and the files and tests that they name exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("name", ["evaluate", "index", "own-loop", "scale"])
+def test_the_python_of_a_page_runs(name):
+    page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert blocks
+    lines: dict[str, object] = {"__name__": "page"}
+    for block in blocks:
+        exec(compile(block, f"{name}.md", "exec"), lines)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_the_scripts_and_tests_of_a_page_exist(page):
+    text = page.read_text("utf-8")
+    for path, name in re.findall(r"`((?:benchmarks|examples|tests)/[\w/.]+\.py)(?:::(\w+))?`", text):
+        assert (ROOT / path).is_file(), path
+        assert f"def {name}(" in (ROOT / path).read_text("utf-8") or not name, f"{path}::{name}"
+    for module in re.findall(r"python -m (benchmarks[\w.]+)", text):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
