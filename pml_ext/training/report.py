@@ -253,9 +253,10 @@ def _images_table(view: View) -> ReportTable:
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
     phases = [phase for phase in PHASES if phase in metrics]
-    same_phase = {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder)
-    if view.frozen and same_phase in phases:
-        phases.remove("after")  # nothing was trained: identical to the other phase
+    if view.frozen:
+        same_phase = {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder)
+        if same_phase in phases:
+            phases.remove("after")  # nothing was trained: identical to the other phase
     rows = []
     for name in metrics["after"]:
         if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
