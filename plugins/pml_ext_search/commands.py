@@ -38,6 +38,7 @@ from pml_ext.tool import (
 )
 
 if TYPE_CHECKING:
+    from .embedding import Listener
     from .trained import TrainedRun
 
 IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Image folder (default: the indexed one).")]
@@ -59,15 +60,29 @@ def embedding_run(
     """
     from pml_ext.tool import choose_device, process_group
 
-    from .trained import load_run
-
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
-            trained = load_run(run, device, workers, store)
+            trained = load_for_command(run, device, workers, store)
             trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             raise Exit
         with Progress() as bar:
-            yield load_run(run, device, workers, store, bar.embedding)
+            yield load_for_command(run, device, workers, store, bar.embedding)
+
+
+def load_for_command(
+    run: Path,
+    device: Device,
+    workers: int | None = None,
+    store: Path | None = None,
+    listener: Listener | None = None,
+) -> TrainedRun:
+    """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
+    from pml_ext.tool import choose_device, keep_freed_memory
+
+    from .trained import load_run
+
+    keep_freed_memory(choose_device(device))
+    return load_run(run, device, workers, store, listener)
 
 
 def embed(
@@ -93,7 +108,6 @@ def embed(
     index and cluster.
     """
     from .embedding import save_embeddings
-    from .trained import load_run
 
     if on == "here" and (ray_address, jobs, num_gpus) != (None, None, None):
         raise ConfigError("--ray-address, --jobs and --num-gpus go with --on ray")
@@ -127,7 +141,7 @@ def embed(
             with redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
                 images = write_on_ray(run, device, work, *which, out, ray_address, jobs or 2, num_gpus or 0.0)
         else:
-            reader = load_run(run, device, workers, listener=bar.embedding).images
+            reader = load_for_command(run, device, workers, listener=bar.embedding).images
             images = write_part(reader, work, *which, out)
     files, what = len(work.part(*which)), f"part {number} of {parts}: " if part else ""
     about = {"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)}
@@ -195,11 +209,10 @@ def index(
 ) -> None:
     """Index the images of a folder, or update the index."""
     from .stores import masked
-    from .trained import load_run
 
     if workers is not None and (check or parts is not None):
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
-    read = functools.partial(load_run, run, device, store=store)
+    read = functools.partial(load_for_command, run, device, store=store)
     if check and (folder is not None or factory or parts is not None or to is not None):
         raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
     if check:
@@ -268,7 +281,6 @@ def query(
     from pml_ext.tool import write_atomically
 
     from .query import RADIUS, is_store
-    from .trained import load_run
 
     stored = store if store is not None and is_store(store) else None
     own = Path(store) if store is not None and stored is None else None
@@ -278,7 +290,7 @@ def query(
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
-            trained = load_run(run, device, workers, own, bar.embedding)
+            trained = load_for_command(run, device, workers, own, bar.embedding)
             folder = str(images[0]) if images else None
             items = (folder or "") if listing is None else read_list(listing)
             queries, found = trained.match(items, out, 8 if k is None else k, within, radius, stored, folder)
@@ -296,7 +308,7 @@ def query(
     place = picture or (None if as_json or duplicates or stored else run / "query.png")
     if place is not None:
         check_writable("--picture", place, file=True)
-    trained = load_run(run, device, store=own)
+    trained = load_for_command(run, device, store=own)
     if duplicates:
         radius = RADIUS if radius is None else radius
         groups = trained.duplicates(radius)
