@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError, first_of, needs_extra, one_line
+from .efficientnet_lite import VARIANTS
 from .trunks import BN_INCEPTION_MEAN, PREFIX, TIMM, RepeatedGray, timm_config, torchvision_models, unwrapped_trunk
 
 HF = "hf/"
@@ -207,6 +208,9 @@ def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages
     if name == "bn-inception":
         blue, green, red = BN_INCEPTION_MEAN
         return PretrainedImages(mean=(red / 255, green / 255, blue / 255), std=(1 / 255, 1 / 255, 1 / 255), bgr=True)
+    if name in VARIANTS:
+        half = (0.5, 0.5, 0.5)
+        return PretrainedImages(mean=half, std=half, image_size=VARIANTS[name].image_size, interpolation="bicubic")
     if name.startswith(TIMM):
         return _of_timm(name.rpartition("/")[2], weights)
     if name.startswith(PREFIX):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ConfigError, needs_extra, one_line, unknown
+from . import efficientnet_lite as lite
 
 PREFIX = "torchvision/"
 TIMM = "timm/"
@@ -251,6 +252,20 @@ def bn_inception(in_channels: int, image_size: int, pooling: Literal["mean", "ma
     return _adapted(model, in_channels, dropout=True)
 
 
+def efficientnet_lite(
+    name: str, in_channels: int, image_size: int, weights: Literal["imagenet"] | None = None
+) -> nn.Module:
+    """Return EfficientNet-Lite without its classifier, 1,280 features; extra ``photos``, which has ImageNet weights.
+
+    Args:
+        name: ``"efficientnet-lite0"``, ``"efficientnet-lite1"`` or ``"efficientnet-lite2"``.
+        in_channels: 1 (the gray channel is repeated) or 3.
+        image_size: height and width of the images, in pixels; any size.
+        weights: ``"imagenet"``, those of the installed package, without a download; None: random initialization.
+    """
+    return _adapted(lite.build(name, weights), in_channels, dropout=True)
+
+
 def timm_trunk(
     in_channels: int, image_size: int, name: str = "", weights: str | None = None, dropout: bool = True
 ) -> nn.Module:
@@ -315,7 +330,17 @@ def unwrapped_trunk(trunk: nn.Module) -> nn.Module:
     return trunk
 
 
+def _named(family: Callable[..., nn.Module], name: str) -> Callable[..., nn.Module]:
+    """Return the factory of one model of a family, with the family's description."""
+    factory = functools.partial(family, name)
+    factory.__doc__ = family.__doc__
+    factory.__module__ = __name__
+    return factory
+
+
 _BUILTIN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
+for _name in lite.VARIANTS:
+    _BUILTIN[_name] = _named(efficientnet_lite, _name)
 
 
 def builtin_trunk(name: str) -> Callable[..., nn.Module] | None:
@@ -330,10 +355,7 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
     zoo = torchvision_models()
     factories = dict(_BUILTIN)
     for name in zoo.list_models(module=zoo):
-        factory = functools.partial(torchvision_trunk, name)
-        factory.__doc__ = torchvision_trunk.__doc__
-        factory.__module__ = __name__
-        factories[PREFIX + name] = factory
+        factories[PREFIX + name] = _named(torchvision_trunk, name)
     return factories
 
 

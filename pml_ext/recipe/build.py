@@ -433,21 +433,26 @@ def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
         raise ConfigError(f"evaluation.select: {unknown('metric', select, known)}")
 
 
-def check_frozen_trunk(table: ModelTable) -> None:
+def check_weights(table: ModelTable) -> None:
     """Refuse a trunk that is frozen, or trained by adapters alone, at random weights that the recipe does not mention.
 
-    Trunks of plugins may have weights of their own.
+    Trunks of plugins may have weights of their own. MissingExtraError for weights whose package is not installed.
     """
+    from ..networks import efficientnet_lite as lite
     from ..networks import trunks as models
     from ..networks.pretrained import HF, RANDOM
 
     name = table.trunk.name
+    if name in lite.VARIANTS:
+        lite.check_packages(name, table.trunk.settings.get("weights"))
     keeps_weights = bool(frozen_patterns(table.freeze)) or table.lora is not None
     has_weights = table.init is not None or table.trunk.settings.get("weights") is not None
     own = name.startswith((models.TIMM, HF)) or models.builtin_trunk(name) is not None
     if keeps_weights and own and not has_weights:
         wanted = ["a file", f"{RANDOM!r} if that is meant"]
-        if name.startswith(models.TIMM):
+        if name in lite.VARIANTS:
+            wanted.insert(0, repr(lite.IMAGENET))
+        elif name.startswith(models.TIMM):
             wanted.insert(0, "a tag of timm")
         elif name.startswith((models.PREFIX, HF)):
             wanted.insert(0, "'DEFAULT'")
