@@ -334,7 +334,10 @@ def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
     interval = ""
     if difference["low"] is not None:
         interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
-    p = "-" if difference["p"] is None else f"{difference['p']:.3f}"
+    if difference["p"] is None:
+        p = "-"
+    else:
+        p = f"{difference['p']:.3f}"
     return mean, interval, p
 
 
@@ -356,7 +359,10 @@ def probe(
     """
     from .probing import COLUMNS, probe, rows_of_all
 
-    name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
+    if Path(data_set).is_dir():
+        name = f"folder:{data_set}"
+    else:
+        name = data_set
     trunk_names = [trunk for trunk in trunks.split(",") if trunk]
     with Progress() as progress:
         probes = probe(

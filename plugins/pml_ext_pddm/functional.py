@@ -38,7 +38,10 @@ class Side(NamedTuple):
 
     def at(self, index: Tensor) -> Side:
         """Return the rows at an index; the backward pass is deterministic on the CPU, unlike that of ``x[index]``."""
-        positions = None if self.positions is None else self.positions.index_select(0, index)
+        if self.positions is None:
+            positions = None
+        else:
+            positions = self.positions.index_select(0, index)
         return Side(self.points.index_select(0, index), positions)
 
 
@@ -76,7 +79,8 @@ def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     .. math::
         -\frac{(\mu_P - \mu_N)^2}{\operatorname{Var}_P + \operatorname{Var}_N}
     """
-    means, variances = [], []
+    means = []
+    variances = []
     for mask in (positives, negatives):
         count = mask.sum().clamp(min=1)
         means.append(s[mask].sum() / count)
@@ -91,7 +95,8 @@ POINTWISE = {"logistic": logistic, "fisher": fisher}
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
     """Return the scores of rows i of x and y, normalized ``[N, D]``, computed ``tile`` pairs at a time; ``[N]``."""
-    one, other = side(head, x), side(head, y)
+    one = side(head, x)
+    other = side(head, y)
     if _recorded():
         return scores(head, one, other)
     return _in_tiles(lambda n: scores(head, one.at(n), other.at(n)), len(x), tile, x)
@@ -144,7 +149,8 @@ def _recorded() -> bool:
 
 def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
     """Return the scores of all pairs by broadcasting, so that an exported model accepts batches of any size."""
-    rows, columns = x.points.shape[0], y.points.shape[0]
+    rows = x.points.shape[0]
+    columns = y.points.shape[0]
 
     def spread(z: Tensor, dim: int) -> Tensor:
         return z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1)
@@ -186,11 +192,16 @@ def hard_quadruplets(
         order = order[torch.arange(len(order), device=order.device) - starts < count]
     else:
         order = order[:count]
-    i, j = i[order], j[order]
-    hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1) if len(scores) else i
+    i = i[order]
+    j = j[order]
+    if len(scores):
+        hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1)
+    else:
+        hardest = i
     anchors, others = (torch.stack(pair, 1).flatten() for pair in ((i, j), (j, i)))
     there = has_negative[anchors]
-    anchors, others = anchors[there], others[there]
+    anchors = anchors[there]
+    others = others[there]
     return (anchors, others, hardest[anchors]), len(order)
 
 
@@ -214,6 +225,7 @@ def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float, squared: boo
     r"""Return one side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows."""
     d_ap, d_an = (torch.linalg.vector_norm(a - other, dim=1) for other in (p, n))
     if squared:
-        d_ap, d_an = d_ap.square(), d_an.square()
+        d_ap = d_ap.square()
+        d_an = d_an.square()
     hinge: Tensor = (margin + d_ap - d_an).clamp(min=0)
     return hinge

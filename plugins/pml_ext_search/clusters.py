@@ -41,7 +41,10 @@ SPARSE = 4000  # most images for which a ball tree is as fast as a distance matr
 SHEET = 60  # maximum images on a cluster's contact sheet
 SHEETS = 100  # maximum number of contact sheets
 CELL = 108  # pixels from one picture of a sheet to the next
-_ROW, _GAP, _TITLE, _CAPTION = 10, 6, 30, 16
+_ROW = 10
+_GAP = 6
+_TITLE = 30
+_CAPTION = 16
 _LETTERS = 15  # maximum length of a caption
 _INK = "#1a202c"
 
@@ -63,8 +66,13 @@ class Cluster:
     def title(self) -> str:
         """The cluster's size, and its most frequent class if there are classes."""
         images = counted(len(self.members), "image")
-        what = f"no cluster (noise): {images}" if self.number == NOISE else f"cluster {self.number}: {images}"
-        return what if self.share is None else f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
+        if self.number == NOISE:
+            what = f"no cluster (noise): {images}"
+        else:
+            what = f"cluster {self.number}: {images}"
+        if self.share is None:
+            return what
+        return f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +104,16 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
     ``smallest``: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
     """
     check_clusters(clusters, smallest)
-    images, least = len(embedded.paths), clusters if isinstance(clusters, int) else smallest or SMALLEST
+    images = len(embedded.paths)
+    if isinstance(clusters, int):
+        least = clusters
+    else:
+        least = smallest or SMALLEST
     if images < least:
         raise ConfigError(f"--clusters {clusters}: wanted {least} images or more; {embedded.folder} has {images}")
     if isinstance(clusters, int):
-        unordered, method = kmeans(embedded.embeddings, clusters).cpu().numpy(), "k-means"
+        unordered = kmeans(embedded.embeddings, clusters).cpu().numpy()
+        method = "k-means"
     else:
         unordered = _by_density(embedded.embeddings.cpu().float(), least)
         method = "HDBSCAN"
@@ -109,8 +122,10 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
     sizes = np.bincount(unordered[unordered >= 0], minlength=1)
     rank = np.argsort(np.argsort(-sizes, kind="stable"))  # inverse permutation
     numbers = np.where(unordered < 0, NOISE, rank[unordered.clip(0)]).astype(np.int64)
-    points, classes = embedded.embeddings.cpu().numpy(), embedded.classes
-    distances, found = np.full(images, np.nan, dtype=np.float32), []
+    points = embedded.embeddings.cpu().numpy()
+    classes = embedded.classes
+    distances = np.full(images, np.nan, dtype=np.float32)
+    found = []
     order = np.argsort(np.where(numbers == NOISE, images, numbers), kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
         number = int(numbers[part[0]])
@@ -119,7 +134,10 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
             distances[part] = np.linalg.norm(points[part] - center, axis=1)
             part = part[np.argsort(distances[part], kind="stable")]
         counts = Counter(classes[member] for member in part.tolist())
-        shares = tuple((name, count / len(part)) for name, count in counts.most_common(3)) if any(classes) else ()
+        if any(classes):
+            shares = tuple((name, count / len(part)) for name, count in counts.most_common(3))
+        else:
+            shares = ()
         name, share = shares[0] if shares else ("", None)
         found.append(Cluster(number, part.tolist(), name, share, shares))
     return Grouping(embedded, method, numbers, distances, found)
@@ -146,7 +164,9 @@ class Clusters(dict[str, int]):
 
     def __init__(self, grouping: Grouping, table: Path, sheets: dict[int, Path]) -> None:
         super().__init__(zip(grouping.embedded.paths, grouping.numbers.tolist(), strict=True))
-        self.grouping, self.table, self.sheets = grouping, table, sheets
+        self.grouping = grouping
+        self.table = table
+        self.sheets = sheets
         self.clusters = grouping.clusters
 
 
@@ -174,7 +194,9 @@ def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
 
 
 def _sheet_name(number: int) -> str:
-    return "noise.png" if number == NOISE else f"cluster-{number:03d}.png"
+    if number == NOISE:
+        return "noise.png"
+    return f"cluster-{number:03d}.png"
 
 
 def _foreign(path: Path) -> ConfigError:
@@ -193,7 +215,8 @@ def _earlier_sheets(table: Path) -> set[str]:
 def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> None:
     # surrogateescape writes file names that are not valid UTF-8 with their original bytes.
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer, embedded = csv.writer(file), grouping.embedded
+        writer = csv.writer(file)
+        embedded = grouping.embedded
         writer.writerow(CLUSTERS_COLUMNS)
         columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
         for name, number, distance, own in zip(*columns, strict=True):
@@ -203,8 +226,12 @@ def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> Non
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
     """Draw a contact sheet; images of a class other than the cluster's are framed red."""
-    embedded, shown = grouping.embedded, cluster.members[:SHEET]
-    title = cluster.title if cluster.number == NOISE else f"{cluster.title}, nearest to its center first"
+    embedded = grouping.embedded
+    shown = cluster.members[:SHEET]
+    if cluster.number == NOISE:
+        title = cluster.title
+    else:
+        title = f"{cluster.title}, nearest to its center first"
     files = [embedded.folder / embedded.paths[member] for member in shown]
     pictures = list(pool.map(lambda file: reader.image(file, CELL), files))
     if cluster.share is None:
@@ -227,7 +254,8 @@ def contact_sheet(
     side = CELL - _GAP
     for place, image in enumerate(images):
         row, column = divmod(place, _ROW)
-        left, top = _GAP + column * CELL, _TITLE + row * (CELL + below)
+        left = _GAP + column * CELL
+        top = _TITLE + row * (CELL + below)
         shown = image.convert("RGB")
         shown.thumbnail((side, side))
         if max(shown.size) < side:  # a drawing of a few pixels is enlarged without interpolation

@@ -137,7 +137,9 @@ class State(BaseModel, frozen=True):
     @property
     def used_files(self) -> set[str]:
         """The names of the files that belong to this state, beside the database."""
-        return {self.file, self.index.file} - {""} if self.index is not None else {self.file}
+        if self.index is not None:
+            return {self.file, self.index.file} - {""}
+        return {self.file}
 
     @property
     def own_files(self) -> set[str]:
@@ -221,7 +223,10 @@ class Transaction:
         """Read rows of ``images``, each with whether it and its vector are undamaged."""
         query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
         for id, path, size, time, vector, crc in self.connection.execute(query, values):
-            text = os.fsdecode(path) if isinstance(path, (bytes, str)) else repr(path)
+            if isinstance(path, (bytes, str)):
+                text = os.fsdecode(path)
+            else:
+                text = repr(path)
             yield Image(id, text, size, time, vector), self.is_intact(vector, crc, id, path, size, time)
 
 
@@ -229,7 +234,10 @@ class Collection:
     """The embeddings of a network, identified by a hash of weights, preprocessing and precision."""
 
     def __init__(self, place: Path, run: Path, identity: str, size: int) -> None:
-        self.place, self.run, self.identity, self.size = place.absolute(), run, identity, size
+        self.place = place.absolute()
+        self.run = run
+        self.identity = identity
+        self.size = size
         self.database = self.place / DATABASE
         self._index: Index | None = None  # the last that was read, for errors
 
@@ -298,7 +306,10 @@ class Collection:
     def mapped(self, state: State) -> Vectors:
         """Memory-map the vectors: fewer than the state says if the file is truncated."""
         path = self.place / state.file
-        count = min(state.vectors, path.stat().st_size // (4 * state.size)) if path.exists() else 0
+        if path.exists():
+            count = min(state.vectors, path.stat().st_size // (4 * state.size))
+        else:
+            count = 0
         if not count:
             return np.empty((0, state.size), dtype=np.float32)
         # copy-on-write, since torch warns of arrays that are read-only
@@ -310,7 +321,8 @@ class Collection:
 
     def create(self, replace: bool) -> None:
         """Create the collection if there is none; with ``replace``, remove a damaged one or one of another network."""
-        why, there = "", self.exists  # asked first: another thread may create it meanwhile
+        why = ""
+        there = self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
                 problem = current.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -434,7 +446,8 @@ class Collection:
         with self.transaction(write=True) as current:
             state = current.state
             self.check_identity(state)
-            file_path, end = self.place / state.file, 4 * state.size * state.vectors
+            file_path = self.place / state.file
+            end = 4 * state.size * state.vectors
             with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
                 file.truncate(end)  # vectors of a process that was killed before it committed their rows
                 file.seek(end)
@@ -455,7 +468,8 @@ class Collection:
         To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
         """
         with self.transaction(write=True) as current:
-            state, connection = current.state, current.connection
+            state = current.state
+            connection = current.connection
             connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
             live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
             holes = state.vectors - len(live)
@@ -473,7 +487,9 @@ class Collection:
                 current.save(files=files)
 
     def _move_vectors(self, current: Transaction, path: Path) -> None:
-        state, connection, version = current.state, current.connection, current.state.version + 1
+        state = current.state
+        connection = current.connection
+        version = current.state.version + 1
         live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
         write_atomically(path, current.vectors[live].tofile)
         connection.create_function("moved", 1, {old: new for new, old in enumerate(live.tolist())}.get)
@@ -497,7 +513,10 @@ class Collection:
         """
         embedded = self._with_unlisted(embedded)
         numbers = np.sort(embedded.numbers)
-        first = int(numbers[0]) if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) else None
+        if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):
+            first = int(numbers[0])
+        else:
+            first = None
         index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
@@ -534,7 +553,9 @@ class Collection:
         )
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
-        state, before, known = current.state, current.state.index, dict[str, Image]()
+        state = current.state
+        before = current.state.index
+        known = dict[str, Image]()
         if before is not None and before.folder != index.folder:
             before = None
         if before is not None:
@@ -542,7 +563,9 @@ class Collection:
             if len(known) < before.images:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
                 warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
-        ids, changed, rows = itertools.count(state.next_id), 0, []
+        ids = itertools.count(state.next_id)
+        changed = 0
+        rows = []
         columns = embedded.paths, embedded.facts.tolist(), embedded.numbers.tolist()
         for name, facts, vector in zip(*columns, strict=True):
             image = known.get(name)
@@ -555,7 +578,9 @@ class Collection:
         current.connection.execute("DELETE FROM images")
         current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
         current.save(version=state.version + 1, next_id=next_id, index=index)
-        return Changes(new, changed, len(known) - kept, kept - changed) if before is not None else None
+        if before is not None:
+            return Changes(new, changed, len(known) - kept, kept - changed)
+        return None
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
         """Open the faiss index; None for exact search."""
@@ -577,8 +602,14 @@ class Collection:
     def command(self) -> str:
         """Return the command that makes the index again."""
         index = self._index or Index(folder="FOLDER", images=0, first=None)
-        store = [] if self.place == (self.run / COLLECTION).absolute() else ["--store", str(self.place)]
-        factory = ["--index", index.factory] if index.factory else []
+        if self.place == (self.run / COLLECTION).absolute():
+            store = []
+        else:
+            store = ["--store", str(self.place)]
+        if index.factory:
+            factory = ["--index", index.factory]
+        else:
+            factory = []
         return shlex.join(["pml-ext", "index", str(self.run), index.folder, *store, *factory])
 
     def check_identity(self, state: State) -> None:

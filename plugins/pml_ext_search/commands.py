@@ -120,7 +120,10 @@ def embed(
         raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")
     which = int(number), int(parts)
     with Progress() as bar:
-        work = listed(folder) if listing is None else listed(read_list(listing), folder)
+        if listing is None:
+            work = listed(folder)
+        else:
+            work = listed(read_list(listing), folder)
         if on == "ray":
             from .on_ray import write_on_ray
 
@@ -129,7 +132,8 @@ def embed(
         else:
             reader = load_run(run, device, workers, listener=bar.embedding).images
             images = write_part(reader, work, *which, out)
-    files, what = len(work.part(*which)), f"part {number} of {parts}: " if part else ""
+    files = len(work.part(*which))
+    what = f"part {number} of {parts}: " if part else ""
     about = {"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)}
     print_result(as_json, about, f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}")
 
@@ -154,13 +158,16 @@ def cluster(
     as_json: AsJson = False,
 ) -> None:
     """Cluster a folder's images into a CSV table and contact sheets. HDBSCAN's outliers are cluster -1."""
-    number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
+    number: int | str = clusters
+    if clusters.removeprefix("-").isdecimal():
+        number = int(clusters)
     with embedding_run(run, folder, device, workers, store) as trained:
         result = trained.cluster(folder, number, out, smallest=smallest)
     sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
     shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
     about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table), "clusters": shown}
-    paths, classes = result.grouping.embedded.paths, any(each.share is not None for each in result.clusters)
+    paths = result.grouping.embedded.paths
+    classes = any(each.share is not None for each in result.clusters)
     rows = [
         [str(each.number), str(len(each.members))]
         + [printable(each.name) or "(no folder)", f"{each.share or 0:.0%}"] * classes
@@ -169,7 +176,10 @@ def cluster(
     ]
     found = sum(each.number >= 0 for each in result.clusters)
     noise = sum(len(each.members) for each in result.clusters if each.number < 0)
-    in_none = f"; {noise} images in none (cluster -1)" if clusters == "auto" else ""
+    if clusters == "auto":
+        in_none = f"; {noise} images in none (cluster -1)"
+    else:
+        in_none = ""
     lines = [f"{found} clusters by {result.grouping.method}{in_none}"]
     lines.append(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
     columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
@@ -218,8 +228,12 @@ def index(
     with embedding_run(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
         if to is not None:
             trained.open_store(to)  # raises an error before anything is embedded
-        gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
-    changes, faiss = gallery.changes, gallery.faiss
+        if parts is None:
+            gallery = trained.index(folder, factory)
+        else:
+            gallery = trained.write_index(parts, folder, factory)
+    changes = gallery.changes
+    faiss = gallery.faiss
     about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
     about |= zip(("new", "changed", "gone", "as_before"), changes or (len(gallery), 0, 0, 0), strict=True)
     about |= {"search": gallery.factory or "exact"}
@@ -227,7 +241,10 @@ def index(
     lines = [f"{len(gallery)} images indexed: {gallery.place}", *([str(changes)] if changes is not None else [])]
     measured = "{}: recall@10 {:.3f} of exact search, on a sample of the images".format
     if faiss is not None and faiss.recall is not None:
-        setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
+        if faiss.setting:
+            setting = f" with {faiss.setting} {faiss.effort}"
+        else:
+            setting = ""
         lines.append(measured(f"{gallery.factory}{setting}", faiss.recall))
     if to is not None:
         stored, recall = trained.copy_to_store(to)
@@ -270,8 +287,14 @@ def query(
     from .query import RADIUS, is_store
     from .trained import load_run
 
-    stored = store if store is not None and is_store(store) else None
-    own = Path(store) if store is not None and stored is None else None
+    if store is not None and is_store(store):
+        stored = store
+    else:
+        stored = None
+    if store is not None and stored is None:
+        own = Path(store)
+    else:
+        own = None
     if out is not None:
         if duplicates or picture or shortlist is not None or metric != "euclidean":
             raise ConfigError("-o uses Euclidean distance; leave out --duplicates, --picture, --shortlist and --metric")
@@ -280,7 +303,9 @@ def query(
         with Progress() as bar:
             trained = load_run(run, device, workers, own, bar.embedding)
             folder = str(images[0]) if images else None
-            items = (folder or "") if listing is None else read_list(listing)
+            items: str | list[str] = folder or ""
+            if listing is not None:
+                items = read_list(listing)
             queries, found = trained.match(items, out, 8 if k is None else k, within, radius, stored, folder)
         about = {"file": str(out), "queries": queries, "answers": found}
         print_result(as_json, about, f"{found} answers to {queries} images: {out}")

@@ -53,7 +53,8 @@ from .collection import (
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
 
 READ = 64  # images per batch of a reading worker
-WRITTEN, SECONDS = 1000, 30.0  # embeddings of a folder are written after this many images or seconds
+WRITTEN = 1000  # embeddings of a folder are written after this many images
+SECONDS = 30.0  # or after this time
 SEVERAL = 8  # minimum new files of a batch to store; for fewer, the transaction costs more
 
 
@@ -102,8 +103,12 @@ class ImageEmbedder:
         listener: Listener | None = None,
         frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
     ) -> None:
-        self.run, self.network, self.device = run, network, device
-        self.replace, self._workers, self._listener = replace, workers, listener
+        self.run = run
+        self.network = network
+        self.device = device
+        self.replace = replace
+        self._workers = workers
+        self._listener = listener
         self.channels = network.preprocessing.channels
         self.precision = precision
         try:
@@ -211,7 +216,8 @@ class ImageEmbedder:
         first = rank() == 0
         listing: Listing = from_rank_0(list_folder(folder) if first else None)
         root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
-        keys, collection = [root + path_bytes(name) for name in listing.names], self.collection
+        keys = [root + path_bytes(name) for name in listing.names]
+        collection = self.collection
         if first:
             check_writable("--store", collection.place)
         with collection.locked(self.replace) if first else contextlib.nullcontext():
@@ -227,7 +233,10 @@ class ImageEmbedder:
             new = len(vectors)
             vectors |= {number: found[key] for number, key in enumerate(keys) if key in found}
             if not vectors:
-                why = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
+                if skipped:
+                    why = f"; the first: {next(iter(skipped.values()))}"
+                else:
+                    why = ""
                 raise DataError(f"{folder}: no readable image among {len(skipped)} files{why}")
             kept = sorted(vectors)
             numbers = np.array([vectors[number] for number in kept], dtype=np.int64)
@@ -254,12 +263,19 @@ class ImageEmbedder:
         With ``stats``, sizes and times from before the files are read, the features of a frozen trunk are cached.
         """
         workers = self._workers if workers is None else workers
-        workers = default_workers(len(files)) if workers is None else workers
-        begun, done = time.perf_counter(), 0
+        if workers is None:
+            workers = default_workers(len(files))
+        else:
+            workers = workers
+        begun = time.perf_counter()
+        done = 0
         for images, read, bad in read_batches(files, self.channels, self.transform, size, workers, self.device):
             batch: dict[int, Vectors | str] = {**bad}
             if images is not None:
-                kept = {files[place]: stats[place] for place in read} if stats else {}
+                if stats:
+                    kept = {files[place]: stats[place] for place in read}
+                else:
+                    kept = {}
                 rows = self._forward(images, kept).cpu().numpy()
                 batch |= zip(read, rows, strict=True)
             done += len(batch)
@@ -273,11 +289,14 @@ class ImageEmbedder:
         self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
     ) -> dict[int, int | str]:
         """Embed images and write the vectors; return each vector's number, or the reason for a failure."""
-        results, waiting, last = dict[int, int | str](), dict[int, Vectors](), time.perf_counter()
+        results = dict[int, int | str]()
+        waiting = dict[int, Vectors]()
+        last = time.perf_counter()
 
         def write() -> None:
             if waiting:
-                own, facts = [keys[number] for number in waiting], [listing.facts[number] for number in waiting]
+                own = [keys[number] for number in waiting]
+                facts = [listing.facts[number] for number in waiting]
                 written = self.collection.append(own, facts, np.stack([*waiting.values()]))
                 results.update(zip(waiting, written.values(), strict=True))
                 waiting.clear()
@@ -349,10 +368,14 @@ class ImageEmbedder:
         """Return the embeddings of files whose features are cached; none without a frozen trunk."""
         features: dict[int, Vectors] = {}
         with self._features_may_fail():
-            features = self._features.of_files([*files.values()]) if self._features is not None and files else {}
+            if self._features is not None and files:
+                features = self._features.of_files([*files.values()])
+            else:
+                features = {}
         if not features:
             return {}
-        rows, keys = torch.from_numpy(np.stack([*features.values()])).to(self.device), [*files]
+        rows = torch.from_numpy(np.stack([*features.values()])).to(self.device)
+        keys = [*files]
         embeddings = nn.functional.normalize(self.network.embedder(rows).float())
         return {keys[place]: row for place, row in zip(features, embeddings, strict=True)}
 
@@ -401,7 +424,9 @@ def warn_of_skipped(skipped: Mapping[str, str]) -> None:
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:
     """Write embeddings, paths and classes to an ``.npz`` file."""
-    points, paths, classes = embedded.embeddings.cpu().numpy(), np.array(embedded.paths), np.array(embedded.classes)
+    points = embedded.embeddings.cpu().numpy()
+    paths = np.array(embedded.paths)
+    classes = np.array(embedded.classes)
 
     def save(temporary: Path) -> None:
         with temporary.open("wb") as file:

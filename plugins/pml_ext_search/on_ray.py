@@ -22,7 +22,8 @@ class Embedder:
     def __init__(self, run: str, device: str, work: Any) -> None:
         import ray
 
-        self._run, self._work = load_run(run, device, workers=0), ray.get(work)
+        self._run = load_run(run, device, workers=0)
+        self._work = ray.get(work)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a segment's number, its number of images and its Parquet file as bytes."""
@@ -46,11 +47,15 @@ def write_on_ray(
     numbers = work.pending(part, parts, out, load_run(run, "cpu").collection.identity)
     if not numbers:
         return 0
-    here = {} if address else {"num_cpus": jobs, "include_dashboard": False}
+    if address:
+        here = {}
+    else:
+        here = {"num_cpus": jobs, "include_dashboard": False}
     count = int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
     threads = {"env_vars": {"OMP_NUM_THREADS": str(count)}}
     ray.init(address=address, runtime_env=threads, log_to_driver=False, **here)
-    images, shared = 0, ray.put(work)
+    images = 0
+    shared = ray.put(work)
     try:
         found = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
         given = str(run.resolve()), device, shared

@@ -82,7 +82,9 @@ class Segment:
     @property
     def files(self) -> list[Path] | None:
         """The paths of images that are local files, else None."""
-        return None if self.packed or "://" in self.place else [Path(self.place, name) for name in self.names]
+        if self.packed or "://" in self.place:
+            return None
+        return [Path(self.place, name) for name in self.names]
 
     @functools.cached_property
     def digest(self) -> str:
@@ -144,7 +146,10 @@ class Work:
         if file is not None:
             about = _about(file)
             if (about["identity"], about["listing"]) != (identity, self.digest):
-                what = "another run" if about["identity"] != identity else "another listing of images"
+                if about["identity"] != identity:
+                    what = "another run"
+                else:
+                    what = "another listing of images"
                 raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
         out.mkdir(parents=True, exist_ok=True)
         return [number for number in numbers if not self._written(out / self.file(number), number, identity)]
@@ -268,13 +273,21 @@ def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: 
 def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Iterator[tuple[int, pyarrow.Table]]:
     """Embed segments; yield the number and the table of each."""
     local = [work.segments[number].files for number in numbers]
-    files = None if None in local else [file for each in local for file in each or ()]
+    if None in local:
+        files = None
+    else:
+        files = [file for each in local for file in each or ()]
     # One data loader for all segments, since workers take a second to start; segments end at batch boundaries.
-    stream = None if files is None else embedder.embed_files(files)
+    if files is None:
+        stream = None
+    else:
+        stream = embedder.embed_files(files)
     kinds = {"path": pyarrow.string(), "class": pyarrow.string(), "size": pyarrow.int64(), "time": pyarrow.int64()}
     kinds["embedding"] = pyarrow.list_(pyarrow.float32(), embedder.collection.size)
     for number in numbers:
-        segment, rows, skipped = work.segments[number], list[tuple[Any, ...]](), dict[str, str]()
+        segment = work.segments[number]
+        rows = list[tuple[Any, ...]]()
+        skipped = dict[str, str]()
         images = segment.images()
         while batch := [*itertools.islice(images, READ)]:
             points = next(stream or embedder.embed_files([source for *_, source in batch], 0))
@@ -331,7 +344,8 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
             raise DataError(f"{file}: of another network, or another state of the run ({about['identity']})")
         if about["listing"] != every[first]["listing"]:
             raise DataError(f"{file}: of another listing of images than {first}; delete one of them")
-    wanted, found = every[first]["segments"], {about["number"] for about in every.values()}
+    wanted = every[first]["segments"]
+    found = {about["number"] for about in every.values()}
     if missing := sorted({*range(wanted)} - found):
         text = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
         raise DataError(f"{place}: {text}; embed the parts that are missing, or were stopped, again")
@@ -341,25 +355,31 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
 @contextlib.contextmanager
 def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Iterator[Embedded]:
     """Add a complete listing's new embeddings to the collection, and lock it while the block runs."""
-    every, collection = _whole(place, embedder.collection.identity), embedder.collection
+    every = _whole(place, embedder.collection.identity)
+    collection = embedder.collection
     skipped = {name: why for about in every.values() for name, why in about["skipped"].items()}
     folder = folder or Path(every[min(every)]["folder"])
     root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
     check_writable("--store", collection.place)
     with collection.locked(embedder.replace):
-        names, facts, numbers, new = list[str](), list[FileStat](), list[int](), 0
+        names = list[str]()
+        facts = list[FileStat]()
+        numbers = list[int]()
+        new = 0
         for file in every:
             try:
                 with _read(file) as opened:
                     table = opened.read()
             except (OSError, pyarrow.ArrowException) as error:
                 raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-            own, points = table["path"].to_pylist(), embeddings_of(table)
+            own = table["path"].to_pylist()
+            points = embeddings_of(table)
             about = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
             keys = [root + path_bytes(name) for name in own]
             found = collection.find(dict(zip(keys, about, strict=True)))[0]
             if missing := [row for row, key in enumerate(keys) if key not in found]:
-                paths, stats_of_missing = [keys[row] for row in missing], [about[row] for row in missing]
+                paths = [keys[row] for row in missing]
+                stats_of_missing = [about[row] for row in missing]
                 found |= collection.append(paths, stats_of_missing, points[missing])
             names += own
             facts += about

@@ -68,7 +68,10 @@ class PictureReader:
     def warn(self, what: str) -> None:
         """Warn of the images that could not be read, if any."""
         if self.missing:
-            images = "an image" if len(self.missing) == 1 else f"{len(self.missing)} images"
+            if len(self.missing) == 1:
+                images = "an image"
+            else:
+                images = f"{len(self.missing)} images"
             text = f"{what} a placeholder for {images} that cannot be read; the first: "
             warnings.warn(text + next(iter(self.missing.values())), RetrievalWarning, stacklevel=3)
 
@@ -77,11 +80,13 @@ def answers_picture(answers: Sequence[Answer], folder: Path, channels: int) -> F
     """Draw queries, each with at most 50 answers, framed green (right) or red (wrong) if the classes are known."""
     from pml_ext.tool import BLUE, answer, gallery, short_name
 
-    reader, rows = PictureReader(channels), []
+    reader = PictureReader(channels)
+    rows = []
     most = min(max((len(each.paths) for each in answers), default=0), PICTURED)
     drawn = answers[: max(1, _PANELS // (most + 1))]
     for each in drawn:
-        query, own = Path(each.query), each.query_class
+        query = Path(each.query)
+        own = each.query_class
         caption = f"{short_name(query.name)}\n{short_name(own or '')}".strip()
         row: list[Cell | None] = [(reader(query), caption, BLUE) if query.is_file() else None]
         for path, distance, name in list(zip(each.paths, each.distances, each.classes, strict=True))[:PICTURED]:

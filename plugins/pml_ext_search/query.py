@@ -242,9 +242,18 @@ class Gallery:
         shortlist: int | None = None,
     ) -> list[Answer]:
         """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
-        rows = None if where.within is None else self._rows_of_class(current, where.within)
-        vectors = self._vectors if rows is None else self._vectors[rows]
-        numbers = self._numbers if rows is None else self._numbers[rows]
+        if where.within is None:
+            rows = None
+        else:
+            rows = self._rows_of_class(current, where.within)
+        if rows is None:
+            vectors = self._vectors
+        else:
+            vectors = self._vectors[rows]
+        if rows is None:
+            numbers = self._numbers
+        else:
+            numbers = self._numbers[rows]
         distances, places = self._nearest(points, k + 1, vectors, rows is not None, metric, shortlist)
         if where.radius is not None:
             places = _within_radius(distances, places, where.radius, metric)
@@ -371,7 +380,10 @@ def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: Bas
     """Return places with -1 for answers beyond a radius; of a similarity, for those below it."""
     values = distances.double()
     is_similarity = metric is not None and metric.is_inverted
-    inside = values >= radius if is_similarity else values <= radius
+    if is_similarity:
+        inside = values >= radius
+    else:
+        inside = values <= radius
     return places.where(inside, -1)
 
 
@@ -530,12 +542,18 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tupl
         for _, table in tables(embedder, work, range(len(work.segments))):
             names: list[str] = table["path"].to_pylist()
             points = torch.from_numpy(embeddings_of(table).copy())
-            found = find([os.path.join(work.folder, name) for name in names], points) if names else []
+            if names:
+                found = find([os.path.join(work.folder, name) for name in names], points)
+            else:
+                found = []
             counts[:] += len(found), sum(len(answer.paths) for answer in found)
             yield [*zip(names, found, strict=True)]
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    writes = _write_parquet if out.suffix == ".parquet" else _write_lines
+    if out.suffix == ".parquet":
+        writes = _write_parquet
+    else:
+        writes = _write_lines
     write_atomically(out, functools.partial(writes, batches=batches()))
     return int(counts[0]), int(counts[1])
 

@@ -30,7 +30,8 @@ from pml_ext.tool import (
     read_image,
 )
 
-MOST_WORKERS, FEW = 8, 1_000
+MOST_WORKERS = 8
+FEW = 1_000
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these
 Listed = str | Path | Sequence[str | Path]  # a folder, an address, a table, shards, or paths of images
 Item = tuple[Tensor | None, int, str]
@@ -108,14 +109,18 @@ def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
             return "a link to a folder, which is not followed"
     if not entry.name.lower().endswith(endings):
         return "no image by its name"
-    return "" if stat.S_ISREG(entry.stat().st_mode) else "not a regular file"
+    if stat.S_ISREG(entry.stat().st_mode):
+        return ""
+    return "not a regular file"
 
 
 class FileImages(Dataset[Item]):
     """Transformed images of files; an item is ``(image or None, number, error message or "")``."""
 
     def __init__(self, paths: Sequence[Path], channels: int, steps: Steps) -> None:
-        self.paths, self._channels, self._steps = paths, channels, steps
+        self.paths = paths
+        self._channels = channels
+        self._steps = steps
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -132,7 +137,10 @@ def default_workers(images: int) -> int:
     """Return the default number of worker processes: 0 for few images, in a script, or without a fork server."""
     if images < FEW or sys.platform != "linux" or _is_script():
         return 0
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        processors = len(os.sched_getaffinity(0))
+    else:
+        processors = os.cpu_count() or 1
     return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), MOST_WORKERS)
 
 
@@ -154,7 +162,10 @@ def read_batches(
     loader = data_loader(dataset, workers, device, batch_size=batch_size, collate_fn=_joined)
     with dataset.naming_images():
         for images, numbers, unreadable in loader:
-            on_device = None if images is None else images.to(device, non_blocking=loader.pin_memory)
+            if images is None:
+                on_device = None
+            else:
+                on_device = images.to(device, non_blocking=loader.pin_memory)
             yield on_device if on_device is None else last(on_device), numbers, unreadable
 
 
@@ -180,7 +191,9 @@ def as_images(images: Images) -> Any:
         return [images]
     if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
         raise TypeError(f"{_WANTED}; not {_described(images)}")
-    return [images] if getattr(images, "ndim", 0) in (2, 3) else images
+    if getattr(images, "ndim", 0) in (2, 3):
+        return [images]
+    return images
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
@@ -202,5 +215,8 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
 
 
 def _described(value: Any) -> str:
-    shape = f" of {value.dtype} {list(value.shape)}" if isinstance(value, (Tensor, np.ndarray)) else ""
+    if isinstance(value, (Tensor, np.ndarray)):
+        shape = f" of {value.dtype} {list(value.shape)}"
+    else:
+        shape = ""
     return f"a {type(value).__name__}{shape}"

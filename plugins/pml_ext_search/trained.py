@@ -189,7 +189,10 @@ class TrainedRun(LoadedRun):
         Returns:
             The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
         """
-        source = self.indexed_folder() if folder is None else Path(folder)
+        if folder is None:
+            source = self.indexed_folder()
+        else:
+            source = Path(folder)
         return self._write_index(self.images.folder_pass(source), factory)
 
     def indexed_folder(self) -> Path:
@@ -253,7 +256,10 @@ class TrainedRun(LoadedRun):
         learned = self.metric if metric == "learned" else None
         check_options(k, where, learned, shortlist)
         # Of fewer images, no new embeddings are written: these would wait for the end of the transaction that reads.
-        points = self.embed(images) if len(images) >= SEVERAL else None
+        if len(images) >= SEVERAL:
+            points = self.embed(images)
+        else:
+            points = None
         gallery = self._opened_gallery()
         with gallery.reading() as current:
             if points is None:
@@ -309,7 +315,8 @@ class TrainedRun(LoadedRun):
         if (named := SCHEME.fullmatch(store)) is None:
             schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
             raise ConfigError(f"{masked(store)}: wanted SCHEME:ADDRESS, with one of {schemes}")
-        table, size = f"pml_ext_{self.collection.identity}", self.collection.size
+        table = f"pml_ext_{self.collection.identity}"
+        size = self.collection.size
         return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
 
     def copy_to_store(self, store: str) -> tuple[Changes, float | None]:
@@ -317,7 +324,8 @@ class TrainedRun(LoadedRun):
 
         Return the changes of the store, and its recall@10 against exact search on a sample of the images.
         """
-        opened, embedded = self.open_store(store), self.gallery().embedded
+        opened = self.open_store(store)
+        embedded = self.gallery().embedded
         return copy_to_store(embedded, opened), recall_of(embedded, opened)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
@@ -350,7 +358,10 @@ class TrainedRun(LoadedRun):
         """
         from .clusters import check_clusters, group, write_clusters
 
-        place = Path(out) if out is not None else self.folder / "clusters"
+        if out is not None:
+            place = Path(out)
+        else:
+            place = self.folder / "clusters"
         check_writable("-o", place)
         check_clusters(clusters, smallest)
         grouping = group(self.embed_folder(folder), clusters, smallest)

@@ -100,7 +100,10 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def __init__(self, miner: torch.nn.Module | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
         require_distance(self, self.distance)
-        self.miner = EmbeddingsAlreadyPackagedAsTriplets() if miner is None else miner
+        if miner is None:
+            self.miner = EmbeddingsAlreadyPackagedAsTriplets()
+        else:
+            self.miner = miner
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None

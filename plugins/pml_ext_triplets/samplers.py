@@ -95,8 +95,13 @@ class HardNegativePoolSampler(Sampler[int]):
         self._anchors = np.flatnonzero(np.bincount(self._class_of)[self._class_of] >= 2)
         if len(classes) < 2 or len(self._anchors) == 0:
             raise ValueError("triplets need two classes or more, and one of them with two images or more")
-        self.batch_size, self.strategy, self.refresh = batch_size, strategy, refresh
-        self.hard_fraction, self.pool_size, self.pool, self.per = hard_fraction, pool_size, pool, per
+        self.batch_size = batch_size
+        self.strategy = strategy
+        self.refresh = refresh
+        self.hard_fraction = hard_fraction
+        self.pool_size = pool_size
+        self.pool = pool
+        self.per = per
         self._length = length_before_new_iter // batch_size * batch_size
         self._generator = np.random.default_rng(seed)
         self._pool: Pairs | None = None  # for pool="nearest", sorted by anchor
@@ -247,4 +252,5 @@ class HardNegativePoolSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         self._generator.bit_generator.state = state["generator"]
-        self._pool, self._collected = state["pool"], list(state["collected"])
+        self._pool = state["pool"]
+        self._collected = list(state["collected"])

@@ -56,12 +56,15 @@ def train(
     from ..training.launch import QUICK, FailedRunsError, summarize
     from ..training.launch import train as run_recipe
 
-    first, failed, settings = process_number() == 0, None, list(overrides or ())
+    first = process_number() == 0
+    failed = None
+    settings = list(overrides or ())
     if images is not None:
         from ..recipe.images import RECIPE, settings_for
 
         fitting, lines = settings_for(images, settings, data)
-        recipe, settings = recipe or RECIPE, [*fitting, *settings]
+        recipe = recipe or RECIPE
+        settings = [*fitting, *settings]
         if first:
             stderr().print("\n".join(lines), soft_wrap=True)
     if recipe is None:
@@ -75,11 +78,15 @@ def train(
         try:
             results = run_recipe(recipe, out, seed, seeds, device, data, settings, resume, listener, on_nonfinite)
         except FailedRunsError as error:
-            results, failed = error.results, error
+            results = error.results
+            failed = error
     setbacks = [result.pop("setback", "") for result in results]
     several = len(results) != 1 or failed is not None
     if first and as_json:
-        failures = {"failures": failed.failures} if failed is not None else {}
+        if failed is not None:
+            failures = {"failures": failed.failures}
+        else:
+            failures = {}
         print_json({"runs": results, "summary": summarize(results), **failures} if several else results[0])
     elif first and results:
         if several:
@@ -132,7 +139,8 @@ def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> No
     from ..evaluation.metrics import title_of
     from ..training.report import PHASES
 
-    names, rows = [*results[0]["after"]], []
+    names = [*results[0]["after"]]
+    rows = []
     for recipe, phases in summary.items():
         count = sum(result["recipe"] == recipe for result in results)
         for phase, values in phases.items():

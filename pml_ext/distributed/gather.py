@@ -42,13 +42,17 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
             joined[name] = None
             continue
         parts = gather_rows(x.detach(), [each[2][name] for each in everyone])
-        parts[rank()] = _ScaledGradient.apply(x, len(everyone)) if x.requires_grad else x  # type: ignore[no-untyped-call]
+        parts[rank()] = x
+        if x.requires_grad:
+            parts[rank()] = _ScaledGradient.apply(x, len(everyone))  # type: ignore[no-untyped-call]
         joined[name] = torch.cat(parts)
     return joined
 
 
 def _described(kind: tuple[str, list[int]] | None) -> str:
-    return "none" if kind is None else kind[0] + "".join(f" of {columns} columns" for columns in kind[1])
+    if kind is None:
+        return "none"
+    return kind[0] + "".join(f" of {columns} columns" for columns in kind[1])
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
@@ -103,4 +107,6 @@ class SharedTiles:
 def tiles_shared(*tensors: Tensor | None) -> AbstractContextManager[None]:
     """Return a context in which processes share tiles if all need the same gradients; else each computes all tiles."""
     wanted = gather_objects([torch.is_grad_enabled(), *(x is not None and x.requires_grad for x in tensors)])
-    return shared(SharedTiles()) if all(each == wanted[0] for each in wanted) else contextlib.nullcontext()
+    if all(each == wanted[0] for each in wanted):
+        return shared(SharedTiles())
+    return contextlib.nullcontext()

@@ -116,7 +116,10 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
             labels, ref_labels = check_call(self.relation, embeddings, labels, None, ref_emb, ref_labels)
             batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
             given = tuple(join(batch).values())
-        mined = self.miner(*given[: 2 if ref_emb is None else 4]) if rank() == 0 else ()
+        if rank() == 0:
+            mined = self.miner(*given[: 2 if ref_emb is None else 4])
+        else:
+            mined = ()
         if num_processes() > 1:
             mined = tuple(index.to(embeddings.device) for index in from_rank_0([index.cpu() for index in mined]))
         if len(mined) in (3, 4):
@@ -136,4 +139,6 @@ def _take_state_of_rank_0(module: nn.Module) -> None:
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that draws rank 0's random numbers; on exit, other ranks restore their own generators."""
     states = from_rank_0([state.cpu() for state in generator_states(device)])
-    return contextlib.nullcontext() if rank() == 0 else using_generator_states(device, states)
+    if rank() == 0:
+        return contextlib.nullcontext()
+    return using_generator_states(device, states)

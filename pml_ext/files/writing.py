@@ -29,7 +29,9 @@ class DamagedError(ValueError):
 def final_path(path: Path) -> Path | None:
     """Return the final path of a temporary file; None for other files."""
     match = _TEMPORARY.fullmatch(path.name)
-    return path.with_name(match[1]) if match is not None else None
+    if match is not None:
+        return path.with_name(match[1])
+    return None
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
@@ -69,7 +71,10 @@ def writing(path: Path) -> Iterator[None]:
     except UnwritableError:
         raise
     except OSError as error:
-        gone = "" if path.parent.is_dir() else f"; the folder {path.parent} is gone"
+        if path.parent.is_dir():
+            gone = ""
+        else:
+            gone = f"; the folder {path.parent} is gone"
         reason = f"{path}: cannot be written ({error.strerror or error}{gone}); what was written before stays"
         raise UnwritableError(reason) from error
 
@@ -82,7 +87,10 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        remedy = f"type: chmod u+r {shlex.quote(str(path))}" if isinstance(error, PermissionError) else "put it back"
+        if isinstance(error, PermissionError):
+            remedy = f"type: chmod u+r {shlex.quote(str(path))}"
+        else:
+            remedy = "put it back"
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from error
 
 

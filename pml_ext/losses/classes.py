@@ -42,7 +42,9 @@ class ClassLabels(nn.Module):
 
     def forward(self, labels: Tensor) -> Tensor:
         """Return the rows of labels ``[B]``."""
-        return labels.long().clamp(0, len(self.rows) - 1) if self.are_rows else self.rows[self._places(labels)]
+        if self.are_rows:
+            return labels.long().clamp(0, len(self.rows) - 1)
+        return self.rows[self._places(labels)]
 
     def check(self, labels: Tensor, owner: str) -> None:
         """Raise ValueError for unknown labels; on an accelerator only in the first call, so that others do not wait."""
@@ -51,7 +53,9 @@ class ClassLabels(nn.Module):
             return
         self._checked = True
         if len(unknown := labels[~self.known(labels)]):
-            count, least, some = len(self.rows), int(labels.min()), sorted(set(unknown.tolist()))[:5]
+            count = len(self.rows)
+            least = int(labels.min())
+            some = sorted(set(unknown.tolist()))[:5]
             raise ValueError(
                 f"labels {some} have no class: {owner} has num_classes={count} with labels "
                 f"{self.ordered[0]} to {self.ordered[-1]}. Name the label of every class, for example "

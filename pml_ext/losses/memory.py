@@ -123,8 +123,10 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         super().__init__(loss=loss, **kwargs)
         self.loss = loss
         self.miner = miner
-        self.embedding_size, self.memory_size = embedding_size, memory_size
-        self.detach_batch, self.first_epoch = detach_batch, first_epoch
+        self.embedding_size = embedding_size
+        self.memory_size = memory_size
+        self.detach_batch = detach_batch
+        self.first_epoch = first_epoch
         self.active = True
         self.reset_queue()
         names = ["embedding_size", "memory_size", "queue_idx", "filled"]
@@ -139,7 +141,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         self.embedding_memory = torch.zeros(self.memory_size, self.embedding_size)
         self.label_memory = torch.zeros(self.memory_size, dtype=torch.long)
         self.curr_batch_idx = torch.zeros(0, dtype=torch.long)
-        self._cursor, self.has_been_filled = torch.tensor(0, device="cpu"), False
+        self._cursor = torch.tensor(0, device="cpu")
+        self.has_been_filled = False
 
     # The cursor is a tensor, since torch.compile recompiles for every new value of an integer attribute. It is on the
     # CPU, so that reading it does not wait for a device.
@@ -151,7 +154,9 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     @property
     def filled(self) -> int:
         """The number of rows that hold embeddings."""
-        return self.memory_size if self.has_been_filled else self.queue_idx
+        if self.has_been_filled:
+            return self.memory_size
+        return self.queue_idx
 
     @property
     def takes_more_pairs(self) -> bool:
@@ -197,7 +202,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 entering = enqueue_mask.to(embeddings.device)
                 if writes:
                     run_eagerly(self.add_to_memory, embeddings[entering], labels[entering])
-                embeddings, labels = embeddings[~entering], labels[~entering]
+                embeddings = embeddings[~entering]
+                labels = labels[~entering]
             elif writes:
                 run_eagerly(self.add_to_memory, embeddings, labels)
             queue, queue_labels = run_eagerly(self._queue, embeddings, in_queue)
@@ -212,7 +218,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 if indices_tuple is not None:
                     mined = _joined(mined, shift_indices(indices_tuple, own))
             if indices_tuple is not None and not in_queue:
-                queue, queue_labels = torch.cat([queue, embeddings]), torch.cat([queue_labels, labels])
+                queue = torch.cat([queue, embeddings])
+                queue_labels = torch.cat([queue_labels, labels])
             return call_loss(self.loss, embeddings, labels, mined, queue, queue_labels)  # type: ignore[no-any-return]
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Tensor | None) -> None:
@@ -263,7 +270,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         """Return a function that restores the queue's present state after a call that enters ``count`` embeddings."""
         rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
         rows = rows.to(self.embedding_memory.device)
-        held, labels = self.embedding_memory[rows], self.label_memory[rows]
+        held = self.embedding_memory[rows]
+        labels = self.label_memory[rows]
         before = self._cursor, self.has_been_filled, self.curr_batch_idx
 
         def undo() -> None:
@@ -275,9 +283,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     def _queue(self, embeddings: Tensor, in_queue: bool) -> tuple[Tensor, Tensor]:
         """Return a copy of the filled rows and labels, the batch's own rows with their gradient."""
-        held, labels = self.embedding_memory.to(embeddings), self.label_memory.to(embeddings.device)
+        held = self.embedding_memory.to(embeddings)
+        labels = self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
-            held, labels = held[: self.filled], labels[: self.filled]
+            held = held[: self.filled]
+            labels = labels[: self.filled]
         if in_queue and not self.detach_batch:
             return held.index_put((self.curr_batch_idx,), embeddings), labels.clone()
         return held.clone(), labels.clone()
@@ -298,7 +308,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossBatchMemory:
         super()._apply(fn, recurse)
-        self.embedding_memory, self.label_memory = fn(self.embedding_memory), fn(self.label_memory)
+        self.embedding_memory = fn(self.embedding_memory)
+        self.label_memory = fn(self.label_memory)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

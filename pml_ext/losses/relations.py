@@ -126,12 +126,16 @@ class SharedLabel(Relation):
         super().__init__()
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold of SharedLabel must be a number from 0 to 1, not {threshold!r}")
-        self.threshold, self.graded, self.num_labels, table = float(threshold), graded, num_labels, None
+        self.threshold = float(threshold)
+        self.graded = graded
+        self.num_labels = num_labels
+        table = None
         if sets is not None:
             names = sorted({name for each in sets for name in each})
             places = {name: place for place, name in enumerate(names)}
             table = multi_hot([{places[name] for name in each} for each in sets], len(names))
-            self.num_labels, self.places = len(names), len(table)
+            self.num_labels = len(names)
+            self.places = len(table)
         self._one_each = table is not None and bool((table.sum(1) == 1).all())
         self.register_buffer("table", table, persistent=False)
 
@@ -156,30 +160,41 @@ class SharedLabel(Relation):
     def classes(self, labels: Tensor) -> Tensor | None:
         """Return the label of each item if each has exactly one, else None; waits for the device without ``sets``."""
         if self.table is not None:
-            return self.table.long().argmax(1).to(labels.device)[labels] if self._one_each else None
-        return labels.long().argmax(1) if labels.shape[1] and bool((labels.sum(1) == 1).all()) else None
+            if self._one_each:
+                return self.table.long().argmax(1).to(labels.device)[labels]
+            return None
+        if labels.shape[1] and bool((labels.sum(1) == 1).all()):
+            return labels.long().argmax(1)
+        return None
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 where a label is shared, or the Jaccard index."""
-        first, second = self._sets(x), self._sets(y)
+        first = self._sets(x)
+        second = self._sets(y)
         return self._weighed((first & second).sum(-1), first.sum(-1), second.sum(-1))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the weights of all pairs, from one product of the sets."""
-        first, second = self._sets(rows).float(), self._sets(columns).float()
+        first = self._sets(rows).float()
+        second = self._sets(columns).float()
         width = max(first.shape[1], second.shape[1])
         first, second = (nn.functional.pad(each, (0, width - each.shape[1])) for each in (first, second))
         return self._weighed(first @ second.T, first.sum(1)[:, None], second.sum(1))
 
     def _sets(self, labels: Tensor) -> Tensor:
-        return labels != 0 if self.table is None else self.table.to(labels.device)[labels.long()]
+        if self.table is None:
+            return labels != 0
+        return self.table.to(labels.device)[labels.long()]
 
     def _weighed(self, shared: Tensor, first: Tensor, second: Tensor) -> Tensor:
         positive = (shared > 0).float()
         if not self.graded and self.threshold == 0:
             return positive
         union = first + second - shared
-        weights = shared / union.clamp(min=1) if self.graded else positive
+        if self.graded:
+            weights = shared / union.clamp(min=1)
+        else:
+            weights = positive
         return torch.where((shared > 0) & (shared < self.threshold * union - 1e-4), torch.nan, weights)
 
     @classmethod
@@ -218,7 +233,9 @@ class Hierarchy(Relation):
             level = 1 if graded else self.depth
         if level not in range(1, self.depth + 1):
             raise ValueError(f"level of Hierarchy must be from 1 to {self.depth}, the depth of the tree, not {level!r}")
-        self.level, self.graded, self.places = level, graded, len(self.paths)
+        self.level = level
+        self.graded = graded
+        self.places = len(self.paths)
         self.levels = [each for each in range(1, self.depth + 1) if each != level]
         nodes: dict[tuple[str, ...], int] = {}  # number of each node, by its path
         filled = [path + ("",) * (self.depth - len(path)) for path in self.paths]
@@ -241,12 +258,15 @@ class Hierarchy(Relation):
 
     def classes(self, labels: Tensor) -> Tensor | None:
         """Return the ancestors at the level; None where graded."""
-        return None if self.graded else self.codes.to(labels.device)[labels][..., self.level - 1]
+        if self.graded:
+            return None
+        return self.codes.to(labels.device)[labels][..., self.level - 1]
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 where the ancestor at the level is common; if graded, the depth of the lowest common one over D."""
         codes = self.codes.to(x.device)
-        first, second = codes[x.long()], codes[y.long()]
+        first = codes[x.long()]
+        second = codes[y.long()]
         if not self.graded:
             return (first[..., self.level - 1] == second[..., self.level - 1]).float()
         depth = sum(first[..., level] == second[..., level] for level in range(self.depth))
@@ -279,9 +299,14 @@ class FromMatrix(Relation):
         allowed = values.isnan() | ((values >= 0) & (values <= 1) if graded else (values == 0) | (values == 1))
         if not bool(allowed.all()):
             found = float(values[~allowed][0])
-            more = "from 0 to 1, and NaN" if graded else "1, 0 and NaN; graded=True allows weights between"
+            if graded:
+                more = "from 0 to 1, and NaN"
+            else:
+                more = "1, 0 and NaN; graded=True allows weights between"
             raise ValueError(f"matrix of FromMatrix has the value {found:g}; wanted {more}")
-        self.by_label, self.graded, self.needs_labels = by_label, graded, by_label
+        self.by_label = by_label
+        self.graded = graded
+        self.needs_labels = by_label
         self.places = min(values.shape) if by_label else None
         self.register_buffer("values", values, persistent=False)
 
@@ -366,7 +391,10 @@ def label_tensors(
     """Check a batch and its references; return the labels of the rows and of the columns as the relation takes them."""
     check_batch(embeddings)
     check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
-    columns = (labels, len(embeddings)) if ref_emb is None else (ref_labels, len(ref_emb))
+    if ref_emb is None:
+        columns = (labels, len(embeddings))
+    else:
+        columns = (ref_labels, len(ref_emb))
     rows = relation.tensor(labels, len(embeddings), embeddings.device)
     return rows, relation.tensor(*columns, embeddings.device, 1)
 
@@ -393,7 +421,8 @@ def related(
 def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself: bool) -> tuple[Tensor, ...]:
     """Return all pairs as an ``indices_tuple`` of four tensors; ``itself``: whether the columns are the rows."""
     weights = relation.matrix(labels, ref_labels)
-    positives, negatives = weights > 0, weights == 0
+    positives = weights > 0
+    negatives = weights == 0
     if itself:
         positives.fill_diagonal_(False)
         negatives.fill_diagonal_(False)
@@ -415,7 +444,9 @@ def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
 
 def _from_array(labels: Any) -> Any:
     """Convert an array to a tensor; return any other value unchanged."""
-    return torch.as_tensor(labels) if hasattr(labels, "__array__") else labels
+    if hasattr(labels, "__array__"):
+        return torch.as_tensor(labels)
+    return labels
 
 
 def _counted(labels: Tensor, count: int) -> Tensor:

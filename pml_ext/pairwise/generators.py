@@ -11,7 +11,10 @@ from torch import Tensor
 
 def accelerator() -> str | None:
     """Return the type of the accelerator of this machine, such as ``"cuda"``; None if there is none."""
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if torch.accelerator.is_available():
+        available = torch.accelerator.current_accelerator()
+    else:
+        available = None
     return available.type if available is not None else None
 
 
@@ -38,7 +41,10 @@ def set_generator_states(states: Sequence[Tensor], device: torch.device | None =
 
 
 def _index(device: torch.device | None) -> tuple[torch.device, ...]:
-    return () if device is None or device.type == "mps" else (device,)  # torch.mps has one generator
+    # torch.mps has one generator
+    if device is None or device.type == "mps":
+        return ()
+    return (device,)
 
 
 @contextlib.contextmanager

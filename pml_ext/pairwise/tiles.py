@@ -23,9 +23,12 @@ Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor
 
 # Defaults by device, if no size is given. On a CPU, tiles of up to 256 rows stay in its caches, and a tensor above
 # 32 MiB is allocated by the system anew each time.
-_ENTRIES, _ENTRIES_ELSEWHERE = {"cpu": 1 << 22}, 1 << 25
-_MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 8
-_DENSE, _DENSE_ELSEWHERE = {"cpu": 1 << 21}, 1 << 26  # entries up to which tiles are not faster, or not needed
+_ENTRIES = {"cpu": 1 << 22}
+_ENTRIES_ELSEWHERE = 1 << 25
+_MOST_ROWS = {"cpu": 256}
+_LEAST_ROWS = 8
+_DENSE = {"cpu": 1 << 21}  # entries up to which tiles are not faster, or not needed
+_DENSE_ELSEWHERE = 1 << 26
 _SHARED = 1 << 18  # entries up to which processes do not share: waiting for each other takes longer than computing
 
 
@@ -64,7 +67,10 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
     """Return the rows per tile of a matrix: ``tile_size`` or a default; None for a dense matrix if small enough."""
     if tile_size is not None:
         return tile_size
-    dense = _DENSE.get(device.type, _DENSE_ELSEWHERE) if sharing() is None else _SHARED
+    if sharing() is None:
+        dense = _DENSE.get(device.type, _DENSE_ELSEWHERE)
+    else:
+        dense = _SHARED
     if torch.compiler.is_compiling() or rows * columns <= dense:
         return None
     size = _ENTRIES.get(device.type, _ENTRIES_ELSEWHERE) // columns
@@ -75,7 +81,8 @@ def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> li
     """Return one slice or more of ``size`` rows; with ascending ``ends``, each stops at the first end that fills it."""
     if ends is None:
         return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]
-    slices, start = [], 0
+    slices = []
+    start = 0
     for end in ends:
         if end - start >= size or end == rows:
             slices.append(slice(start, end))
@@ -109,7 +116,9 @@ class _Plan:
     sharing: Sharing | None
 
     def own(self) -> Sequence[slice]:
-        return self.tiles if self.sharing is None else self.tiles[self.sharing.part(len(self.tiles))]
+        if self.sharing is None:
+            return self.tiles
+        return self.tiles[self.sharing.part(len(self.tiles))]
 
     def compute(self, tile: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         sliced = tuple(tensor[tile] for tensor in tensors[: self.by_row])
@@ -156,7 +165,8 @@ class _Gradients:
     """Gradients of a plan's tensors, added up over tiles."""
 
     def __init__(self, plan: _Plan, tensors: Sequence[Tensor], needed: Sequence[bool]) -> None:
-        self.plan, self.needed = plan, needed
+        self.plan = plan
+        self.needed = needed
         self.total: list[Tensor | None] = [None] * len(tensors)
         kept = plan.by_row + plan.whole
         self.by_row = tensors[: plan.by_row]
@@ -218,7 +228,8 @@ class _Results:
             self._buffers = [result.new_empty(len(result) * max(1, self._tiles)) for result in results]
             self._lengths = [0] * len(results)
         for number, result in enumerate(results):
-            start, stop = self._lengths[number], self._lengths[number] + len(result)
+            start = self._lengths[number]
+            stop = self._lengths[number] + len(result)
             if stop > len(self._buffers[number]):
                 larger = result.new_empty(2 * stop)
                 larger[:start] = self._buffers[number][:start]
@@ -235,7 +246,9 @@ class _InTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         needed = ctx.needs_input_grad[1:]
-        ctx.plan, ctx.gradients, own = plan, None, plan.own()
+        ctx.plan = plan
+        ctx.gradients = None
+        own = plan.own()
         results = _Results(len(own))
         ctx.save_for_backward(*tensors)
         if plan.at_once and any(needed):
@@ -248,16 +261,20 @@ class _InTiles(torch.autograd.Function):
                 results.add(plan.compute(tile, tensors))
         if not own:  # there are more processes than tiles
             results.add(tuple(result[:0] for result in plan.compute(plan.tiles[0], tensors)))
-        joined, ctx.starts = results.joined(), [0] * plan.values
+        joined = results.joined()
+        ctx.starts = [0] * plan.values
         if plan.sharing is not None:
             gathered, starts = plan.sharing.gathered(joined)
-            joined, ctx.starts = tuple(gathered), starts[: plan.values]
+            joined = tuple(gathered)
+            ctx.starts = starts[: plan.values]
         ctx.mark_non_differentiable(*joined[plan.values :])
         return joined
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        plan = ctx.plan
+        tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:]
         grads = grads[: plan.values]
         if torch.is_grad_enabled():  # double backward: all tiles with a graph
             kept = plan.by_row + plan.whole  # views, since rows and columns may be one tensor
@@ -266,7 +283,10 @@ class _InTiles(torch.autograd.Function):
             return (None, *_differentiable(results[: plan.values], tensors, grads, needed))
         gradients = _Gradients(plan, tensors, needed)
         if ctx.gradients is not None and _alike(grads[0]):
-            weight = grads[0][0] if len(grads[0]) else grads[0].new_zeros(())
+            if len(grads[0]):
+                weight = grads[0][0]
+            else:
+                weight = grads[0].new_zeros(())
             gradients.total = [None if total is None else total * weight for total in ctx.gradients]
             return (None, *gradients.summed_over_processes(tensors))
         starts = list(ctx.starts)

@@ -33,7 +33,8 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
 LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # default of scale()
 ENOUGH = 5.0  # total seconds after which a function with three rounds is not run again
-LIMIT, MEMORY = 300.0, 16 << 30  # seconds and bytes that a function may take
+LIMIT = 300.0  # seconds that a function may take
+MEMORY = 16 << 30  # bytes that a function may take
 _COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
 
 
@@ -61,7 +62,8 @@ class Shape:
         return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
 
 
-SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
+SHAPES = (Shape(1024, 512, 4), Shape(120, 512, 8))
+START = Shape(1024, 128, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +161,9 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
     source, copy = torch.zeros(2, side, side, device=device)
     times: dict[str, list[float]] = {name: [] for name in functions}
     copies: list[float] = []
-    peaks, traffic, errors = dict[str, int](), dict[str, int](), dict[str, str]()
+    peaks = dict[str, int]()
+    traffic = dict[str, int]()
+    errors = dict[str, str]()
     for round_, (name, function) in itertools.product(range(repeats), functions.items()):
         if name in errors or (round_ >= 3 and sum(times[name]) > ENOUGH):
             continue
@@ -174,7 +178,8 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
         copy.copy_(source)
         copies.append(timer() - start)
     medians = {name: 1e3 * statistics.median(times[name]) for name in functions if name not in errors}
-    lowest, per_byte = medians.get(FLOOR, math.nan), 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
+    lowest = medians.get(FLOOR, math.nan)
+    per_byte = 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
     rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
     for name, median in medians.items():
         sizes = peaks[name], traffic[name] / (4 * shape.batch**2), traffic[name] * per_byte
@@ -193,14 +198,19 @@ def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768,
 def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
     if not isinstance(loss, str):
         return loss
-    kind = "regularizer" if {c.kind for c in registry.candidates(loss)} == {"regularizer"} else "loss"
+    if {c.kind for c in registry.candidates(loss)} == {"regularizer"}:
+        kind = "regularizer"
+    else:
+        kind = "loss"
     if missing := fill_settings(registry.get(loss, kind).cls, shape.context)[1]:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.testing.benchmark.bench instead"
         )
     module: nn.Module = registry.build(loss, kind, shape.context)
-    return module if kind == "loss" else RegularizedLoss(ContrastiveLoss(), module)
+    if kind == "loss":
+        return module
+    return RegularizedLoss(ContrastiveLoss(), module)
 
 
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
@@ -256,13 +266,19 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._add(tensor.untyped_storage())
         name = func.overloadpacket.__name__.removeprefix("new_")
         if not func.is_view and not name.startswith(("_unsafe_view", "empty")):
-            only_written = args[:1] if name in ("copy_", "fill_", "zero_") else args if name.startswith(_FILLED) else ()
+            if name in ("copy_", "fill_", "zero_"):
+                only_written = args[:1]
+            elif name.startswith(_FILLED):
+                only_written = args
+            else:
+                only_written = ()
             read = args[len(only_written) :], (kwargs or {}) | {"out": None}
             self.traffic += sum(x.nbytes for x in tree_leaves([read, result]) if isinstance(x, Tensor))
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage.data_ptr(), storage.nbytes()
+        key = storage.data_ptr()
+        size = storage.nbytes()
         if size and key not in self._known:
             self._known.add(key)
             self._now += size

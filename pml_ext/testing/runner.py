@@ -130,7 +130,9 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     result = functools.partial(CheckResult, subject.name, name)
     subject.cache.setdefault("settings of the process", settings_of_process())  # before the component's first call
     silenced = logging.root.manager.disable
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    devices: Iterable[int] = ()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices = range(torch.cuda.device_count())
     try:
         if subject.kind == "loss" and check is not check_call_forms and check_call_forms.__name__ not in expected:
             _require_callable(subject)
@@ -141,7 +143,9 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     except SkipCheck as reason:
         return result("skipped", str(reason))
     except (Exception, SystemExit) as error:
-        return result("xfail", expected[name], error) if name in expected else result("failed", _message(error), error)
+        if name in expected:
+            return result("xfail", expected[name], error)
+        return result("failed", _message(error), error)
     finally:
         logging.disable(silenced)
     if name in expected:
@@ -160,7 +164,10 @@ def _require_callable(subject: Subject) -> None:
     """Skip a check if the loss fails ``check_call_forms``, on which all others depend."""
     if "calls" not in subject.cache:
         result = _run(subject, check_call_forms, {})
-        subject.cache["calls"] = f"check_call_forms fails: {result.text}" if result.fails else ""
+        if result.fails:
+            subject.cache["calls"] = f"check_call_forms fails: {result.text}"
+        else:
+            subject.cache["calls"] = ""
     if why := subject.cache["calls"]:
         raise SkipCheck(why)
 
@@ -193,7 +200,10 @@ def parametrize_with_checks(
         expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
         for check in _chosen(subject):
             name = check.__name__
-            marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
+            if name in expected:
+                marks = [pytest.mark.xfail(reason=expected[name], strict=True)]
+            else:
+                marks = []
             test = _as_test(check, subject, expected)
             parameters.append(pytest.param(component, test, id=f"{subject.name}-{name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), parameters)

@@ -115,7 +115,10 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         there = bool(elsewhere)
         if kwargs.get("device") is not None:
             there = _there(kwargs["device"])
-            kwargs["device"] = torch.device("cpu") if there else kwargs["device"]
+            if there:
+                kwargs["device"] = torch.device("cpu")
+            else:
+                kwargs["device"] = kwargs["device"]
         name = str(func).removeprefix("aten.").partition(".")[0].strip("_")
         if name == "copy":
             there = isinstance(args[0], _Elsewhere)
@@ -152,7 +155,8 @@ class _Factories(TorchFunctionMode):
             return func(args[0], _index(args[1]), *args[2:])
         if func is torch.Tensor.new_tensor and isinstance(args[0], _Elsewhere):
             like, *args = args
-            func, kwargs = torch.tensor, {"dtype": like.dtype, "device": like.device, **kwargs}
+            func = torch.tensor
+            kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
         if func not in (torch.tensor, torch.as_tensor, torch.asarray) or isinstance(args[0], Tensor):
             return func(*args, **kwargs)
         data = tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, _Elsewhere) else leaf, args[0])
@@ -167,7 +171,9 @@ def _index(index: Any) -> Any:
     if isinstance(index, tuple) or (isinstance(index, list) and any(isinstance(part, list) for part in index)):
         return tuple(map(_index, index))
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
-    return torch.as_tensor(index).to(DEVICE) if numbers else index
+    if numbers:
+        return torch.as_tensor(index).to(DEVICE)
+    return index
 
 
 def in_words(counted: Counter[str]) -> str:

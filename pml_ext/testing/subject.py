@@ -99,12 +99,16 @@ def subject_of(
     num_classes: int | None = None,
 ) -> Subject:
     """Return a component as a subject; arguments and errors as of :func:`pml_ext.testing.check_component`."""
-    grid, fixed = _grid(settings or {}), dict[str, Any]()
+    grid = _grid(settings or {})
+    fixed = dict[str, Any]()
     if isinstance(component, functools.partial):
         names = inspect.signature(component.func).parameters
         fixed = dict(zip(names, component.args, strict=False)) | component.keywords
         component = component.func
-    component = component.cls if isinstance(component, registry.Component) else component
+    if isinstance(component, registry.Component):
+        component = component.cls
+    else:
+        component = component
     if isinstance(component, type):
         sizes = {"embedding_size": embedding_size or SIZE, "num_classes": num_classes or CLASSES}
         subject = _of_class(component, fixed, grid[0], sizes)
@@ -120,7 +124,10 @@ def subject_of(
 
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:
-    tables = [settings] if isinstance(settings, Mapping) else list(settings)
+    if isinstance(settings, Mapping):
+        tables = [settings]
+    else:
+        tables = list(settings)
     for table in tables:
         for name, values in table.items():
             if not isinstance(values, (list, tuple)) or not values:
@@ -137,7 +144,9 @@ def _grid(settings: Settings) -> list[dict[str, Any]]:
 
 def _of_instance(component: Any, size: int | None, classes: int | None) -> Subject:
     def first(*names: str) -> int:
-        parts = component.modules() if isinstance(component, torch.nn.Module) else [component]
+        parts = [component]
+        if isinstance(component, torch.nn.Module):
+            parts = list(component.modules())
         for part in parts:
             for name in names:
                 value = getattr(part, name, None)
@@ -156,7 +165,8 @@ def _of_instance(component: Any, size: int | None, classes: int | None) -> Subje
 
 def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: dict[str, int]) -> Subject:
     labels = torch.arange(CLASSES).repeat_interleave(4).numpy()
-    kind, settings = registry.kind_of(cls), {**fixed, **first}
+    kind = registry.kind_of(cls)
+    settings = {**fixed, **first}
     context: BuildContext = {"labels": labels, "batch_size": 12, "length_before_new_iter": 24, **sizes}  # type: ignore[typeddict-item]
     if missing := fill_settings(cls, context, settings)[1]:
         raise ConfigError(
@@ -184,7 +194,9 @@ def with_noise(component: Any) -> Any:
 
 
 def _in_float64(component: Any) -> Any:
-    return component.double() if isinstance(component, torch.nn.Module) else component
+    if isinstance(component, torch.nn.Module):
+        return component.double()
+    return component
 
 
 def find_components(what: str) -> list[tuple[str, Any]]:

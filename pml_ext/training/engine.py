@@ -68,21 +68,26 @@ class Engine:
         skip_nonfinite: bool = False,
     ) -> None:
         self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
-        self._skips, self._undo = skip_nonfinite, _nothing
-        self.settings, self.device = settings or EngineTable(), device
+        self._skips = skip_nonfinite
+        self._undo = _nothing
+        self.settings = settings or EngineTable()
+        self.device = device
         self._freeze_batch_norm = freeze_batch_norm
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
         # Memory format of the images, the same as that of the weights.
-        self.memory_format = torch.channels_last if self.settings.channels_last else torch.contiguous_format
+        self.memory_format = torch.contiguous_format
         if self.settings.channels_last:
+            self.memory_format = torch.channels_last
             trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts: Any = [torch.compile(part) if self.settings.compile else part for part in (trunk, embedder)]
         if self.settings.micro_batch is not None:
             parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
         self._parts = [data_parallel(module) for module in parts]
-        self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
+        self._scaler: torch.amp.GradScaler | None = None
+        if self.settings.precision == "float16":
+            self._scaler = torch.amp.GradScaler(device.type)
         self._overflows = 0  # consecutive skipped steps
 
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
@@ -106,7 +111,10 @@ class Engine:
         reading = iter(batches)
         batch = next(reading, None)
         while batch is not None:
-            self._undo = self._make_undo(objective, len(batch[1])) if self._skips else _nothing
+            if self._skips:
+                self._undo = self._make_undo(objective, len(batch[1]))
+            else:
+                self._undo = _nothing
             pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
@@ -124,10 +132,16 @@ class Engine:
             for module in self._parts:
                 embeddings = module(embeddings)
         embeddings = to_full_precision(embeddings)
-        indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
+        if objective.miner is not None:
+            indices_tuple = objective.miner(embeddings, labels)
+        else:
+            indices_tuple = None
         loss = objective.loss(embeddings, labels, indices_tuple)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            if isinstance(loss, Tensor):
+                given = f"a tensor of shape {list(loss.shape)}"
+            else:
+                given = f"a {type(loss).__name__}"
             raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
         if not loss.requires_grad:
             raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
@@ -203,7 +217,10 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale of float16 and the number of consecutive skipped steps."""
-        scaler = self._scaler.state_dict() if self._scaler is not None else {}
+        if self._scaler is not None:
+            scaler = self._scaler.state_dict()
+        else:
+            scaler = {}
         return {"scaler": scaler, "overflows": self._overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -236,7 +253,9 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
 def stored_values(tensor: Tensor) -> Tensor:
     """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
     tensor = tensor.detach()
-    return tensor.coalesce().values() if tensor.is_sparse else tensor
+    if tensor.is_sparse:
+        return tensor.coalesce().values()
+    return tensor
 
 
 def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str, float] | None:
@@ -244,11 +263,15 @@ def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -
 
     A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
     """
-    parameters, buffers = dict[str, Tensor](), dict[str, Tensor]()
+    parameters = dict[str, Tensor]()
+    buffers = dict[str, Tensor]()
     for group, module in {**networks, "loss": loss}.items():
         parameters |= {f"weight {group}.{name}": parameter for name, parameter in module.named_parameters()}
         for name, buffer in module.named_buffers() if group in networks else ():
             if buffer.is_floating_point():
                 mean = name.endswith("running_mean")
-                buffers[f"{group}.{name}"] = buffer if mean else buffer.nan_to_num(math.nan, 0.0, 0.0)
+                if mean:
+                    buffers[f"{group}.{name}"] = buffer
+                else:
+                    buffers[f"{group}.{name}"] = buffer.nan_to_num(math.nan, 0.0, 0.0)
     return first_nonfinite(parameters) or first_nonfinite(buffers)

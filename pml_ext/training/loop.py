@@ -180,7 +180,10 @@ def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
         measured[run.queries] = evaluate_split(run, run.queries, clustering=False)
     if table.select is not None and (is_last or run.epoch % table.every == 0):
         run.listener.step(f"validating epoch {run.epoch}")
-        deciding = run.queries if table.select_on == "test" else "validation"
+        if table.select_on == "test":
+            deciding = run.queries
+        else:
+            deciding = "validation"
         measured[deciding] = evaluate_split(run, deciding)
         value = measured[deciding][table.select]
         if value > run.history.best["value"]:

@@ -97,7 +97,10 @@ def _build_stage(
     """Return a stage that begins with the epoch ``first``."""
     assert table.sampler is not None
     number = recipe.all_stages().index(table)
-    prefix = f"stages.{number}." if number < len(recipe.stages) else ""
+    if number < len(recipe.stages):
+        prefix = f"stages.{number}."
+    else:
+        prefix = ""
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")
     pseudo = recipe.data.pseudo
     if pseudo is None:

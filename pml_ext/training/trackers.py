@@ -148,7 +148,8 @@ class MLflow:
     def __init__(self, folder: Path, recipe: Mapping[str, Any], experiment: str = "pml-ext") -> None:
         import mlflow
 
-        self._client, self._values = mlflow.MlflowClient(), list[Any]()
+        self._client = mlflow.MlflowClient()
+        self._values = list[Any]()
         self._id = persistent_id(folder, "mlflow", lambda: self._created(folder, recipe, experiment))
         known = self._client.get_run(self._id).data.metrics
         self._last = {name: self._client.get_metric_history(self._id, name)[-1].step for name in known}
@@ -158,7 +159,10 @@ class MLflow:
         from mlflow.utils.validation import MAX_PARAMS_TAGS_PER_BATCH
 
         found = self._client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+        if found is not None:
+            place = found.experiment_id
+        else:
+            place = self._client.create_experiment(experiment)
         run = self._client.create_run(place, run_name=folder.name).info.run_id
         settings = [Param(name, str(value)[:500]) for name, value in recipe.items()]
         for start in range(0, len(settings), MAX_PARAMS_TAGS_PER_BATCH):
@@ -176,7 +180,8 @@ class MLflow:
         """Write the buffered values to the store."""
         from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
-        values, self._values = self._values, []
+        values = self._values
+        self._values = []
         for start in range(0, len(values), MAX_METRICS_PER_BATCH):
             self._client.log_batch(self._id, metrics=values[start : start + MAX_METRICS_PER_BATCH])
 

@@ -29,7 +29,9 @@ from ..stores import SearchFilter, Store
 from ..trained import TrainedRun, load_run
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
-MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # limits of the leave-one-out search in a large collection
+# limits of the leave-one-out search in a large collection
+MIN_QUERIES = 1000
+MAX_PAIRS = 2_000_000_000
 _READING = threading.BoundedSemaphore(4)  # images decoded concurrently
 
 
@@ -57,9 +59,14 @@ class Collection:
     """Embedded images of a run; thumbnails are read only from files inside the folder."""
 
     def __init__(self, name: str, run: TrainedRun, embedded: Embedded, store: Store | None = None) -> None:
-        self.name, self.run, self.embedded, self.store = name, run, embedded, store
-        self.paths, self.classes = embedded.paths, embedded.classes
-        self.folder, self.embeddings = embedded.folder, embedded.embeddings.cpu()
+        self.name = name
+        self.run = run
+        self.embedded = embedded
+        self.store = store
+        self.paths = embedded.paths
+        self.classes = embedded.classes
+        self.folder = embedded.folder
+        self.embeddings = embedded.embeddings.cpu()
         self.class_names = sorted(set(self.classes) - {""})
         self.numbers = {path: number for number, path in enumerate(self.paths)}
         self.clusters: Callable[[int | str], Grouping] = functools.lru_cache(2)(functools.partial(group, embedded))
@@ -87,7 +94,10 @@ class Collection:
 
     def nearest(self, image: int | str, k: int) -> list[Neighbor]:
         """Return the nearest other images of an indexed image, given by number or path; its file may be missing."""
-        number = self.numbers.get(image) if isinstance(image, str) else image
+        if isinstance(image, str):
+            number = self.numbers.get(image)
+        else:
+            number = image
         if number is None:  # indexed by another run only
             return self.nearest_to_file(self.folder / str(image), k)
         return self._nearest(self.embeddings[number], number, k)
@@ -107,7 +117,8 @@ class Collection:
             numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
         others = torch.tensor([number for number in numbers if number not in (None, own)][:k], dtype=torch.int64)
         distances = (self.embeddings[others] - point).norm(dim=1)  # exactly 0 for duplicates
-        order, query = distances.argsort(stable=True), self.classes[own] if own is not None else ""
+        order = distances.argsort(stable=True)
+        query = self.classes[own] if own is not None else ""
         neighbors = list[Neighbor]()
         for number, distance in zip(others[order].tolist(), distances[order].tolist(), strict=True):
             name = self.classes[number]
@@ -120,7 +131,10 @@ class Collection:
         shown = self.shown(unseen)
         chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
         some = len(chosen) < len(shown)
-        note = f"{len(chosen):,} of {len(shown):,} images" if some else "All images"
+        if some:
+            note = f"{len(chosen):,} of {len(shown):,} images"
+        else:
+            note = "All images"
         note += " of unseen classes" * unseen + ", drawn at random" * some
         flat = flattened(self.embeddings[chosen].numpy(), method)
         extent = float(np.ptp(flat, axis=0).max())
@@ -136,7 +150,10 @@ class Collection:
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
         apart, others = without(chosen, *nearest_of(self.embeddings[chosen], 2, self.embeddings))
-        note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
+        if len(chosen) == len(self):
+            note = f"all {len(self):,} images"
+        else:
+            note = f"{len(chosen):,} of {len(self):,} images"
         note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
         pairs = list[Pair]()
         for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), apart.tolist(), strict=True):
@@ -168,11 +185,14 @@ class Collection:
             file = Path(os.path.realpath(self.folder / path, strict=True))
         except (OSError, ValueError):  # missing, a loop of links, or an invalid name
             return None
-        return file if file.is_relative_to(self.folder.resolve()) else None
+        if file.is_relative_to(self.folder.resolve()):
+            return file
+        return None
 
     def _jpeg(self, number: int, longest: int) -> bytes:
         """Return a thumbnail of an indexed image as JPEG, or a placeholder if it cannot be read."""
-        file, image = self._inside(self.paths[number]), placeholder(longest)
+        file = self._inside(self.paths[number])
+        image = placeholder(longest)
         if file is not None:
             with contextlib.suppress(DataError), _READING:  # a damaged file: keep the placeholder
                 image = thumbnail(file, longest=longest)
@@ -181,7 +201,8 @@ class Collection:
 
 def jpeg(image: Image.Image, longest: int) -> bytes:
     """Return an image as JPEG; a tiny drawing is enlarged without interpolation."""
-    factor, buffer = max(1, longest // max(image.size)), io.BytesIO()
+    factor = max(1, longest // max(image.size))
+    buffer = io.BytesIO()
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     image.convert("RGB").save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
@@ -204,8 +225,15 @@ def open_collections(
         run = load_run(place, device)
         if folder is not None:
             tell(f"{folder}: embedding the images that {run.collection.place} does not have")
-        embedded, place = run.gallery().embedded if folder is None else run.embed_folder(folder), place.resolve()
+        if folder is None:
+            embedded = run.gallery().embedded
+        else:
+            embedded = run.embed_folder(folder)
+        place = place.resolve()
         clashes = place.name in [other.name for other in collections]
-        title = f"{place.parent.name}/{place.name}" if clashes else place.name
+        if clashes:
+            title = f"{place.parent.name}/{place.name}"
+        else:
+            title = place.name
         collections.append(Collection(title, run, embedded, None if store is None else run.open_store(store)))
     return collections

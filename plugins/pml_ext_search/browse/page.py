@@ -20,8 +20,11 @@ from ..clusters import SHEET, Cluster, Grouping
 from ..pictures import thumbnail
 from .collection import Collection, Pair, jpeg
 
-MAX_PIXELS, UPLOADS = 50_000_000, 8  # maximum pixels of an upload; maximum number of stored uploads
-SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs per page, clusters
+MAX_PIXELS = 50_000_000  # of an upload
+UPLOADS = 8  # maximum number of stored uploads
+SHOWN = 48  # photographs to click
+PAIRS = 60  # per page
+CARDS = 300  # maximum number of clusters
 GRAY = "#a0aec0", 0  # color and shape of images in no cluster
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -36,9 +39,16 @@ class Page:
     """Page of collections; uploaded photographs are stored in a folder."""
 
     def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
-        self.collections, self.uploads = collections, uploads
-        self.kinds = ["wrong", "right", "disputed"] if len(collections) == 2 else ["wrong", "right"]
-        self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
+        self.collections = collections
+        self.uploads = uploads
+        if len(collections) == 2:
+            self.kinds = ["wrong", "right", "disputed"]
+        else:
+            self.kinds = ["wrong", "right"]
+        if collections[0].class_names:
+            self.colors = ["class", "cluster"]
+        else:
+            self.colors = ["cluster"]
         self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
         self._uploads: dict[str, tuple[Path, str, str]] = {}  # by token, oldest first
@@ -47,7 +57,8 @@ class Page:
         """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
         try:
             run = _number(options, "run", 0, 0, len(self.collections) - 1)
-            last, clusters = len(self.collections[run]) - 1, options.get("clusters", "").strip()
+            last = len(self.collections[run]) - 1
+            clusters = options.get("clusters", "").strip()
             values = {
                 "run": run,
                 "k": _number(options, "k", 12, 1, 50),
@@ -129,10 +140,12 @@ class Page:
 
     def map(self, run: int, method: str, color: str, clusters: int | str, unseen: bool) -> dict[str, Any]:
         """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
-        collection, gray = self.collections[run], ""
+        collection = self.collections[run]
+        gray = ""
         names = list(collection.classes)
         if color == "cluster":
-            grouping, gray = collection.clusters(clusters), "in no cluster"
+            grouping = collection.clusters(clusters)
+            gray = "in no cluster"
             titles = {each.number: each.title if each.number >= 0 else gray for each in grouping.clusters}
             names = [titles[cluster] for cluster in grouping.numbers.tolist()]
         numbers, places, note = collection.projection(method, unseen)

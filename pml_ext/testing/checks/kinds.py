@@ -182,10 +182,14 @@ class _Shared(np.ndarray):  # type: ignore[type-arg]
 @applies_to("sampler")
 def check_sampler_in_the_long_run(subject: Subject) -> str:
     """Every class and image is drawn, two passes differ, seed and settings have an effect, labels stay unchanged."""
-    known = settings_of(subject.cls) if subject.cls is not None else {}
+    if subject.cls is not None:
+        known = settings_of(subject.cls)
+    else:
+        known = {}
     if "labels" not in known or "labels" in subject.settings:
         raise SkipCheck("it is given its labels")
-    names, sizes = np.array([100, -7, 10**6, 3, 41, 2]), [9, 4, 5, 12, 2, 6]
+    names = np.array([100, -7, 10**6, 3, 41, 2])
+    sizes = [9, 4, 5, 12, 2, 6]
 
     def made(labels: Any, **more: Any) -> Any:
         return subject.make({**subject.settings, "labels": labels, **more})

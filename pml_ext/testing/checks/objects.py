@@ -26,7 +26,8 @@ from .reference import other_settings
 @applies_to("loss")
 def check_state_dict(subject: Subject) -> None:
     """A resumed run continues from the state dict; state that is missing from it is lost, and the loss jumps."""
-    loss, resumed = subject.make().float(), subject.make().float()
+    loss = subject.make().float()
+    resumed = subject.make().float()
     torch.manual_seed(0)
     for seed in range(3):
         value = call(loss, batch_of(subject, dtype=torch.float32, seed=seed))
@@ -46,7 +47,8 @@ def check_state_dict(subject: Subject) -> None:
 @applies_to("loss", "regularizer")
 def check_eval_keeps_state(subject: Subject) -> None:
     """Computing the loss of test images, in ``eval()`` and without gradients, must not change the state of training."""
-    trained, tested = subject.make().float(), subject.make().float()
+    trained = subject.make().float()
+    tested = subject.make().float()
     batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(4)]
     for component, batch in itertools.product((trained, tested), batches[:2]):
         seeded(component, batch)
@@ -54,7 +56,8 @@ def check_eval_keeps_state(subject: Subject) -> None:
     with torch.no_grad():
         seeded(tested, batches[2])
     tested.train()
-    before, remedy = trained.state_dict(), "let it move where self.training is True alone"
+    before = trained.state_dict()
+    remedy = "let it move where self.training is True alone"
     after = {name: value for name, value in tested.state_dict().items() if isinstance(value, Tensor)}
     if moved := ", ".join(name for name, value in after.items() if not torch.equal(value, before[name])):
         raise AssertionError(f"a call in eval() mode changes {moved} of its state; {remedy}")
@@ -65,7 +68,8 @@ def check_eval_keeps_state(subject: Subject) -> None:
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_tensors_are_registered(subject: Subject) -> None:
     """A tensor in a plain attribute is not moved by ``.to(device)`` and not saved; its graph keeps the batch alive."""
-    component, batch = subject.make(), batch_of(subject)
+    component = subject.make()
+    batch = batch_of(subject)
     known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
     for where, name, tensor in _plain_tensors(component):
         if id(tensor) not in known:
@@ -88,7 +92,10 @@ def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
     found = []
     for module in component.modules():
         for name, value in vars(module).items():
-            several = [*value.values()] if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                several = [*value.values()]
+            else:
+                several = value
             for tensor in several if isinstance(several, (list, tuple)) else [value]:
                 if isinstance(tensor, Tensor) and not name.startswith("_"):
                     found.append((type(module).__name__, name, tensor))
@@ -98,7 +105,8 @@ def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
 @applies_to("loss", "miner", "regularizer", "distance", "reducer")
 def check_pickle(subject: Subject) -> None:
     """A copy by ``deepcopy`` or pickle, even after calls, has all settings and shares no tensor with the original."""
-    batch, others = batch_of(subject), other_settings(subject)
+    batch = batch_of(subject)
+    others = other_settings(subject)
     for settings in [subject.settings] + [others] * (others != subject.settings):
         component = subject.make(settings)
         try:
@@ -134,7 +142,9 @@ def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
 @applies_to("loss", "miner", "regularizer", "distance", "reducer", slow=True)
 def check_other_process(subject: Subject) -> None:
     """A spawned process must compute the same from the component in a ``torch.save`` file: no state may be missing."""
-    component, batch, file = subject.make(), batch_of(subject), io.BytesIO()
+    component = subject.make()
+    batch = batch_of(subject)
+    file = io.BytesIO()
     torch.save((component, Batch(batch.embeddings.detach(), batch.labels)), file)
     try:
         actual = _worker().submit(_computed, file.getvalue()).result()
@@ -161,7 +171,8 @@ def _computed(file: bytes) -> list[Any]:
 def check_compile(subject: Subject) -> str:
     """``torch.compile`` (backend aot_eager) must run forward and backward, as one graph if ``fullgraph = True``."""
     needs(subject, fixed=True)
-    batch, breaks = batch_of(subject, dtype=torch.float32), ""
+    batch = batch_of(subject, dtype=torch.float32)
+    breaks = ""
     labels = [batch.labels] * takes_labels(subject.make())
 
     def value(fullgraph: bool) -> Tensor:
@@ -179,13 +190,18 @@ def check_compile(subject: Subject) -> str:
             raise AssertionError(f"it says fullgraph = True, but torch.compile stops: {breaks}") from error
         actual = value(fullgraph=False)
     close(actual, call(subject.make().float(), batch), "compiled it gives another value", rtol=1e-4, atol=1e-5)
-    return f"more than one graph: {breaks}" if breaks else "one graph"
+    if breaks:
+        return f"more than one graph: {breaks}"
+    return "one graph"
 
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     places = re.findall(r'File "([^"]*)", line (\d+)', str(error))  # as the compiler prints them
-    where = f" at {Path(places[-1][0]).name}:{places[-1][1]}" if places else ""
+    if places:
+        where = f" at {Path(places[-1][0]).name}:{places[-1][1]}"
+    else:
+        where = ""
     return f"{lines[0].rstrip('.')}{where}"
 
 
@@ -195,8 +211,11 @@ def check_torch_func(subject: Subject) -> str | None:
 
     Skipped if an ``autograd.Function`` has no ``setup_context``; the result's text says where one has no ``jvp``.
     """
-    component, last, batch = subject.make(), subject.make(), batch_of(subject)
-    expected, x = outcome(subject.make(), batch)[1:], batch.embeddings.detach()
+    component = subject.make()
+    last = subject.make()
+    batch = batch_of(subject)
+    expected = outcome(subject.make(), batch)[1:]
+    x = batch.embeddings.detach()
     parameters = {name: p.detach() for name, p in component.named_parameters() if p.requires_grad}
     buffers = dict(component.named_buffers())
 

@@ -39,7 +39,9 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
         labels = torch.repeat_interleave(torch.arange(len(known)), torch.tensor(known))
         return batch_of(subject, labels[shuffle(len(labels), len(labels))], seed=seed, spread=spread)
 
-    plain, ragged, twice = batch(3, 3, 3), batch(1, 4, 2, 3, seed=1), batch(3, 3, 2, seed=3)
+    plain = batch(3, 3, 3)
+    ragged = batch(1, 4, 2, 3, seed=1)
+    twice = batch(3, 3, 2, seed=3)
     with torch.no_grad():
         ragged.embeddings *= torch.linspace(0.5, 3, len(ragged.labels), dtype=torch.float64)[:, None]
         one, other = torch.where(twice.labels == twice.labels[0])[0][:2]
@@ -53,14 +55,18 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
         _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
     ]
     if "indices_tuple" in wanted:
-        generator, pairs = torch.Generator().manual_seed(6), pml.get_all_pairs_indices(plain.labels)
+        generator = torch.Generator().manual_seed(6)
+        pairs = pml.get_all_pairs_indices(plain.labels)
         some = (*sample_pairs(pairs[:2], 0.5, generator), *sample_pairs(pairs[2:], 0.5, generator))
         triplets = sample_pairs(pml.get_all_triplets_indices(plain.labels), 0.4, generator)
         mined = {"pairs of a miner": some, "triplets of a miner": triplets}
         cases[1:1] = [_Case(name, plain, {"indices_tuple": indices}) for name, indices in mined.items()]
     if "ref_emb" in wanted:
         references = batch(2, 3, 1, seed=7)
-        labels = {"ref_labels": references.labels} if takes_labels(subject.make()) else {}
+        if takes_labels(subject.make()):
+            labels = {"ref_labels": references.labels}
+        else:
+            labels = {}
         cases.insert(1, _Case("references", plain, {"ref_emb": references.embeddings, **labels}))
     return cases
 
@@ -70,13 +76,18 @@ def check_reference(subject: Subject) -> str:
     """Value and gradients must equal the author's slow reference, under every table of settings; in float64."""
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
-    grid, wants = subject.grid or [{}], _wanted_by_reference(subject)
-    cases, compared = _cases(subject, wants), 0
+    grid = subject.grid or [{}]
+    wants = _wanted_by_reference(subject)
+    cases = _cases(subject, wants)
+    compared = 0
     others = [other for name in declared(subject) for other in [*variants(subject, grid[0], name)][:1]]
     left_out: dict[str, None] = {}
     for number, settings in enumerate([*grid, *others]):
         component = subject.make(settings)
-        component = with_noise(component) if "component" in wants else component
+        if "component" in wants:
+            component = with_noise(component)
+        else:
+            component = component
         for case in cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]:
             try:
                 _compare(subject, component, settings, case, wants)
@@ -85,7 +96,10 @@ def check_reference(subject: Subject) -> str:
                 left_out[f"{_shown(settings)}: {reason}"] = None
     if not compared:
         raise AssertionError(f"the reference compared nothing: {'; '.join(left_out)}")
-    without = f"; left out by the reference: {'; '.join(left_out)}" if left_out else ""
+    if left_out:
+        without = f"; left out by the reference: {'; '.join(left_out)}"
+    else:
+        without = ""
     return f"equal in {compared} comparisons{without}"
 
 
@@ -145,13 +159,17 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 
 def declared(subject: Subject) -> dict[str, Any]:
     """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none."""
-    parameters = registry.settings_of(subject.cls) if subject.cls is not None else {}
+    if subject.cls is not None:
+        parameters = registry.settings_of(subject.cls)
+    else:
+        parameters = {}
     return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in INHERITED}
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
     """Yield settings with another accepted value for one of them: a listed value, or one near its present value."""
-    value, near = settings.get(name, declared(subject)[name]), list[Any]()
+    value = settings.get(name, declared(subject)[name])
+    near = list[Any]()
     if isinstance(value, bool):
         near = [not value]
     elif isinstance(value, int):
@@ -205,7 +223,8 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
             f"the reference takes no setting {unknown[0]!r}; let it take every varied setting, and raise SkipCheck "
             "for a value that it does not support"
         )
-    where, leaves = f"with {_shown(settings)}, {case.name}", {"the embeddings": case.batch.embeddings}
+    where = f"with {_shown(settings)}, {case.name}"
+    leaves = {"the embeddings": case.batch.embeddings}
     if "ref_emb" in case.named:
         leaves["the references"] = case.named["ref_emb"]
     if "component" in wants:
@@ -214,7 +233,8 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
     labels = [case.batch.labels] * takes_labels(component)
     further = {name: {**case.named, "component": component}.get(name) for name in wants}
     slow = subject.reference(case.batch.embeddings, *labels, **settings, **further)
-    wanted, actual = torch.as_tensor(slow, dtype=torch.float64), seeded(component, case.batch, **case.named)
+    wanted = torch.as_tensor(slow, dtype=torch.float64)
+    actual = seeded(component, case.batch, **case.named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
     if not all_close([actual], [wanted]):

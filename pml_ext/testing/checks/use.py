@@ -64,15 +64,18 @@ def check_memory_growth(subject: Subject) -> None:
 @applies_to("loss", "regularizer", "distance")
 def check_saved_bytes(subject: Subject) -> str:
     """Memory saved for the backward pass is up to 64 ``B x B`` matrices; with "tiles" it is linear in the batch."""
-    tiles, distance = "tiles" in subject.capabilities, subject.kind == "distance"
-    factor, saved = 4 if tiles else 2, dict[int, int]()
+    tiles = "tiles" in subject.capabilities
+    distance = subject.kind == "distance"
+    factor = 4 if tiles else 2
+    saved = dict[int, int]()
     for batch in _growing(subject, 48 if tiles else 24, factor):
         component = subject.make().float()
         with SavedBytes(batch.embeddings, batch.labels, *component.parameters(), *component.buffers()) as counted:
             counted.leave_out(call(component, batch))
         saved[len(batch.labels)] = counted.total
     (size, few), (large, many) = saved.items()
-    growth, matrices = many / max(1, few), many / (4 * large**2)
+    growth = many / max(1, few)
+    matrices = many / (4 * large**2)
     what = f"a batch of {large} has {many >> 10} KiB saved for the backward pass"
     if tiles and not distance and growth > 1.5 * factor and many > 1 << 20:
         what = f"{what}, {growth:.1f} times as many as for a batch of {size}, although it says that it has tiles"
@@ -138,10 +141,12 @@ def check_tiles(subject: Subject) -> None:
 def check_gradient_caching(subject: Subject) -> None:
     """A network in micro-batches (``CachedGradients``) must get the gradients of the whole batch."""
     needs(subject, "labels", fixed=True)
-    batch, outcomes = batch_of(subject), []
+    batch = batch_of(subject)
+    outcomes = []
     for cached in (False, True):
         torch.manual_seed(0)
-        network, loss = torch.nn.Linear(subject.size, subject.size).double(), subject.make()
+        network = torch.nn.Linear(subject.size, subject.size).double()
+        loss = subject.make()
         if cached:
             CachedGradients(network, loss, MICRO_BATCH)(batch.embeddings.detach(), batch.labels).backward()  # type: ignore[no-untyped-call]
         else:
@@ -202,10 +207,17 @@ def check_pml_trainer(subject: Subject) -> None:
         needs(subject, "labels")
     with mock.patch.object(pml.common_functions, "COLLECT_STATS", True):
         component = subject.make().float()
-    network, batch = torch.nn.Linear(subject.size, subject.size), batch_of(subject, dtype=torch.float32)
+    network = torch.nn.Linear(subject.size, subject.size)
+    batch = batch_of(subject, dtype=torch.float32)
     before = network.weight.detach().clone()
-    loss = component if subject.kind == "loss" else pml.ContrastiveLoss()
-    loss = RegularizedLoss(loss, component, 0.5) if subject.kind == "regularizer" else loss
+    if subject.kind == "loss":
+        loss = component
+    else:
+        loss = pml.ContrastiveLoss()
+    if subject.kind == "regularizer":
+        loss = RegularizedLoss(loss, component, 0.5)
+    else:
+        loss = loss
     with tempfile.TemporaryDirectory() as folder:
         names = pml.common_functions.list_of_recordable_attributes_list_names()
         keeper = RecordKeeper(record_writer=RecordWriter(folder), attributes_to_search_for=names)
