@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -105,10 +106,7 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
     """
     check_clusters(clusters, smallest)
     images = len(embedded.paths)
-    if isinstance(clusters, int):
-        least = clusters
-    else:
-        least = smallest or SMALLEST
+    least = clusters if isinstance(clusters, int) else smallest or SMALLEST
     if images < least:
         raise ConfigError(f"--clusters {clusters}: wanted {least} images or more; {embedded.folder} has {images}")
     if isinstance(clusters, int):
@@ -119,6 +117,12 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
         method = "HDBSCAN"
         if images > DENSE:
             method += f" of {DENSE} images, drawn at random; the others by their nearest"
+    return _numbered_by_size(embedded, method, unordered)
+
+
+def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Grouping:
+    """Return clusters in the order of their sizes, given a number for each image; a negative one is no cluster."""
+    images = len(unordered)
     sizes = np.bincount(unordered[unordered >= 0], minlength=1)
     rank = np.argsort(np.argsort(-sizes, kind="stable"))  # inverse permutation
     numbers = np.where(unordered < 0, NOISE, rank[unordered.clip(0)]).astype(np.int64)
@@ -136,10 +140,10 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
         counts = Counter(classes[member] for member in part.tolist())
         if any(classes):
             shares = tuple((name, count / len(part)) for name, count in counts.most_common(3))
+            name, share = shares[0]
+            found.append(Cluster(number, part.tolist(), name, share, shares))
         else:
-            shares = ()
-        name, share = shares[0] if shares else ("", None)
-        found.append(Cluster(number, part.tolist(), name, share, shares))
+            found.append(Cluster(number, part.tolist()))
     return Grouping(embedded, method, numbers, distances, found)
 
 
@@ -219,9 +223,10 @@ def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> Non
         embedded = grouping.embedded
         writer.writerow(CLUSTERS_COLUMNS)
         columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
-        for name, number, distance, own in zip(*columns, strict=True):
-            apart = f"{distance:.6f}" if number != NOISE else ""
-            writer.writerow([name, number, apart, own, _sheet_name(number) if number in sheets else ""])
+        for path_of_image, number, distance, class_name in zip(*columns, strict=True):
+            distance_text = "" if number == NOISE else f"{distance:.6f}"
+            sheet = _sheet_name(number) if number in sheets else ""
+            writer.writerow([path_of_image, number, distance_text, class_name, sheet])
 
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
@@ -237,7 +242,9 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
     if cluster.share is None:
         return contact_sheet(title, pictures)
     names = [class_of(embedded.paths[member]) for member in shown]
-    return contact_sheet(title, pictures, names, [cluster.number != NOISE and name != cluster.name for name in names])
+    if cluster.number == NOISE:
+        return contact_sheet(title, pictures, names)
+    return contact_sheet(title, pictures, names, strange=[name != cluster.name for name in names])
 
 
 def contact_sheet(
@@ -247,8 +254,10 @@ def contact_sheet(
     from pml_ext.tool import GRAY, WRONG
 
     below = _CAPTION if captions else 0
-    rows = -(-len(images) // _ROW)
-    sheet = Image.new("RGB", (_ROW * CELL + _GAP, _TITLE + rows * (CELL + below) + _GAP), "white")
+    rows = math.ceil(len(images) / _ROW)
+    width = _ROW * CELL + _GAP
+    height = _TITLE + rows * (CELL + below) + _GAP
+    sheet = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(sheet)
     _write(draw, (_GAP + 2, 7), drawable(title.replace("\n", " ")), 14, _INK)
     side = CELL - _GAP
@@ -260,14 +269,17 @@ def contact_sheet(
         shown.thumbnail((side, side))
         if max(shown.size) < side:  # a drawing of a few pixels is enlarged without interpolation
             shown = ImageOps.contain(shown, (side, side), Image.Resampling.NEAREST)
-        corner = left + (side - shown.width) // 2, top + (side - shown.height) // 2
-        sheet.paste(shown, corner)
-        odd = bool(strange) and strange[place]
-        if odd:
-            ends = corner[0] + shown.width - 1, corner[1] + shown.height - 1
-            draw.rectangle((*corner, *ends), outline=WRONG, width=3)
+        picture_left = left + (side - shown.width) // 2
+        picture_top = top + (side - shown.height) // 2
+        sheet.paste(shown, (picture_left, picture_top))
+        color = GRAY
+        if strange and strange[place]:
+            color = WRONG
+            right = picture_left + shown.width - 1
+            bottom = picture_top + shown.height - 1
+            draw.rectangle((picture_left, picture_top, right, bottom), outline=WRONG, width=3)
         if captions:
-            _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, WRONG if odd else GRAY)
+            _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, color)
     return sheet
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import shlex
 import sqlite3
@@ -95,7 +94,7 @@ class Embedded:
     paths: Sequence[str]  # relative to the folder
     embeddings: Tensor  # [N, D], of length 1
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
-    facts: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
+    stats: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
     new: int | None = None  # how many were embedded now
     numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
@@ -280,8 +279,11 @@ class Collection:
         """Create the tables, with the state of a collection whose file of vectors nobody has written."""
         for table in _SCHEMA:
             connection.execute(table)
-        names = itertools.chain(["vectors.f32"], map("vectors-{}.f32".format, itertools.count(1)))
-        name = next(name for name in names if not (self.place / name).exists())
+        name = "vectors.f32"
+        number = 0
+        while (self.place / name).exists():
+            number += 1
+            name = f"vectors-{number}.f32"
         first = State(run=str(self.run), identity=self.identity, size=self.size, file=name)
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
@@ -306,11 +308,11 @@ class Collection:
     def mapped(self, state: State) -> Vectors:
         """Memory-map the vectors: fewer than the state says if the file is truncated."""
         path = self.place / state.file
+        count = 0
         if path.exists():
-            count = min(state.vectors, path.stat().st_size // (4 * state.size))
-        else:
-            count = 0
-        if not count:
+            vectors_in_file = path.stat().st_size // (4 * state.size)
+            count = min(state.vectors, vectors_in_file)
+        if count == 0:
             return np.empty((0, state.size), dtype=np.float32)
         # copy-on-write, since torch warns of arrays that are read-only
         return np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
@@ -382,10 +384,12 @@ class Collection:
         """Return the path of a new file, which no file of somebody else has, and list it as the collection's."""
         with self.transaction(write=True) as current:
             state = current.state
-            numbers = itertools.count(state.version + 1)
             unused = state.own_files - state.used_files
-            names = (f"{stem}-{number}{ending}" for number in numbers)
-            name = next(name for name in names if name in unused or not (self.place / name).exists())
+            number = state.version + 1
+            name = f"{stem}-{number}{ending}"
+            while name not in unused and (self.place / name).exists():
+                number += 1
+                name = f"{stem}-{number}{ending}"
             current.save(files=tuple(sorted(state.own_files | {name})))
         return self.place / name
 
@@ -441,7 +445,7 @@ class Collection:
                 return current.vectors[first : first + len(numbers)]
             return current.vectors[numbers]
 
-    def append(self, paths: Sequence[bytes], facts: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
+    def append(self, paths: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
         """Write the vectors of files, ``[N, D]``; return their numbers by path."""
         with self.transaction(write=True) as current:
             state = current.state
@@ -454,10 +458,10 @@ class Collection:
                 file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
                 file.flush()
                 os.fsync(file.fileno())
-            values = [
-                (path, *known, state.vectors + row, crc_of(vectors[row].data, path, *known))
-                for row, (path, known) in enumerate(zip(paths, facts, strict=True))
-            ]
+            values = []
+            for row, (path, size_and_mtime) in enumerate(zip(paths, stats, strict=True)):
+                crc = crc_of(vectors[row].data, path, *size_and_mtime)
+                values.append((path, *size_and_mtime, state.vectors + row, crc))
             current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
             current.save(vectors=state.vectors + len(vectors))
         return dict(zip(paths, range(state.vectors, state.vectors + len(vectors)), strict=True))
@@ -500,7 +504,8 @@ class Collection:
         index = state.index
         if index is not None:
             first, last = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
-            index = index.model_copy(update={"first": first if last - first + 1 == index.images else None})
+            are_contiguous = last - first + 1 == index.images
+            index = index.model_copy(update={"first": first if are_contiguous else None})
         current.save(file=path.name, vectors=len(live), version=version, index=index)
 
     # The index
@@ -513,10 +518,8 @@ class Collection:
         """
         embedded = self._with_unlisted(embedded)
         numbers = np.sort(embedded.numbers)
-        if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers):
-            first = int(numbers[0])
-        else:
-            first = None
+        are_contiguous = numbers[-1] - numbers[0] + 1 == len(numbers)
+        first = int(numbers[0]) if are_contiguous else None
         index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
@@ -543,12 +546,12 @@ class Collection:
             kept = [image for image, fits in current.images() if fits and is_below(image.path, places)]
         if not kept:
             return embedded
-        facts = np.array([(image.size, image.time) for image in kept], dtype=np.int64)
+        stats = np.array([(image.size, image.time) for image in kept], dtype=np.int64)
         numbers = np.array([image.vector for image in kept], dtype=np.int64)
         return dataclasses.replace(
             embedded,
             paths=[*embedded.paths, *(image.path for image in kept)],
-            facts=np.concatenate([embedded.facts, facts]),
+            stats=np.concatenate([embedded.stats, stats]),
             numbers=np.concatenate([embedded.numbers, numbers]),
         )
 
@@ -563,16 +566,23 @@ class Collection:
             if len(known) < before.images:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
                 warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
-        ids = itertools.count(state.next_id)
+        next_id = state.next_id
         changed = 0
         rows = []
-        columns = embedded.paths, embedded.facts.tolist(), embedded.numbers.tolist()
-        for name, facts, vector in zip(*columns, strict=True):
+        stats = embedded.stats.tolist()
+        vectors = embedded.numbers.tolist()
+        for name, (size, time), vector in zip(embedded.paths, stats, vectors, strict=True):
             image = known.get(name)
-            changed += image is not None and [image.size, image.time] != facts
-            values = next(ids) if image is None else image.id, path_bytes(name), *facts
-            rows.append((*values, vector, crc_of(current.vectors[vector].data, *values)))
-        next_id = next(ids)
+            if image is None:
+                id = next_id
+                next_id += 1
+            else:
+                id = image.id
+                if (image.size, image.time) != (size, time):
+                    changed += 1
+            values = (id, path_bytes(name), size, time)
+            crc = crc_of(current.vectors[vector].data, *values)
+            rows.append((*values, vector, crc))
         new = next_id - state.next_id
         kept = len(rows) - new
         current.connection.execute("DELETE FROM images")
@@ -602,15 +612,12 @@ class Collection:
     def command(self) -> str:
         """Return the command that makes the index again."""
         index = self._index or Index(folder="FOLDER", images=0, first=None)
-        if self.place == (self.run / COLLECTION).absolute():
-            store = []
-        else:
-            store = ["--store", str(self.place)]
+        command = ["pml-ext", "index", str(self.run), index.folder]
+        if self.place != (self.run / COLLECTION).absolute():
+            command += ["--store", str(self.place)]
         if index.factory:
-            factory = ["--index", index.factory]
-        else:
-            factory = []
-        return shlex.join(["pml-ext", "index", str(self.run), index.folder, *store, *factory])
+            command += ["--index", index.factory]
+        return shlex.join(command)
 
     def check_identity(self, state: State) -> None:
         """Refuse a collection of another network."""

@@ -154,7 +154,7 @@ class Gallery:
                 folder=self.folder,
                 paths=[image.path for image in images],
                 embeddings=self._vectors,
-                facts=np.array([(image.size, image.time) for image in images], dtype=np.int64),
+                stats=np.array([(image.size, image.time) for image in images], dtype=np.int64),
                 ids=np.array([image.id for image in images], dtype=np.int64),
             )
 
@@ -479,7 +479,7 @@ def copy_to_store(embedded: Embedded, store: Store) -> Changes:
 def _marks_of(embedded: Embedded, vectors: Vectors) -> Numbers:
     """Return the checksum of each image's id, path, size, time and vector, ``[N]``."""
     marks = []
-    columns = (embedded.ids.tolist(), embedded.paths, embedded.facts.tolist(), vectors)
+    columns = (embedded.ids.tolist(), embedded.paths, embedded.stats.tolist(), vectors)
     for id, path, size_and_mtime, vector in zip(*columns, strict=True):
         marks.append(crc_of(vector.data, id, path_bytes(path), *size_and_mtime))
     return np.array(marks)

@@ -43,7 +43,7 @@ class Listing(NamedTuple):
 
     folder: Path
     names: list[str]
-    facts: list[FileStat]
+    stats: list[FileStat]
     others: dict[str, str]  # reason why each other file is not read as an image
     unlisted: list[str]  # folders and files that could not be looked at
 
@@ -69,7 +69,7 @@ def list_folder(folder: Path) -> Listing:
             else:
                 about = entry.stat()
                 listing.names.append(name)
-                listing.facts.append((about.st_size, about.st_mtime_ns))
+                listing.stats.append((about.st_size, about.st_mtime_ns))
         except OSError as error:
             listing.others[name] = f"{folder / name}: cannot be read ({error.strerror or error})"
             if error.errno not in GONE:
@@ -141,7 +141,8 @@ def default_workers(images: int) -> int:
         processors = len(os.sched_getaffinity(0))
     else:
         processors = os.cpu_count() or 1
-    return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), MOST_WORKERS)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(max(1, processors // processes), MOST_WORKERS)
 
 
 def _is_script() -> bool:
@@ -162,20 +163,23 @@ def read_batches(
     loader = data_loader(dataset, workers, device, batch_size=batch_size, collate_fn=_joined)
     with dataset.naming_images():
         for images, numbers, unreadable in loader:
-            if images is None:
-                on_device = None
-            else:
-                on_device = images.to(device, non_blocking=loader.pin_memory)
-            yield on_device if on_device is None else last(on_device), numbers, unreadable
+            if images is not None:
+                images = last(images.to(device, non_blocking=loader.pin_memory))
+            yield images, numbers, unreadable
 
 
 def _joined(items: Sequence[Item]) -> Batch:
-    images = [image for image, _, _ in items if image is not None]
-    return (
-        default_collate(images) if images else None,
-        [number for image, number, _ in items if image is not None],
-        {number: why for image, number, why in items if image is None},
-    )
+    images: list[Tensor] = []
+    numbers: list[int] = []
+    unreadable: dict[int, str] = {}
+    for image, number, why in items:
+        if image is None:
+            unreadable[number] = why
+        else:
+            images.append(image)
+            numbers.append(number)
+    batch = default_collate(images) if images else None
+    return batch, numbers, unreadable
 
 
 # Single images
@@ -206,7 +210,9 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
         return image
     try:
         if isinstance(image, np.ndarray) and image.dtype == np.uint8:
-            image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
+            if image.shape[2:] == (1,):
+                image = image[..., 0]
+            image = Image.fromarray(np.ascontiguousarray(image))
         if isinstance(image, Image.Image):
             return image_tensor(image, channels)
     except (OSError, SyntaxError, ValueError, TypeError) as error:  # invalid shape, or damaged and decoded only now
@@ -215,8 +221,7 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
 
 
 def _described(value: Any) -> str:
+    kind = type(value).__name__
     if isinstance(value, (Tensor, np.ndarray)):
-        shape = f" of {value.dtype} {list(value.shape)}"
-    else:
-        shape = ""
-    return f"a {type(value).__name__}{shape}"
+        return f"a {kind} of {value.dtype} {list(value.shape)}"
+    return f"a {kind}"

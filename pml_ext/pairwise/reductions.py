@@ -21,8 +21,6 @@ def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Te
     """Return the mean of each row's masked values, ``[B]``, 0 where there are none; ``count`` is ``mask.sum(1)``."""
     if count is None:
         count = mask.sum(1, dtype=values.dtype)
-    else:
-        count = count
     return masked_sum(values, mask) / count.clamp(min=1)
 
 

@@ -117,8 +117,6 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
             there = _there(kwargs["device"])
             if there:
                 kwargs["device"] = torch.device("cpu")
-            else:
-                kwargs["device"] = kwargs["device"]
         name = str(func).removeprefix("aten.").partition(".")[0].strip("_")
         if name == "copy":
             there = isinstance(args[0], _Elsewhere)

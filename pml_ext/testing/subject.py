@@ -107,8 +107,6 @@ def subject_of(
         component = component.func
     if isinstance(component, registry.Component):
         component = component.cls
-    else:
-        component = component
     if isinstance(component, type):
         sizes = {"embedding_size": embedding_size or SIZE, "num_classes": num_classes or CLASSES}
         subject = _of_class(component, fixed, grid[0], sizes)

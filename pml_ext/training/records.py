@@ -268,8 +268,6 @@ class RecordedValues:
 def _number(value: Any) -> Any:
     if isinstance(value, np.number):
         value = value.item()
-    else:
-        value = value
     if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
         return value
     return None

@@ -29,9 +29,8 @@ from ..stores import SearchFilter, Store
 from ..trained import TrainedRun, load_run
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
-# limits of the leave-one-out search in a large collection
-MIN_QUERIES = 1000
-MAX_PAIRS = 2_000_000_000
+MIN_QUERIES = 1000  # of the leave-one-out search in a large collection
+MAX_PAIRS = 2_000_000_000  # that this search compares
 _READING = threading.BoundedSemaphore(4)  # images decoded concurrently
 
 
@@ -84,8 +83,11 @@ class Collection:
         def comparable(name: str) -> str:  # ``Greek/character01`` matches the folder ``greek_character01``
             return re.sub(r"[\W_]+", " ", name.casefold())
 
-        names = set(map(comparable, read_json(self.run.folder / "network.json").get("class_names", ())))
-        return {name: comparable(name) in names if names else None for name in self.class_names}
+        recorded = read_json(self.run.folder / "network.json").get("class_names", ())
+        trained_on = {comparable(name) for name in recorded}
+        if not trained_on:
+            return dict.fromkeys(self.class_names, None)
+        return {name: comparable(name) in trained_on for name in self.class_names}
 
     def shown(self, unseen: bool) -> Tensor:
         """Return the numbers of all images; with ``unseen``, only of classes that the run was not trained on."""
@@ -111,11 +113,12 @@ class Collection:
     def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
         if self.store is not None:
             (found,) = self.store.search(point.numpy()[None], k + 1, SearchFilter())
-            numbers = [self.numbers.get(each.path) for each in found]
+            numbers = [self.numbers[each.path] for each in found if each.path in self.numbers]
         else:
             similarity = self.embeddings @ point  # cosine similarity, since vectors have length 1
             numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
-        others = torch.tensor([number for number in numbers if number not in (None, own)][:k], dtype=torch.int64)
+        without_query = [number for number in numbers if number != own]
+        others = torch.tensor(without_query[:k], dtype=torch.int64)
         distances = (self.embeddings[others] - point).norm(dim=1)  # exactly 0 for duplicates
         order = distances.argsort(stable=True)
         query = self.classes[own] if own is not None else ""
@@ -130,17 +133,19 @@ class Collection:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
         shown = self.shown(unseen)
         chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
-        some = len(chosen) < len(shown)
-        if some:
-            note = f"{len(chosen):,} of {len(shown):,} images"
+        classes = " of unseen classes" if unseen else ""
+        if len(chosen) < len(shown):
+            note = f"{len(chosen):,} of {len(shown):,} images{classes}, drawn at random"
         else:
-            note = "All images"
-        note += " of unseen classes" * unseen + ", drawn at random" * some
+            note = f"All images{classes}"
         flat = flattened(self.embeddings[chosen].numpy(), method)
         extent = float(np.ptp(flat, axis=0).max())
         flat = (flat - flat.min(axis=0)) / max(extent, 1e-12)
         flat += (1 - flat.max(axis=0)) / 2  # center the shorter side
-        note += {"tsne": "; t-SNE", "pca": "; principal components"}[method] if extent else "; they lie on one point"
+        if extent:
+            note += {"tsne": "; t-SNE", "pca": "; principal components"}[method]
+        else:
+            note += "; they lie on one point"
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
@@ -149,12 +154,16 @@ class Collection:
             raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
-        apart, others = without(chosen, *nearest_of(self.embeddings[chosen], 2, self.embeddings))
+        distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings)
+        apart, others = without(chosen, distances, neighbors)
         if len(chosen) == len(self):
             note = f"all {len(self):,} images"
         else:
             note = f"{len(chosen):,} of {len(self):,} images"
-        note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
+        if len(known) < len(self):
+            note += " that have a class"
+        if len(chosen) < len(known):
+            note += ", drawn at random"
         pairs = list[Pair]()
         for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), apart.tolist(), strict=True):
             name = self.classes[query]
@@ -165,8 +174,12 @@ class Collection:
         """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
         names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
         pairs, _ = self.leave_one_out()
-        groups = [(name, [pair.right for pair in pairs if pair.trained is key]) for key, name in names.items()]
-        return [(name, sum(right), len(right)) for name, right in groups if right]
+        rows = []
+        for trained, name in names.items():
+            right = [pair.right for pair in pairs if pair.trained is trained]
+            if right:
+                rows.append((name, sum(right), len(right)))
+        return rows
 
     def confusions(self) -> list[tuple[str, str, int]]:
         """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
@@ -223,11 +236,10 @@ def open_collections(
     collections: list[Collection] = []
     for place in map(Path, runs):
         run = load_run(place, device)
-        if folder is not None:
-            tell(f"{folder}: embedding the images that {run.collection.place} does not have")
         if folder is None:
             embedded = run.gallery().embedded
         else:
+            tell(f"{folder}: embedding the images that {run.collection.place} does not have")
             embedded = run.embed_folder(folder)
         place = place.resolve()
         clashes = place.name in [other.name for other in collections]
@@ -235,5 +247,6 @@ def open_collections(
             title = f"{place.parent.name}/{place.name}"
         else:
             title = place.name
-        collections.append(Collection(title, run, embedded, None if store is None else run.open_store(store)))
+        opened_store = None if store is None else run.open_store(store)
+        collections.append(Collection(title, run, embedded, opened_store))
     return collections

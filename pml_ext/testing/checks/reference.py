@@ -86,8 +86,6 @@ def check_reference(subject: Subject) -> str:
         component = subject.make(settings)
         if "component" in wants:
             component = with_noise(component)
-        else:
-            component = component
         for case in cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]:
             try:
                 _compare(subject, component, settings, case, wants)

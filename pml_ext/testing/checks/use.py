@@ -216,8 +216,6 @@ def check_pml_trainer(subject: Subject) -> None:
         loss = pml.ContrastiveLoss()
     if subject.kind == "regularizer":
         loss = RegularizedLoss(loss, component, 0.5)
-    else:
-        loss = loss
     with tempfile.TemporaryDirectory() as folder:
         names = pml.common_functions.list_of_recordable_attributes_list_names()
         keeper = RecordKeeper(record_writer=RecordWriter(folder), attributes_to_search_for=names)
