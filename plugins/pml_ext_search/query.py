@@ -242,19 +242,14 @@ class Gallery:
         shortlist: int | None = None,
     ) -> list[Answer]:
         """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
-        if where.within is None:
-            rows = None
-        else:
+        vectors = self._vectors
+        numbers = self._numbers
+        is_part = where.within is not None
+        if where.within is not None:
             rows = self._rows_of_class(current, where.within)
-        if rows is None:
-            vectors = self._vectors
-        else:
-            vectors = self._vectors[rows]
-        if rows is None:
-            numbers = self._numbers
-        else:
-            numbers = self._numbers[rows]
-        distances, places = self._nearest(points, k + 1, vectors, rows is not None, metric, shortlist)
+            vectors = vectors[rows]
+            numbers = numbers[rows]
+        distances, places = self._nearest(points, k + 1, vectors, is_part, metric, shortlist)
         if where.radius is not None:
             places = _within_radius(distances, places, where.radius, metric)
         vector_numbers = np.where(places >= 0, numbers[places], -1)
@@ -380,10 +375,7 @@ def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: Bas
     """Return places with -1 for answers beyond a radius; of a similarity, for those below it."""
     values = distances.double()
     is_similarity = metric is not None and metric.is_inverted
-    if is_similarity:
-        inside = values >= radius
-    else:
-        inside = values <= radius
+    inside = values >= radius if is_similarity else values <= radius
     return places.where(inside, -1)
 
 
@@ -536,26 +528,31 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tupl
     """
     from .parts import embeddings_of, tables
 
-    counts = np.zeros(2, dtype=np.int64)
+    counts = _Counts()
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for _, table in tables(embedder, work, range(len(work.segments))):
             names: list[str] = table["path"].to_pylist()
             points = torch.from_numpy(embeddings_of(table).copy())
+            found: list[Answer] = []
             if names:
                 found = find([os.path.join(work.folder, name) for name in names], points)
-            else:
-                found = []
-            counts[:] += len(found), sum(len(answer.paths) for answer in found)
-            yield [*zip(names, found, strict=True)]
+            counts.queries += len(found)
+            counts.answers += sum(len(answer.paths) for answer in found)
+            yield list(zip(names, found, strict=True))
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    if out.suffix == ".parquet":
-        writes = _write_parquet
-    else:
-        writes = _write_lines
-    write_atomically(out, functools.partial(writes, batches=batches()))
-    return int(counts[0]), int(counts[1])
+    write = _write_parquet if out.suffix == ".parquet" else _write_lines
+    write_atomically(out, functools.partial(write, batches=batches()))
+    return counts.queries, counts.answers
+
+
+@dataclasses.dataclass
+class _Counts:
+    """Numbers of queries and answers that were written."""
+
+    queries: int = 0
+    answers: int = 0
 
 
 def _write_lines(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:

@@ -189,10 +189,7 @@ class TrainedRun(LoadedRun):
         Returns:
             The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
         """
-        if folder is None:
-            source = self.indexed_folder()
-        else:
-            source = Path(folder)
+        source = self.indexed_folder() if folder is None else Path(folder)
         return self._write_index(self.images.folder_pass(source), factory)
 
     def indexed_folder(self) -> Path:
@@ -256,10 +253,9 @@ class TrainedRun(LoadedRun):
         learned = self.metric if metric == "learned" else None
         check_options(k, where, learned, shortlist)
         # Of fewer images, no new embeddings are written: these would wait for the end of the transaction that reads.
+        points = None
         if len(images) >= SEVERAL:
             points = self.embed(images)
-        else:
-            points = None
         gallery = self._opened_gallery()
         with gallery.reading() as current:
             if points is None:
@@ -312,7 +308,8 @@ class TrainedRun(LoadedRun):
 
         The store has a separate table for each state of a network.
         """
-        if (named := SCHEME.fullmatch(store)) is None:
+        named = SCHEME.fullmatch(store)
+        if named is None:
             schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
             raise ConfigError(f"{masked(store)}: wanted SCHEME:ADDRESS, with one of {schemes}")
         table = f"pml_ext_{self.collection.identity}"
