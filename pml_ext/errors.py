@@ -110,7 +110,13 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 def printable(text: str) -> str:
     """Escape line breaks, control characters, and bytes of file names that are not UTF-8."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    letters = []
+    for letter in text:
+        if letter.isprintable():
+            letters.append(letter)
+        else:
+            letters.append(letter.encode("unicode_escape").decode())
+    return "".join(letters)
 
 
 def shortened(text: object, most: int = 600) -> str:

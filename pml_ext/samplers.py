@@ -187,5 +187,8 @@ class TreeSampler(GroupSampler):
     def draw(self, group: int, taken: set[int]) -> list[int]:
         """Return m images of some classes of a parent."""
         left = np.array(sorted(set(self.members[group].tolist()) - taken), dtype=np.int64)
-        classes = self._generator.permutation(np.unique(self._classes[left]))[: self._per_parent]
-        return [image for one in classes for image in self.some(left[self._classes[left] == one], self.m, taken)]
+        classes = np.unique(self._classes[left])
+        images: list[int] = []
+        for one in self._generator.permutation(classes)[: self._per_parent]:
+            images += self.some(left[self._classes[left] == one], self.m, taken)
+        return images

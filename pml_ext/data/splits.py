@@ -239,8 +239,8 @@ def prepare(
         )
 
     first_step = steps.first if keep else None
-    message = f"reading {len(images):,} images"
-    tell(f"{message}, into memory" if keep else message)
+    into_memory = ", into memory" if keep else ""
+    tell(f"reading {len(images):,} images{into_memory}")
     results = _read_all(images, steps.smallest, first_step, skip_unreadable, workers)
 
     unreadable = {index: result for index, result in enumerate(results) if isinstance(result, str)}

@@ -61,9 +61,8 @@ def check_precision(device: torch.device, precision: Precision) -> None:
         with warnings.catch_warnings(), autocast(device, precision):
             warnings.simplefilter("ignore")  # torch warns and falls back to float32, which is an error here
             dtype = (torch.ones(4, 4, device=device) @ torch.ones(4, 4, device=device)).dtype
-        if dtype == getattr(torch, precision):
-            reason = ""
-        else:
+        reason = ""
+        if dtype != getattr(torch, precision):
             reason = f"torch computes in {dtype} there"
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -74,13 +73,20 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
     """Return numbers and one-element tensors as numbers; tensors on an accelerator are read in one transfer."""
-    there = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
-    if there and there[0].device.type == "mps":
-        wide = torch.float32  # MPS has no float64
-    else:
-        wide = torch.float64
-    numbers = iter(torch.stack([value.reshape(()).to(wide) for value in there]).tolist() if there else ())
-    return [
-        value if not isinstance(value, Tensor) else value.item() if value.device.type == "cpu" else next(numbers)
-        for value in values
-    ]
+    on_device = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
+    transferred: list[float] = []
+    if on_device:
+        is_mps = on_device[0].device.type == "mps"
+        wide = torch.float32 if is_mps else torch.float64  # MPS has no float64
+        transferred = torch.stack([value.reshape(()).to(wide) for value in on_device]).tolist()
+
+    remaining = iter(transferred)
+    numbers = []
+    for value in values:
+        if not isinstance(value, Tensor):
+            numbers.append(value)
+        elif value.device.type == "cpu":
+            numbers.append(value.item())
+        else:
+            numbers.append(next(remaining))
+    return numbers

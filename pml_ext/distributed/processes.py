@@ -76,7 +76,9 @@ def from_ranks(value: Any) -> list[Any]:
     """Return the picklable values of all processes, by rank, in rank 0, and an empty list in other processes."""
     if num_processes() == 1:
         return [value]
-    gathered = [None] * num_processes() if rank() == 0 else None
+    gathered: list[Any] | None = None
+    if rank() == 0:
+        gathered = [None for _ in range(num_processes())]
     dist.gather_object(value, gathered, dst=0)
     return gathered or []
 

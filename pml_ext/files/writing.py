@@ -164,7 +164,8 @@ def toml_value(text: str) -> Any:
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:
     """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
-    wanted = f"type {option} {'FILE' if file else 'FOLDER'}"
+    kind = "FILE" if file else "FOLDER"
+    wanted = f"type {option} {kind}"
     if file and place.is_dir():
         raise ConfigError(f"{place} is a folder; {wanted}")
     if not file and place.is_file():

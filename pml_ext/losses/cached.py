@@ -130,8 +130,10 @@ class _StatisticsKept:
         self._network = network
 
     def __enter__(self) -> None:
-        norms = [module for module in _batch_norms(self._network) if module.training]
-        self._kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        for module in _batch_norms(self._network):
+            if module.training:
+                self._kept += [(buffer, buffer.clone()) for buffer in module.buffers()]
 
     def __exit__(self, *_: object) -> None:
         for buffer, before in self._kept:

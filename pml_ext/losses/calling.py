@@ -80,7 +80,9 @@ def check_call(
     """Check a wrapper's arguments; return labels and ref_labels, converted to tensors if a relation takes lists."""
     check_indices_tuple(indices_tuple)
     check_batch(embeddings, labels if relation is None else None)
-    check_references(embeddings, ref_emb, ref_labels if relation is None or ref_emb is None else None)
+    # a relation checks labels itself; labels of references that are missing are a mistake in any case
+    checked_by_relation = relation is not None and ref_emb is not None
+    check_references(embeddings, ref_emb, None if checked_by_relation else ref_labels)
     if relation is not None and labels is not None and not isinstance(labels, Tensor):
         labels = relation.tensor(labels, len(embeddings), embeddings.device)
     if relation is not None and ref_labels is not None and not isinstance(ref_labels, Tensor):
@@ -99,16 +101,22 @@ def call_loss(
 ) -> Any:
     """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given."""
     indices_tuple = check_indices_tuple(indices_tuple)
+    arguments: list[Tensor | None] = [embeddings]
     if "labels" in capabilities(unwrapped(loss)):
         arguments = [embeddings, labels]
-    else:
-        arguments = [embeddings]
-    more = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
-    return loss(*arguments, **{name: value for name, value in more.items() if value is not None})
+    named = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
+    given = {name: value for name, value in named.items() if value is not None}
+    return loss(*arguments, **given)
 
 
 def shift_indices(indices_tuple: tuple[Tensor, ...], places: Tensor, first: int = 0) -> tuple[Tensor, ...]:
     """Return pairs or triplets with ``first`` added to each anchor and each partner i replaced by ``places[i]``."""
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
-    indices = [index.to(places.device) for index in indices_tuple]
-    return tuple(index + first if number in anchors else places[index] for number, index in enumerate(indices))
+    shifted = []
+    for number, index in enumerate(indices_tuple):
+        index = index.to(places.device)
+        if number in anchors:
+            shifted.append(index + first)
+        else:
+            shifted.append(places[index])
+    return tuple(shifted)

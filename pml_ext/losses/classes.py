@@ -27,7 +27,9 @@ class ClassLabels(nn.Module):
 
     def __init__(self, num_classes: int, labels: Sequence[int] | Tensor | None = None) -> None:
         super().__init__()
-        given = torch.as_tensor(list(range(num_classes) if labels is None else labels))
+        if labels is None:
+            labels = range(num_classes)
+        given = torch.as_tensor(list(labels))
         different = len(set(given.tolist()))
         if given.shape != (num_classes,) or given.is_floating_point() or different < num_classes:
             raise ValueError(
@@ -52,7 +54,8 @@ class ClassLabels(nn.Module):
         if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
             return
         self._checked = True
-        if len(unknown := labels[~self.known(labels)]):
+        unknown = labels[~self.known(labels)]
+        if len(unknown):
             count = len(self.rows)
             least = int(labels.min())
             some = sorted(set(unknown.tolist()))[:5]

@@ -83,10 +83,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     """
 
     # The queue serves as the loss's references; without a miner, pairs that a loss counts once are all there.
-    capabilities = WrapperCapabilities(
-        {"labels", "indices_tuple", "state"},
-        lambda self: {"labels", "state"} | ({"indices_tuple"} if self.takes_more_pairs else set()),
-    )
+    capabilities = WrapperCapabilities({"labels", "indices_tuple", "state"}, lambda self: self._capabilities())
     expected_failed_checks: ClassVar[dict[str, str]] = {
         "check_tensors_are_registered": "the queue is each process's own, and in the state dict without being a buffer"
     }
@@ -108,13 +105,16 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         check_module(self, "loss", loss, "ContrastiveLoss()")
         if getattr(loss, "joins_processes", False):
             raise TypeError("DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))")
-        if missing := _NEEDED - capabilities(loss):
+        missing = _NEEDED - capabilities(loss)
+        if missing:
             name = type(loss).__name__
-            ours = "; type: from pml_ext import MultipleLosses, which passes references on"
-            raise TypeError(
+            text = (
                 f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
-                f"{' and '.join(sorted(missing))}{ours if name == 'MultipleLosses' else ''}"
+                f"{' and '.join(sorted(missing))}"
             )
+            if name == "MultipleLosses":
+                text += "; type: from pml_ext import MultipleLosses, which passes references on"
+            raise TypeError(text)
         if miner is not None and any(getattr(module, "miners", None) for module in loss.modules()):
             raise ValueError("CrossBatchMemory has a miner, and so has the MultipleLosses inside; leave out one")
         check_count(self, "embedding_size", embedding_size)
@@ -157,6 +157,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         if self.has_been_filled:
             return self.memory_size
         return self.queue_idx
+
+    def _capabilities(self) -> frozenset[str]:
+        if self.takes_more_pairs:
+            return frozenset({"labels", "indices_tuple", "state"})
+        return frozenset({"labels", "state"})
 
     @property
     def takes_more_pairs(self) -> bool:
@@ -255,7 +260,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             shape = self.memory_size, *labels.shape[1:]
             self.label_memory = torch.zeros(shape, dtype=labels.dtype, device=embeddings.device)
         if labels.shape[1:] != self.label_memory.shape[1:]:
-            kept, given = (list(each.shape[1:]) for each in (self.label_memory, labels))
+            kept = list(self.label_memory.shape[1:])
+            given = list(labels.shape[1:])
             raise ValueError(f"the memory keeps labels of shape {kept}, and those of the batch have {given}")
         if labels.is_floating_point():
             self.label_memory = self.label_memory.to(torch.promote_types(self.label_memory.dtype, labels.dtype))

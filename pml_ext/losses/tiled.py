@@ -45,9 +45,10 @@ class _SummedByRow(_TiledLoss):
             stated = reducer_of(self.reducer, name)
             if not takes_row_sums(stated, self._of_pairs):
                 own = type(self).__name__
+                listed = "pairs" if self._of_pairs else "triplets"
                 more = " PerAnchorReducer," if self._of_pairs else ""
                 raise ValueError(
-                    f"{own} lists no {'pairs' if self._of_pairs else 'triplets'} and takes a MeanReducer, SumReducer, "
+                    f"{own} lists no {listed} and takes a MeanReducer, SumReducer, "
                     f"AvgNonZeroReducer, ThresholdReducer,{more} or MultipleReducers of these, not a "
                     f"{type(stated).__name__}; PML's {own.removeprefix('Tiled')} lists them"
                 )
@@ -316,9 +317,9 @@ class TiledTripletMarginLoss(_SummedByRow):
             times = None if pairs.counts is None else pairs.counts[1][a]
             return row_sums(reducer, self._values(pairs, a, p), pairs.negatives[a], times)
 
-        parts = in_parts(sums, max(1, _ENTRIES // pairs.matrix.shape[1]), *pairs.listed)
-        totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
-        return per_pair(totals, pairs, divisor=counts.sum())
+        pairs_per_part = max(1, _ENTRIES // pairs.matrix.shape[1])
+        totals, counts = zip(*in_parts(sums, pairs_per_part, *pairs.listed), strict=True)
+        return per_pair(torch.cat(totals), pairs, divisor=torch.cat(counts).sum())
 
     def _values(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor | None = None) -> Tensor:
         """Return the losses of triplets, ``[T]``; without ``n``, of pairs (a, p) with every column as n, ``[P, R]``."""

@@ -53,10 +53,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         kwargs: as in PML's losses.
     """
 
-    capabilities = WrapperCapabilities(
-        {"labels", "indices_tuple", "references"},
-        lambda self: capabilities(self.loss) | ({"labels"} if self._labeled_regularizer else set()),
-    )
+    capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())
 
     def __init__(
         self,
@@ -80,6 +77,11 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
             )
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
+
+    def _capabilities(self) -> frozenset[str]:
+        if self._labeled_regularizer:
+            return capabilities(self.loss) | {"labels"}
+        return capabilities(self.loss)
 
     @property
     def takes_all_pairs(self) -> bool:
@@ -146,10 +148,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         weights: a number for each loss; 1 by default, 0 is allowed.
     """
 
-    capabilities = WrapperCapabilities(
-        {"labels", "indices_tuple", "references"},
-        lambda self: frozenset.intersection(*(capabilities(loss) for _, loss in self.items())) | {"labels"},
-    )
+    capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())
 
     def __init__(
         self,
@@ -161,7 +160,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             raise ValueError("MultipleLosses needs at least one loss; got none")
         kind: Any = dict if isinstance(losses, Mapping) else list
         try:
-            super().__init__(*(each if each is None else kind(each) for each in (losses, miners, weights)))
+            super().__init__(
+                kind(losses),
+                None if miners is None else kind(miners),
+                None if weights is None else kind(weights),
+            )
         except (AssertionError, TypeError, ValueError) as error:
             if isinstance(losses, Mapping):
                 wanted = f"the keys {sorted(losses)}"
@@ -170,6 +173,10 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             raise ValueError(
                 f"miners and weights of MultipleLosses must have {wanted} of its losses: {error}"
             ) from None
+
+    def _capabilities(self) -> frozenset[str]:
+        common = frozenset.intersection(*(capabilities(loss) for _, loss in self.items()))
+        return common | {"labels"}
 
     @property
     def takes_all_pairs(self) -> bool:
@@ -184,7 +191,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     @property
     def relation(self) -> Relation | None:
         """The relation of the first loss that has one."""
-        return next((found for _, loss in self.items() if (found := relation_of(loss)) is not None), None)
+        for _, loss in self.items():
+            found = relation_of(loss)
+            if found is not None:
+                return found
+        return None
 
     def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
         """Iterate over the losses by name or number."""
@@ -200,18 +211,16 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     ) -> Tensor:
         """Return the weighted sum; arguments as of PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        own = None
         if isinstance(indices_tuple, AllPairsExceptSelf):
             own = indices_tuple.columns
-        else:
-            own = None
         if self.miners and indices_tuple is not None and own is None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)
         for key, loss in self.items():
+            miner = None
             if self.miners and (not self.is_dict or key in self.miners):
                 miner = self.miners[key]
-            else:
-                miner = None
             if miner is not None:
                 mined: Any = mine(miner, embeddings, labels, ref_emb, ref_labels, own)
             elif own is None or takes_all_pairs(loss):

@@ -124,8 +124,8 @@ class PairsOfRows:
             return self._lists[number]
         starts = self._starts[number]
         listed = slice(starts[rows.start], starts[rows.stop])
-        anchors, *others = (index[listed] for index in self._lists[number])
-        return (anchors - rows.start, *others)
+        anchors, *others = self._lists[number]
+        return (anchors[listed] - rows.start, *(index[listed] for index in others))
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
         """Return the masks of positive and negative pairs of a slice of rows; of all rows by default."""

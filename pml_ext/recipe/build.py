@@ -47,7 +47,7 @@ _FILLED_FOR_TRUNK = ("in_channels", "image_size")
 FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
-    "labels": [label for label in range(4096) for _ in range(2)],
+    "labels": sorted([*range(4096), *range(4096)]),
     "length_before_new_iter": 1 << 20,
     "batch_size": 2,
     "seed": 0,
@@ -462,10 +462,7 @@ def check_frozen_trunk(table: ModelTable) -> None:
 
 def _stand_ins(table: DataTable) -> list[str]:
     """Return placeholder class names, to check a recipe before its data are available."""
-    if table.relation is not None:
-        settings = table.relation.settings
-    else:
-        settings = {}
+    settings = {} if table.relation is None else table.relation.settings
     depth = settings.get("level", 1)
     above = "parent"
     if isinstance(depth, int) and 0 < depth < 100:

@@ -181,7 +181,10 @@ def embed_batches(
 @contextlib.contextmanager
 def preserved_modes(*networks: nn.Module) -> Iterator[None]:
     """Restore the mode of each module, training or evaluation, after the block."""
-    modes = {module: module.training for network in networks for module in network.modules()}
+    modes: dict[nn.Module, bool] = {}
+    for network in networks:
+        for module in network.modules():
+            modes[module] = module.training
     try:
         yield
     finally:
@@ -247,7 +250,8 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
-            raise self._worker_died(set(map(int, re.findall(r"\d+", str(error)))), error) from error
+            processes = {int(number) for number in re.findall(r"\d+", str(error))}
+            raise self._worker_died(processes, error) from error
 
     def _ended_workers(self) -> set[int]:
         """Return the process ids of the workers that have ended, or end within five seconds."""
@@ -263,11 +267,10 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
         """Return the error that names the images of dead workers."""
         paths = getattr(self._images, "paths", None)
-        images = [
-            f"image {image}" if paths is None else str(paths[image])
-            for process, image in self.reading.tolist()
-            if process in dead and image >= 0
-        ]
+        images = []
+        for process, image in self.reading.tolist():
+            if process in dead and image >= 0:
+                images.append(f"image {image}" if paths is None else str(paths[image]))
         if images:
             text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; else mend or remove the file"

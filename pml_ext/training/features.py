@@ -134,8 +134,9 @@ class FeatureCache:
         if not indices:
             return numbers
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
-        seeds = {index: int.from_bytes(hashlib.sha256(keys[index]).digest()[:7]) for index in indices}
-        seeded = [[(index, seeds[index]) for index in batch] for batch in batches]
+        seeded = []
+        for batch in batches:
+            seeded.append([(index, _seed_of(keys[index])) for index in batch])
         embedding = embed_batches(
             self._trunk, nn.Identity(), images, self._device, workers=self._workers, batches=seeded
         )
@@ -259,3 +260,8 @@ class FeatureReader:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _seed_of(key: bytes) -> int:
+    """Return the seed of an image's random transforms."""
+    return int.from_bytes(hashlib.sha256(key).digest()[:7])

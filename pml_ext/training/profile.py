@@ -62,10 +62,9 @@ def profile_steps(
             for optimizer in own.optimizers.values():
                 optimizer.zero_grad()
             embeddings = network(images)
+            indices_tuple = None
             if own.miner is not None:
                 indices_tuple = own.miner(embeddings, labels)
-            else:
-                indices_tuple = None
             own.loss(embeddings, labels, indices_tuple).backward()
             for optimizer in own.optimizers.values():
                 optimizer.step()
@@ -75,7 +74,8 @@ def profile_steps(
     bare = bare_loop()
     times: dict[Any, list[float]] = {steps: [], bare: []}
     for number in range(count):
-        for loop in (steps, bare) if number % 2 else (bare, steps):
+        both = (steps, bare) if number % 2 else (bare, steps)
+        for loop in both:
             started = timer()
             next(loop)
             times[loop].append(1e3 * (timer() - started))

@@ -225,6 +225,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
     kind, _, path = view.recipe.data.name.partition(":")
+    photos = shlex.quote(path) if kind == "folder" else "FOLDER"
     text = render(
         "report",
         title=metrics["recipe"],
@@ -233,11 +234,11 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         seen=bool(trained_classes & tested_classes),
         setback=setback(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
-        photos=shlex.quote(path) if kind == "folder" else "FOLDER",
+        photos=photos,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *class_tables(view), _images_table(view)],
         figures=drawn,
-        appendix=[*paper_tables(view.recipe, metrics)],
+        appendix=list(paper_tables(view.recipe, metrics)),
         settings=tomli_w.dumps(view.recipe.as_dict()),
     )
     write_text(view.folder / "report.html", text)

@@ -195,15 +195,13 @@ class Run(View):
 
     def model_state(self, trunk: bool = True) -> dict[str, Any]:
         """Return the weights of the networks and of all stages' losses (for example a learned metric)."""
-        *earlier, last = [stage.loss.state_dict() for stage in self.stages]
-        state: dict[str, Any]
+        losses = [stage.loss.state_dict() for stage in self.stages]
+        state: dict[str, Any] = {}
         if trunk:
-            state = {"trunk": self.trunk.state_dict()}
-        else:
-            state = {}
+            state["trunk"] = self.trunk.state_dict()
         state["embedder"] = self.embedder.state_dict()
-        state["loss"] = last
-        state["earlier_losses"] = earlier
+        state["loss"] = losses[-1]
+        state["earlier_losses"] = losses[:-1]
         state["epoch"] = self.epoch
         return state | self._origin()
 

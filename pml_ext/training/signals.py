@@ -124,4 +124,7 @@ def check(where: str = "") -> None:
 
 def stopped(number: int, where: str = "") -> StoppedError:
     """Return the error that ends a run for a signal; ``where`` the run is, for the text."""
-    return StoppedError(number, f"stopped by {signal.Signals(number).name}{' ' * bool(where)}{where}")
+    text = f"stopped by {signal.Signals(number).name}"
+    if where:
+        text += f" {where}"
+    return StoppedError(number, text)

@@ -71,7 +71,11 @@ class Stages(list[Stage]):
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
-        return list({id(part): part for stage in self for part in stage.parts()}.values())
+        parts: dict[int, Any] = {}
+        for stage in self:
+            for part in stage.parts():
+                parts[id(part)] = part
+        return list(parts.values())
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:

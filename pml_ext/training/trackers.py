@@ -43,8 +43,11 @@ def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of ``metrics.json`` by phase and metric, ``"after/recall_at_1"``."""
-    tests = phases_of(metrics).items()
-    return {f"{phase}/{name}": value for phase, values in tests for name, value in values.items()}
+    numbers: dict[str, float] = {}
+    for phase, values in phases_of(metrics).items():
+        for name, value in values.items():
+            numbers[f"{phase}/{name}"] = value
+    return numbers
 
 
 def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
@@ -59,9 +62,15 @@ def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
 
 def import_tracker(name: str) -> None:
     """Import the package of a built-in tracker; raise MissingExtraError if it is not installed."""
-    if name in builtin_trackers():
-        with needs_extra("train" if name == "tensorboard" else name, f"track.name = {name!r}"):
-            importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+    if name not in builtin_trackers():
+        return
+    extra = name
+    package = name
+    if name == "tensorboard":
+        extra = "train"
+        package = "torch.utils.tensorboard"
+    with needs_extra(extra, f"track.name = {name!r}"):
+        importlib.import_module(package)
 
 
 def builtin_trackers() -> dict[str, Callable[..., Tracker]]:
@@ -83,9 +92,12 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for writer, epochs in ((self._iterations, False), (self._epochs, True)):
-            known = {k: v for k, v in values.items() if of_epochs(k) is epochs and not math.isnan(v)}
-            if known:  # add_scalar would take 50 microseconds per value
-                summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in known.items()])
+            entries = []
+            for name, value in values.items():
+                if of_epochs(name) is epochs and not math.isnan(value):
+                    entries.append(Summary.Value(tag=name, simple_value=value))
+            if entries:  # add_scalar would take 50 microseconds per value
+                summary = Summary(value=entries)
                 writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 
     def flush(self) -> None:

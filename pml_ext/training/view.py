@@ -327,8 +327,9 @@ def listing_of(images: LabeledImages) -> dict[str, Any]:
 def _counted_listing(listing: Mapping[str, Any] | None) -> str:
     if listing is None:
         return "no images"
-    classes = listing["classes"]
-    return f"{counted(listing['images'], 'image')} of {classes} {'class' if classes == 1 else 'classes'}"
+    images = counted(listing["images"], "image")
+    classes = "1 class" if listing["classes"] == 1 else f"{listing['classes']} classes"
+    return f"{images} of {classes}"
 
 
 def open_run(folder: Path, seed: int, device: str, root: Path | None = None) -> View:
