@@ -12,6 +12,7 @@ import math
 import re
 import statistics
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -100,8 +101,14 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 def default_losses() -> list[str]:
     """Return the names of registered losses and regularizers, except PML's, that can be built without settings."""
-    ours = [c for kind in ("loss", "regularizer") for c in registry.components(kind) if not c.name.startswith("pml/")]
-    return [registry.short_name(c) for c in ours if not fill_settings(c.cls, SHAPES[0].context)[1]]
+    names = []
+    for component in (*registry.components("loss"), *registry.components("regularizer")):
+        if component.name.startswith("pml/"):
+            continue
+        _, missing = fill_settings(component.cls, SHAPES[0].context)
+        if not missing:
+            names.append(registry.short_name(component))
+    return names
 
 
 def bench(
@@ -132,9 +139,7 @@ def bench(
     """
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
-    names = [loss if isinstance(loss, str) else type(loss).__name__ for loss in chosen]
-    counts = [names[:number].count(name) for number, name in enumerate(names)]
-    names = [f"{name} {count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
+    names = _names_of(chosen)
     functions: dict[Shape, dict[str, Compute]] = {}
     for shape in shapes:  # raise errors before measuring
         built = {name: _built(loss, shape).to(place) for name, loss in zip(names, chosen, strict=True)}
@@ -146,12 +151,27 @@ def bench(
     try:
         for shape, every in functions.items():
             progress(f"measuring at {shape}, {repeats} rounds")
-            rows += (new := _measure(shape, {key: every[key] for key in every if key not in left_out}, repeats, place))
-            too_large = {row.loss for row in new if 4 * row.milliseconds > 1e3 * LIMIT or 4 * row.peak_bytes > MEMORY}
-            left_out |= too_large | {row.loss for row in new if row.failed}
+            remaining = {name: function for name, function in every.items() if name not in left_out}
+            for row in _measure(shape, remaining, repeats, place):
+                rows.append(row)
+                too_slow = 4 * row.milliseconds > 1e3 * LIMIT
+                too_large = 4 * row.peak_bytes > MEMORY
+                if row.failed or too_slow or too_large:
+                    left_out.add(row.loss)
     finally:
         torch.set_num_threads(before)
     return rows
+
+
+def _names_of(losses: Sequence[str | nn.Module]) -> list[str]:
+    """Return the names of losses; a second one of a class is ``CBMLLoss 2``."""
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    for loss in losses:
+        name = loss if isinstance(loss, str) else type(loss).__name__
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name} {counts[name]}")
+    return names
 
 
 def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: torch.device) -> list[Row]:
@@ -182,8 +202,17 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
     per_byte = 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
     rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
     for name, median in medians.items():
-        sizes = peaks[name], traffic[name] / (4 * shape.batch**2), traffic[name] * per_byte
-        rows.append(Row(str(shape), name, median, median / lowest, *sizes, len(times[name])))
+        row = Row(
+            str(shape),
+            name,
+            milliseconds=median,
+            to_floor=median / lowest,
+            peak_bytes=peaks[name],
+            traffic=traffic[name] / (4 * shape.batch**2),
+            limit=traffic[name] * per_byte,
+            rounds=len(times[name]),
+        )
+        rows.append(row)
     return rows
 
 
@@ -198,11 +227,10 @@ def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768,
 def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
     if not isinstance(loss, str):
         return loss
-    if {c.kind for c in registry.candidates(loss)} == {"regularizer"}:
-        kind = "regularizer"
-    else:
-        kind = "loss"
-    if missing := fill_settings(registry.get(loss, kind).cls, shape.context)[1]:
+    kinds = {component.kind for component in registry.candidates(loss)}
+    kind = "regularizer" if kinds == {"regularizer"} else "loss"
+    _, missing = fill_settings(registry.get(loss, kind).cls, shape.context)
+    if missing:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.testing.benchmark.bench instead"

@@ -119,7 +119,12 @@ def error_summary(error: BaseException) -> str:
     """Return an error as one line: its type, its text, and the author's file and line, if known."""
     text = " ".join(str(error).split())
     place = error_location(error)
-    return f"{type(error).__name__}{f': {text}' if text else ''}{f' (at {place})' if place else ''}"
+    summary = type(error).__name__
+    if text:
+        summary += f": {text}"
+    if place:
+        summary += f" (at {place})"
+    return summary
 
 
 class CountedOperations(TorchFunctionMode):
@@ -132,7 +137,8 @@ class CountedOperations(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple) else [result]:
+        results = result if isinstance(result, tuple) else (result,)
+        for each in results:
             if isinstance(each, Tensor):
                 self.largest = max(self.largest, each.numel())
         return result

@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -88,6 +89,11 @@ def takes_labels(component: Any) -> bool:
     if kind in ("loss", "miner"):
         return kind == "miner" or "labels" in registry.capabilities(component)
     return "labels" in getattr(component, "capabilities", ())
+
+
+def label_arguments(component: Any, labels: torch.Tensor) -> list[torch.Tensor]:
+    """Return the arguments of a call that follow the embeddings: the labels, if the component takes them."""
+    return [labels] if takes_labels(component) else []
 
 
 def subject_of(
@@ -178,7 +184,8 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
             torch.manual_seed(0)  # instances with random parameters are equal
             return _in_float64(cls(**fill_settings(cls, context, chosen)[0], **chosen))
 
-    size, classes = (settings.get(name, value) for name, value in sizes.items())
+    size = settings.get("embedding_size", sizes["embedding_size"])
+    classes = settings.get("num_classes", sizes["num_classes"])
     return Subject(cls.__name__, kind, make, size, classes, cls, settings)
 
 
@@ -205,11 +212,14 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
-    served = [c for c in registry.components() if what in (c.plugin, c.path.partition(":")[0].partition(".")[0])]
+    served = []
+    for component in registry.components():
+        package = component.path.partition(":")[0].partition(".")[0]
+        if what in (component.plugin, package):
+            served.append(component)
     found = served or registry.candidates(what)
     if found:
-        names = [c.name for c in found]
-        return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in found]
+        return _with_titles(found)
     try:
         imported = pkgutil.resolve_name(what)
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
@@ -219,7 +229,7 @@ def find_components(what: str) -> list[tuple[str, Any]]:
         ) from None
     if isinstance(imported, type):
         return [(imported.__name__, imported)]
-    bases = tuple(base for each in pml.BASES.values() for base in each)
+    bases = tuple(itertools.chain.from_iterable(pml.BASES.values()))
     members = getattr(imported, "__dict__", {})
     classes = [(name, c) for name, c in members.items() if isinstance(c, type) and issubclass(c, bases)]
     defined_here = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
@@ -227,3 +237,15 @@ def find_components(what: str) -> list[tuple[str, Any]]:
         wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
         raise ConfigError(f"{what}: no component in it; wanted {wanted}")
     return defined_here
+
+
+def _with_titles(components: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return components with their names; of those that share a name, with the kind behind it."""
+    counts = Counter(component.name for component in components)
+    titled = []
+    for component in components:
+        title = component.name
+        if counts[component.name] > 1:
+            title = f"{component.name} ({component.kind})"
+        titled.append((title, component))
+    return titled

@@ -16,7 +16,7 @@ from ...losses.relations import SharedLabel, related_pairs
 from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call, call_forms, compute, is_random, needs, outcome, seeded
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients
-from ..subject import SIZE, SkipCheck, Subject, applies_to, takes_labels, with_noise
+from ..subject import SIZE, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
 
 _WANTED = (
     "wanted {'loss': {'losses': values, 'indices': what each is of, 'reduction_type': 'element', 'pos_pair', "
@@ -74,7 +74,8 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
             kind = info.get("reduction_type")
             raise AssertionError(f"sub-loss {name!r} has {', '.join(info)}, of reduction_type {kind!r}; {_WANTED}")
     names = getattr(subject.make(), "sub_loss_names", lambda: ["loss"])()
-    given, wanted = (sorted(set(each) - _MADE_BY_PML) for each in (terms, names))
+    given = sorted(set(terms) - _MADE_BY_PML)
+    wanted = sorted(set(names) - _MADE_BY_PML)
     if given != wanted:
         raise AssertionError(f"compute_loss returns {given}, sub_loss_names() {wanted}; name them in _sub_loss_names")
 
@@ -106,15 +107,20 @@ def check_indices_belong_to_values(subject: Subject) -> None:
     needs(subject, repeatable=True)
     batch = batch_of(subject, (4, 3))
     order = shuffle(len(batch.labels), 3)
-    before, after = (compute(subject.make(), each) for each in (batch, batch.ordered(order)))
+    before = compute(subject.make(), batch)
+    after = compute(subject.make(), batch.ordered(order))
     for name, info in before.items():
         values = info["losses"]
         kind = info["reduction_type"]
         if kind == "already_reduced" or not isinstance(values, Tensor) or values.ndim != 1:
             continue
-        index, moved = ((i,) if isinstance(i, Tensor) else (*i,) for i in (info["indices"], after[name]["indices"]))
-        if kind != "element" and ((batch.labels[index[0]] == batch.labels[index[1]]) == (kind == "neg_pair")).any():
-            raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of other classes")
+        index = _as_tuple(info["indices"])
+        moved = _as_tuple(after[name]["indices"])
+        if kind != "element":
+            same_class = batch.labels[index[0]] == batch.labels[index[1]]
+            wrong = same_class if kind == "neg_pair" else ~same_class
+            if wrong.any():
+                raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of other classes")
         other = after[name]["losses"]
         if not torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6):
             raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
@@ -125,6 +131,12 @@ def check_indices_belong_to_values(subject: Subject) -> None:
         theirs.index_put_(tuple(order[i] for i in moved), other.detach(), accumulate=True)
         if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6):
             raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: order changes them")
+
+
+def _as_tuple(indices: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if isinstance(indices, Tensor):
+        return (indices,)
+    return tuple(indices)
 
 
 @applies_to("loss", "regularizer")
@@ -173,7 +185,8 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
     _check_narrowed(subject, pml.get_all_triplets_indices, {"triplets": slice(0, 3)})
     batch = batch_of(subject)
     lists = (pml.get_all_pairs_indices(batch.labels), pml.get_all_triplets_indices(batch.labels))
-    one, other = (gradient(seeded(subject.make(), batch, each), batch.embeddings).flatten() for each in lists)
+    slopes = [gradient(seeded(subject.make(), batch, listed), batch.embeddings).flatten() for listed in lists]
+    one, other = slopes
     if torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE:
         raise AssertionError("all triplets have the opposite gradient of all pairs; wanted anchor, positive, negative")
 
@@ -240,13 +253,12 @@ def check_references(subject: Subject) -> None:
         raise SkipCheck("its forward has no ref_emb")
     labeled = "labels" in subject.capabilities
     taken = "references" in subject.capabilities
-    batch, one, other = (batch_of(subject, seed=seed) for seed in (0, 1, 2))
+    batch = batch_of(subject, seed=0)
+    one = batch_of(subject, seed=1)
+    other = batch_of(subject, seed=2)
 
     def value(references: Batch) -> Tensor:
-        if labeled:
-            named = {"ref_labels": references.labels}
-        else:
-            named = {}
+        named = {"ref_labels": references.labels} if labeled else {}
         return seeded(subject.make(), batch, ref_emb=references.embeddings, **named).detach()  # type: ignore[no-any-return]
 
     try:
@@ -287,7 +299,8 @@ def check_dtypes(subject: Subject) -> None:
         if subject.kind == "miner":
             continue
         if not value.isfinite().all():
-            raise AssertionError(f"{given} give {value.item() if value.ndim == 0 else 'distances that are not finite'}")
+            shown = value.item() if value.ndim == 0 else "distances that are not finite"
+            raise AssertionError(f"{given} give {shown}")
         if subject.kind == "distance":
             continue
         if value.dtype not in _FULL:
@@ -322,7 +335,8 @@ def check_degenerate_batches(subject: Subject) -> None:
         ("a batch with exact duplicates", duplicates),
     ]
     for what, scale in (("at one point", 1.0), ("at zero", 0.0)):
-        for shape in ((6, 4), (4, 1), (1, 4)) if subject.kind == "regularizer" else ((6, 4),):
+        shapes = [(6, 4), (4, 1), (1, 4)] if subject.kind == "regularizer" else [(6, 4)]
+        for shape in shapes:
             batch = batch_of(subject, shape)
             point = Batch(new_leaf(scale * batch.embeddings[:1].expand_as(batch.embeddings)), batch.labels)
             batches.append((f"a batch of embeddings that are all {what}", point))
@@ -362,7 +376,7 @@ def check_gradients(subject: Subject) -> None:
     def by_parameters(*values: Tensor) -> Any:
         return functional_call(component, dict(zip(moved, values, strict=True)), given)
 
-    given = batch.embeddings.detach(), *[batch.labels] * takes_labels(component)
+    given = (batch.embeddings.detach(), *label_arguments(component, batch.labels))
     if moved and not check(by_parameters, tuple(moved.values()), fast_mode=True):
         raise AssertionError(f"the gradient of {', '.join(moved)} differs from finite differences")
 
@@ -374,12 +388,17 @@ def check_inputs_unchanged(subject: Subject) -> None:
     other = batch_of(subject, seed=1)
     component = subject.make()
     shift = not subject.has_class_rows
-    batch, other = (Batch(each.embeddings.detach(), each.labels + shift) for each in (batch, other))
+    batch = Batch(batch.embeddings.detach(), batch.labels + shift)
+    other = Batch(other.embeddings.detach(), other.labels + shift)
     for form, named in call_forms(subject, batch, other).items():
-        named |= {"losses": batch.embeddings[:, 0].square()} if subject.kind == "reducer" else {}
+        if subject.kind == "reducer":
+            named |= {"losses": batch.embeddings[:, 0].square()}
         given = {"embeddings": batch.embeddings, "labels": batch.labels}
         for name, value in named.items():
-            given |= {f"{name}[{n}]": x for n, x in enumerate(value)} if isinstance(value, tuple) else {name: value}
+            if isinstance(value, tuple):
+                given |= {f"{name}[{number}]": tensor for number, tensor in enumerate(value)}
+            else:
+                given[name] = value
         before = {name: (tensor.clone(), tensor._version) for name, tensor in given.items()}
         seeded(component, batch, **named)
         for name, tensor in given.items():

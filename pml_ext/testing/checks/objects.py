@@ -19,7 +19,7 @@ from torch import Tensor
 from ..batches import Batch, batch_of
 from ..calling import call, error_location, error_summary, needs, outcome, seeded
 from ..comparing import close, gradients
-from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from ..subject import SkipCheck, Subject, applies_to, label_arguments
 from .reference import other_settings
 
 
@@ -82,7 +82,8 @@ def check_tensors_are_registered(subject: Subject) -> None:
             raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}; detach() what is kept")
     for _ in range(3):
         seeded(component, batch)
-    if len(now := _plain_tensors(component)) >= len(kept) + 3:
+    now = _plain_tensors(component)
+    if len(now) >= len(kept) + 3:
         where, name, _ = now[-1]
         raise AssertionError(f"{where}.{name} holds more tensors with each call until memory ends; keep a fixed number")
 
@@ -92,11 +93,12 @@ def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
     found = []
     for module in component.modules():
         for name, value in vars(module).items():
+            held = [value]
             if isinstance(value, dict):
-                several = [*value.values()]
-            else:
-                several = value
-            for tensor in several if isinstance(several, (list, tuple)) else [value]:
+                held = list(value.values())
+            elif isinstance(value, (list, tuple)):
+                held = list(value)
+            for tensor in held:
                 if isinstance(tensor, Tensor) and not name.startswith("_"):
                     found.append((type(module).__name__, name, tensor))
     return found
@@ -107,7 +109,10 @@ def check_pickle(subject: Subject) -> None:
     """A copy by ``deepcopy`` or pickle, even after calls, has all settings and shares no tensor with the original."""
     batch = batch_of(subject)
     others = other_settings(subject)
-    for settings in [subject.settings] + [others] * (others != subject.settings):
+    tables = [subject.settings]
+    if others != subject.settings:
+        tables.append(others)
+    for settings in tables:
         component = subject.make(settings)
         try:
             outcome(component, batch)
@@ -173,7 +178,7 @@ def check_compile(subject: Subject) -> str:
     needs(subject, fixed=True)
     batch = batch_of(subject, dtype=torch.float32)
     breaks = ""
-    labels = [batch.labels] * takes_labels(subject.make())
+    labels = label_arguments(subject.make(), batch.labels)
 
     def value(fullgraph: bool) -> Tensor:
         torch.compiler.reset()  # type: ignore[no-untyped-call]
@@ -198,11 +203,11 @@ def check_compile(subject: Subject) -> str:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     places = re.findall(r'File "([^"]*)", line (\d+)', str(error))  # as the compiler prints them
+    text = lines[0].rstrip(".")
     if places:
-        where = f" at {Path(places[-1][0]).name}:{places[-1][1]}"
-    else:
-        where = ""
-    return f"{lines[0].rstrip('.')}{where}"
+        file, line = places[-1]
+        text += f" at {Path(file).name}:{line}"
+    return text
 
 
 @applies_to("loss", "regularizer", slow=True)
@@ -220,7 +225,7 @@ def check_torch_func(subject: Subject) -> str | None:
     buffers = dict(component.named_buffers())
 
     def value(embeddings: Tensor, given: dict[str, Tensor]) -> Tensor:
-        arguments = embeddings, *[batch.labels] * takes_labels(component)
+        arguments = (embeddings, *label_arguments(component, batch.labels))
         return torch.func.functional_call(component, (given, buffers), arguments)  # type: ignore[no-any-return]
 
     torch.manual_seed(0)

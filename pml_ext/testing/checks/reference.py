@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...errors import ConfigError
 from ..batches import Batch, batch_of, sample_pairs, shuffle
 from ..calling import call_forms, outcome, seeded
 from ..comparing import all_close, gradients, weighted
-from ..subject import INHERITED, SkipCheck, Subject, applies_to, takes_labels, with_noise
+from ..subject import INHERITED, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
@@ -63,11 +64,10 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
         cases[1:1] = [_Case(name, plain, {"indices_tuple": indices}) for name, indices in mined.items()]
     if "ref_emb" in wanted:
         references = batch(2, 3, 1, seed=7)
+        named = {"ref_emb": references.embeddings}
         if takes_labels(subject.make()):
-            labels = {"ref_labels": references.labels}
-        else:
-            labels = {}
-        cases.insert(1, _Case("references", plain, {"ref_emb": references.embeddings, **labels}))
+            named["ref_labels"] = references.labels
+        cases.insert(1, _Case("references", plain, named))
     return cases
 
 
@@ -80,13 +80,18 @@ def check_reference(subject: Subject) -> str:
     wants = _wanted_by_reference(subject)
     cases = _cases(subject, wants)
     compared = 0
-    others = [other for name in declared(subject) for other in [*variants(subject, grid[0], name)][:1]]
+    tables = list(grid)
+    for name in declared(subject):
+        tables += itertools.islice(variants(subject, grid[0], name), 1)
     left_out: dict[str, None] = {}
-    for number, settings in enumerate([*grid, *others]):
+    for number, settings in enumerate(tables):
         component = subject.make(settings)
         if "component" in wants:
             component = with_noise(component)
-        for case in cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]:
+        compared_cases = cases
+        if number > 0:  # the ordinary batch, and another one in turn
+            compared_cases = [cases[0], cases[1 + number % (len(cases) - 1)]]
+        for case in compared_cases:
             try:
                 _compare(subject, component, settings, case, wants)
                 compared += 1
@@ -94,11 +99,10 @@ def check_reference(subject: Subject) -> str:
                 left_out[f"{_shown(settings)}: {reason}"] = None
     if not compared:
         raise AssertionError(f"the reference compared nothing: {'; '.join(left_out)}")
+    text = f"equal in {compared} comparisons"
     if left_out:
-        without = f"; left out by the reference: {'; '.join(left_out)}"
-    else:
-        without = ""
-    return f"equal in {compared} comparisons{without}"
+        text += f"; left out by the reference: {'; '.join(left_out)}"
+    return text
 
 
 @applies_to(*KINDS, "miner")
@@ -117,7 +121,9 @@ def check_settings(subject: Subject) -> str:
 
     for name in varied:
         listed = [table[name] for table in grid if name in table]
-        pairs = [(base, other) for base in grid for other in variants(subject, base, name, listed)]
+        pairs = []
+        for base in grid:
+            pairs += [(base, other) for other in variants(subject, base, name, listed)]
         try:
             changed = next((pair for pair in pairs if differ(*pair)), None)
         except Exception as error:
@@ -149,7 +155,9 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
     if not isinstance(value, float) or value == 0:
         return False
     try:
-        zero, half, own = (_outcome(subject, {**settings, name: x}) for x in (0.0, value / 2, value))
+        zero = _outcome(subject, {**settings, name: 0.0})
+        half = _outcome(subject, {**settings, name: value / 2})
+        own = _outcome(subject, {**settings, name: value})
     except Exception:  # 0 may be refused
         return False
     return all_close(zero, own, 0) and not all_close(half, own, 0)
@@ -157,11 +165,13 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 
 def declared(subject: Subject) -> dict[str, Any]:
     """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none."""
-    if subject.cls is not None:
-        parameters = registry.settings_of(subject.cls)
-    else:
-        parameters = {}
-    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in INHERITED}
+    defaults: dict[str, Any] = {}
+    if subject.cls is None:
+        return defaults
+    for name, parameter in registry.settings_of(subject.cls).items():
+        if parameter.default is not parameter.empty and name not in INHERITED:
+            defaults[name] = parameter.default
+    return defaults
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
@@ -197,8 +207,11 @@ def _outcome(subject: Subject, settings: Values) -> list[Tensor]:
     key = f"outcome of {sorted(settings.items())}"
     if key not in subject.cache:
         component = with_noise(subject.make(settings))
-        cases = _cases(subject, ["ref_emb"] if "references" in subject.capabilities else [])
-        subject.cache[key] = [x for case in cases for x in outcome(component, case.batch, **case.named)]
+        wanted = ["ref_emb"] if "references" in subject.capabilities else []
+        outcomes: list[Tensor] = []
+        for case in _cases(subject, wanted):
+            outcomes += outcome(component, case.batch, **case.named)
+        subject.cache[key] = outcomes
     return subject.cache[key]  # type: ignore[no-any-return]
 
 
@@ -216,7 +229,8 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
     assert subject.reference is not None
     parameters = inspect.signature(subject.reference).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if unknown := [name for name in settings if name not in parameters and not takes_all]:
+    unknown = [name for name in settings if name not in parameters and not takes_all]
+    if unknown:
         raise ConfigError(
             f"the reference takes no setting {unknown[0]!r}; let it take every varied setting, and raise SkipCheck "
             "for a value that it does not support"
@@ -228,8 +242,9 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
     if "component" in wants:
         leaves |= dict(component.named_parameters())
     torch.manual_seed(0)
-    labels = [case.batch.labels] * takes_labels(component)
-    further = {name: {**case.named, "component": component}.get(name) for name in wants}
+    labels = label_arguments(component, case.batch.labels)
+    known = {**case.named, "component": component}
+    further = {name: known.get(name) for name in wants}
     slow = subject.reference(case.batch.embeddings, *labels, **settings, **further)
     wanted = torch.as_tensor(slow, dtype=torch.float64)
     actual = seeded(component, case.batch, **case.named)
@@ -237,8 +252,9 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
     if not all_close([actual], [wanted]):
         place = int((actual - wanted).abs().argmax())
-        mine, theirs = (f"{value.flatten()[place].item():.10g}" for value in (actual, wanted))
-        raise AssertionError(f"{where}: the value is {mine}, the reference's {theirs}")
+        mine = actual.flatten()[place].item()
+        theirs = wanted.flatten()[place].item()
+        raise AssertionError(f"{where}: the value is {mine:.10g}, the reference's {theirs:.10g}")
     if not case.smooth or not wanted.requires_grad:
         return
     slopes = [gradients(weighted(value), list(leaves.values())) for value in (actual, wanted)]

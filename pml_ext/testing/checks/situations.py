@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ... import pml
 from ...registry import settings_of
@@ -97,7 +98,9 @@ def check_calls_are_independent(subject: Subject) -> None:
     """Results must not depend on earlier calls, unless "state" is declared: a resumed run has new objects."""
     if "state" in subject.capabilities:
         raise SkipCheck("it declares state")
-    batch, other, third = (batch_of(subject, seed=seed) for seed in (0, 1, 3))
+    batch = batch_of(subject, seed=0)
+    other = batch_of(subject, seed=1)
+    third = batch_of(subject, seed=3)
     small = batch_of(subject, (2, 2), seed=2)
     used = subject.make()
     given = call_forms(subject, batch, other)
@@ -144,7 +147,7 @@ def check_modes(subject: Subject) -> None:
     other = batch_of(subject, (4, 3), seed=1)
     plain = Batch(batch.embeddings.detach(), batch.labels)
     for form, named in call_forms(subject, batch, other).items():
-        detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in named.items()}
+        detached = tree_map_only(Tensor, Tensor.detach, named)
         expected = outcome(subject.make(), batch, **named)
         found = dict[str, list[Tensor]]()
         try:
@@ -152,9 +155,10 @@ def check_modes(subject: Subject) -> None:
                 found["another thread"] = pool.submit(outcome, subject.make(), batch, **named).result()
         except Exception as error:
             raise AssertionError(f"another thread{form}: {error_summary(error)}") from error
-        for where, mode in _WITHOUT_GRADIENT.items() if exact else ():
-            with mode():
-                found[where] = outcome(subject.make(), plain, **detached)[:1]
+        if exact:
+            for where, mode in _WITHOUT_GRADIENT.items():
+                with mode():
+                    found[where] = outcome(subject.make(), plain, **detached)[:1]
         if "state" not in subject.capabilities:
             found["eval()"] = outcome(subject.make().eval(), batch, **named)
         for where, actual in found.items():
@@ -215,7 +219,9 @@ def check_names_of_classes(subject: Subject) -> None:
 @applies_to(*CALLED)
 def check_order_does_not_matter(subject: Subject) -> None:
     """The order of a batch must not matter; code that is right only for sorted labels fails with other samplers."""
-    needs(subject, *["labels"] * (subject.kind == "loss"), fixed=True)
+    if subject.kind == "loss":
+        needs(subject, "labels")
+    needs(subject, fixed=True)
     for shape in ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5)):
         batch = batch_of(subject, shape)
         expected = reordered(subject.make(), batch, torch.arange(len(batch.labels)))
@@ -242,11 +248,12 @@ def check_sizes(subject: Subject) -> str:
         with CountedOperations() as counted:
             expected = reordered(subject.make(), batch, torch.arange(images))
         other = torch.randint(2**40, (images,), generator=generator)
+        renamed = batch
+        text = f"{images} images in another order"
         if names:
             renamed = Batch(batch.embeddings, other[numbers])
-        else:
-            renamed = batch
-        text = f"{images} images in another order{' under other names' * names} give another result"
+            text += " under other names"
+        text += " give another result"
         close(reordered(subject.make(), renamed, shuffle(images, 1)), expected, text, atol=1e-6)
         if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
@@ -303,8 +310,10 @@ def check_dimensions(subject: Subject) -> None:
                 continue
             if not counts.all():
                 raise AssertionError(f"{(~counts).sum()} of {_DIMENSIONS} coordinates get no gradient, others do")
-        one, other = ([value, *(slope[:, :64] for slope in slopes[:1])] for value, *slopes in results)
-        unchanged.append(all_close(one, other))
+        beginnings = []
+        for value, *slopes in results:
+            beginnings.append([value, *(slope[:, :64] for slope in slopes[:1])])
+        unchanged.append(all_close(beginnings[0], beginnings[1]))
     if unchanged and all(unchanged) and subject.kind != "regularizer":
         raise AssertionError("other coordinates from 65 on change nothing: they are left out")
 
@@ -327,7 +336,8 @@ def check_nan_shows(subject: Subject) -> str | None:
         if hasattr(module, "set_reducer"):
             module.set_reducer(pml.reducers.SumReducer())
     for bad, (form, named) in itertools.product((torch.nan, torch.inf), call_forms(subject, batch, other).items()):
-        x, y = (each.embeddings.detach().clone() for each in (batch, other))
+        x = batch.embeddings.detach().clone()
+        y = other.embeddings.detach().clone()
         x[batch.labels == 0, 2] = y[other.labels == 0, 2] = bad
         given = {"an embedding": (Batch(x.requires_grad_(), batch.labels), named)}
         if "ref_emb" in named:
@@ -368,7 +378,8 @@ def check_arguments(subject: Subject) -> None:
         text = "embedding_regularizer=, embedding_reg_weight=0.5 gives another loss; hand both to super().__init__()"
         expected = plain[0] + 0.5 * regularizer(batch.embeddings).detach()
         close(outcome(regularized, batch)[0], expected, text, atol=1e-6)
-    sums, means = (with_(reducer=reducer()) for reducer in (pml.reducers.SumReducer, pml.reducers.MeanReducer))
+    sums = with_(reducer=pml.reducers.SumReducer())
+    means = with_(reducer=pml.reducers.MeanReducer())
     if sums and subject.kind == "loss":
         component = subject.make()
         component.set_reducer(pml.reducers.SumReducer())
@@ -417,7 +428,9 @@ def _stretching(distance: Any) -> Any:
     class Stretching(type(distance)):  # type: ignore[misc]
         def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Any:
             query = stretched(query_emb)
-            return super().compute_mat(query, query if ref_emb is query_emb else stretched(ref_emb))
+            if ref_emb is query_emb:
+                return super().compute_mat(query, query)
+            return super().compute_mat(query, stretched(ref_emb))
 
         def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Any:
             return super().pairwise_distance(stretched(query_emb), stretched(ref_emb))

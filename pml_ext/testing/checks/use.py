@@ -53,10 +53,10 @@ def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
 def check_memory_growth(subject: Subject) -> None:
     """Memory cubic in the batch size runs out at a few hundred images; quadratic growth or less is required."""
     loss = subject.make().float()
-    small, large = (
-        peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels)
-        for batch in _growing(subject, 24)
-    )
+    peaks = []
+    for batch in _growing(subject, 24):
+        peaks.append(peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels))
+    small, large = peaks
     if large > 5.5 * small and large > 1 << 20:
         raise AssertionError(f"twice the batch takes {large / small:.1f} times the memory; form no triplets")
 
@@ -152,7 +152,10 @@ def check_gradient_caching(subject: Subject) -> None:
         else:
             call(loss, Batch(network(batch.embeddings), batch.labels)).backward()
         named = (*network.named_parameters("network"), *loss.named_parameters("loss"))
-        outcomes.append({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named})
+        slopes = {}
+        for name, parameter in named:
+            slopes[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        outcomes.append(slopes)
     for name, wanted in outcomes[0].items():
         close(outcomes[1][name], wanted, f"in micro-batches {name} gets another gradient", atol=1e-9)
 
@@ -179,12 +182,17 @@ def check_devices(subject: Subject) -> str:
 
 def _outcomes(subject: Subject, component: Any, device: torch.device, plain: bool = False) -> list[Tensor]:
     """Return values and gradients of each call form that the component declares, or of the ``plain`` form only."""
-    batch, other = (
-        Batch(new_leaf(each.embeddings.to(device)), each.labels.to(device))
-        for each in (batch_of(subject, (4, 4), torch.float32, seed) for seed in (0, 1))
-    )
+    batches = []
+    for seed in (0, 1):
+        on_cpu = batch_of(subject, (4, 4), torch.float32, seed)
+        batches.append(Batch(new_leaf(on_cpu.embeddings.to(device)), on_cpu.labels.to(device)))
+    batch, other = batches
+    forms: list[dict[str, Any]] = [{}]
+    if not plain:
+        references = Batch(other.embeddings.detach(), other.labels)
+        forms = list(call_forms(subject, batch, references).values())
     outcomes: list[Tensor] = []
-    for named in [{}] if plain else call_forms(subject, batch, Batch(other.embeddings.detach(), other.labels)).values():
+    for named in forms:
         value = seeded(component, batch, **named)
         parts = value if isinstance(value, tuple) else (value,)
         if any(part.device != batch.embeddings.device for part in parts):
@@ -210,12 +218,14 @@ def check_pml_trainer(subject: Subject) -> None:
     network = torch.nn.Linear(subject.size, subject.size)
     batch = batch_of(subject, dtype=torch.float32)
     before = network.weight.detach().clone()
+    loss: torch.nn.Module = pml.ContrastiveLoss()
+    miners = {}
     if subject.kind == "loss":
         loss = component
-    else:
-        loss = pml.ContrastiveLoss()
-    if subject.kind == "regularizer":
+    elif subject.kind == "regularizer":
         loss = RegularizedLoss(loss, component, 0.5)
+    else:
+        miners = {"tuple_miner": component}
     with tempfile.TemporaryDirectory() as folder:
         names = pml.common_functions.list_of_recordable_attributes_list_names()
         keeper = RecordKeeper(record_writer=RecordWriter(folder), attributes_to_search_for=names)
@@ -223,7 +233,7 @@ def check_pml_trainer(subject: Subject) -> None:
             models={"trunk": network, "embedder": torch.nn.Identity()},
             optimizers={"trunk_optimizer": torch.optim.SGD(network.parameters(), lr=0.1)},
             loss_funcs={"metric_loss": loss},
-            mining_funcs={"tuple_miner": component} if subject.kind == "miner" else {},
+            mining_funcs=miners,
             dataset=torch.utils.data.TensorDataset(batch.embeddings.detach(), batch.labels),
             dataloader_num_workers=0,
             batch_size=len(batch.labels),
