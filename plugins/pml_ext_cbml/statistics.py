@@ -58,7 +58,7 @@ class PairStatistics:
             raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
         pos = similarity[positives]
         neg = similarity[negatives]
-        spread = [value for x in (pos, neg) for value in (x.mean(), x.std(unbiased=False))]
+        spread = [pos.mean(), pos.std(unbiased=False), neg.mean(), neg.std(unbiased=False)]
         counts = [mask.sum(1).double().mean() for mask in (positives, negatives)]
         return cls(*map(float, [*spread, *counts]))
 

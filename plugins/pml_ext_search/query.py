@@ -315,7 +315,7 @@ class Gallery:
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
         """Warn of answers whose files no longer exist."""
-        paths = {path for answer in answers for path in answer.paths}
+        paths: set[str] = set().union(*(answer.paths for answer in answers))
         gone = sorted(path for path in paths if not os.path.exists(self.folder / in_shard(path)))
         if gone:
             text = f"{len(gone)} of {len(paths)} answers are gone since they were indexed, {gone[0]} first"
@@ -353,7 +353,10 @@ class Gallery:
         ends = np.flatnonzero(np.diff(groups[order])) + 1
         several = [part for part in np.split(order, ends) if len(part) > 1]
         several.sort(key=lambda part: (-len(part), part[0]))
-        return [[paths[number] for number in part.tolist()] for part in several]
+        groups_of_paths = []
+        for part in several:
+            groups_of_paths.append([paths[number] for number in part.tolist()])
+        return groups_of_paths
 
     def _near(self, points: Tensor, radius: float) -> Iterator[Tensor]:
         """Yield pairs ``[2, P]`` that may be within a radius."""

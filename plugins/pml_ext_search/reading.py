@@ -92,8 +92,9 @@ def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]
             f"{place / CLUSTERS_TABLE}: the table of pml-ext cluster, whose contact sheets are not read as images"
         )
         entries = {name: entry for name, entry in entries.items() if name not in names}
+    prefix = f"{inside}/" if inside else ""
     ordered = sorted(entries.items(), reverse=True)
-    return [(f"{inside}/{name}" if inside else name, entry) for name, entry in ordered]
+    return [(prefix + name, entry) for name, entry in ordered]
 
 
 def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:

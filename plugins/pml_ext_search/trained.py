@@ -246,7 +246,10 @@ class TrainedRun(LoadedRun):
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         images = list(as_images(images))  # a generator can be iterated only once
-        names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
+        names = []
+        for image in images:
+            is_path = isinstance(image, (str, os.PathLike))
+            names.append(os.fspath(image) if is_path else "")
         where = SearchFilter(within, radius)
         if store is not None:
             return self._search_of_store(store, k, where)(names, self.embed(images))
