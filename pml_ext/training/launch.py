@@ -22,7 +22,7 @@ from ..files import DamagedError, checksums, final_path, locked_folder, read_jso
 from ..files.checksums import SUMS
 from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
 from . import signals
-from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN
+from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
 from .listener import Listener
 from .loop import train_run
 from .report import setback
@@ -239,8 +239,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     """Regenerate the report of a finished run, and its damaged or missing derived files."""
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
-            text = f"{folder}: no finished run (no {name} in it)"
-            raise DataError(f"{text}; type: pml-ext train RECIPE --out {folder} --resume")
+            raise no_finished_run(folder, name)
     _check_unchanged(folder, RECIPE)
     try:
         read_toml(folder / RECIPE, "run")
