@@ -46,6 +46,7 @@ from . import testing as testing
 from . import training as training
 from .distributed import DistributedLoss as DistributedLoss
 from .distributed import DistributedMiner as DistributedMiner
+from .distributed import keep_freed_memory as keep_freed_memory
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import MissingExtraError as MissingExtraError

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from .distributed import num_processes as num_processes
     from .distributed import process_group as process_group
     from .distributed import rank as rank
+    from .distributed.allocator import keep_freed_memory as keep_freed_memory
     from .distributed.devices import Precision as Precision
     from .distributed.devices import autocast as autocast
     from .distributed.devices import check_precision as check_precision

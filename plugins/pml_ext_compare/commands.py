@@ -357,12 +357,12 @@ def probe(
     Tests the features of each trunk, their principal components and, with --head, heads that are trained on them.
     Repeat an interrupted command to continue.
     """
+    from pml_ext.tool import choose_device, keep_freed_memory
+
     from .probing import COLUMNS, probe, rows_of_all
 
-    if Path(data_set).is_dir():
-        name = f"folder:{data_set}"
-    else:
-        name = data_set
+    keep_freed_memory(choose_device(device))
+    name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
     trunk_names = [trunk for trunk in trunks.split(",") if trunk]
     with Progress() as progress:
         probes = probe(

@@ -16,8 +16,10 @@ from pml_ext.tool import (
     Plan,
     Recipe,
     __version__,
+    choose_device,
     execute,
     is_finished,
+    keep_freed_memory,
     load_recipes,
     locked_folder,
     plugins_in,
@@ -75,6 +77,7 @@ class RunJob:
 
     def do(self, on_progress: ReportProgress) -> None:
         """Execute the run, once for all comparisons that need it."""
+        keep_freed_memory(choose_device(self.device))
         listener = ProgressShares(on_progress, self.plan.recipe.schedule.epochs, self.name)
         with run_lock(self.plan.folder):
             execute(self.plan, self.device, self.data, listener, resume=True)

@@ -20,7 +20,9 @@ from pml_ext.tool import (
     Recipe,
     TrainingError,
     TuneTable,
+    choose_device,
     flat,
+    keep_freed_memory,
     load_recipes,
     locked_folder,
     merged,
@@ -290,6 +292,7 @@ class TrialJob:
 
     def do(self, on_progress: ReportProgress) -> None:
         """Do a trial, unless all have begun; BusyError if other processes have not ended the last ones."""
+        keep_freed_memory(choose_device(self.device))
         study = self.study.optuna_study()
         with contextlib.ExitStack() as locks:
             with locked_folder(self.study.place):

@@ -39,6 +39,7 @@ from pml_ext.tool import (
 
 if TYPE_CHECKING:
     from .clusters import Clusters
+    from .embedding import Listener
     from .query import Gallery
     from .trained import TrainedRun
 
@@ -61,15 +62,29 @@ def embedding_run(
     """
     from pml_ext.tool import choose_device, process_group
 
-    from .trained import load_run
-
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
-            trained = load_run(run, device, workers, store)
+            trained = load_for_command(run, device, workers, store)
             trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             raise Exit
         with Progress() as bar:
-            yield load_run(run, device, workers, store, bar.embedding)
+            yield load_for_command(run, device, workers, store, bar.embedding)
+
+
+def load_for_command(
+    run: Path,
+    device: Device,
+    workers: int | None = None,
+    store: Path | None = None,
+    listener: Listener | None = None,
+) -> TrainedRun:
+    """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
+    from pml_ext.tool import choose_device, keep_freed_memory
+
+    from .trained import load_run
+
+    keep_freed_memory(choose_device(device))
+    return load_run(run, device, workers, store, listener)
 
 
 def embed(
@@ -104,7 +119,6 @@ def embed(
     if store is not None or (workers is not None and on == "ray"):
         raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
     from .parts import listed, write_part
-    from .trained import load_run
 
     number, parts = _part_numbers(part or "1/1")
     with Progress() as bar:
@@ -118,7 +132,7 @@ def embed(
             with redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
                 images = write_on_ray(run, device, work, number, parts, out, ray_address, jobs or 2, num_gpus or 0.0)
         else:
-            reader = load_run(run, device, workers, listener=bar.embedding).images
+            reader = load_for_command(run, device, workers, listener=bar.embedding).images
             images = write_part(reader, work, number, parts, out)
     files = len(work.part(number, parts))
     text = f"{images} images embedded now, {files} of {len(work.segments)} files: {out}"
@@ -233,20 +247,19 @@ def index(
 ) -> None:
     """Index the images of a folder, or update the index."""
     from .stores import masked
-    from .trained import load_run
 
     if workers is not None and (check or parts is not None):
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
     if check:
         if folder is not None or factory or parts is not None or to is not None:
             raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
-        _check_index(load_run(run, device, store=store).gallery(), as_json)
+        _check_index(load_for_command(run, device, store=store).gallery(), as_json)
         return
     opened: AbstractContextManager[TrainedRun]
     if parts is None:
         opened = embedding_run(run, folder, device, workers, store)
     else:
-        opened = nullcontext(load_run(run, device, store=store))
+        opened = nullcontext(load_for_command(run, device, store=store))
     with opened as trained:
         if to is not None:
             trained.open_store(to)  # raises an error before anything is embedded
@@ -345,7 +358,6 @@ def query(
     from pml_ext.tool import write_atomically
 
     from .query import RADIUS, is_store
-    from .trained import load_run
 
     stored: str | None = None  # the address of a store of somebody else
     own: Path | None = None  # the folder of another collection
@@ -359,7 +371,7 @@ def query(
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
-            trained = load_run(run, device, workers, own, bar.embedding)
+            trained = load_for_command(run, device, workers, own, bar.embedding)
             folder = str(images[0]) if images else None
             items: str | list[str] = folder or ""
             if listing is not None:
@@ -379,7 +391,7 @@ def query(
     place = picture or (None if as_json or duplicates or stored else run / "query.png")
     if place is not None:
         check_writable("--picture", place, file=True)
-    trained = load_run(run, device, store=own)
+    trained = load_for_command(run, device, store=own)
     if duplicates:
         if radius is None:
             radius = RADIUS

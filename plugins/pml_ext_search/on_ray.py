@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import DataError, needs_extra, one_line, write_atomically
+from pml_ext.tool import DataError, choose_device, keep_freed_memory, needs_extra, one_line, write_atomically
 
 from .parts import Work, tables
 from .trained import load_run
@@ -23,6 +23,7 @@ class Embedder:
     def __init__(self, run: str, device: str, work: Any) -> None:
         import ray
 
+        keep_freed_memory(choose_device(device))
         self._run = load_run(run, device, workers=0)
         self._work = ray.get(work)
 

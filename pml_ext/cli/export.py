@@ -19,8 +19,10 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Export the network: safetensors, ONNX, model card."""
+    from ..distributed.allocator import keep_freed_memory
     from ..training.loaded import LoadedRun
 
+    keep_freed_memory()
     place = LoadedRun(run, "cpu").export(out, onnx)
     about = read_json(place / "preprocess.json")
     files = [about[key] for key in ("weights", "onnx") if key in about]

@@ -56,6 +56,8 @@ def train(
     torchrun --nproc-per-node N -m pml_ext train RECIPE; batch_size is the total over all processes. SIGINT (Ctrl-C),
     SIGTERM or SIGHUP writes a checkpoint after the current iteration and ends the run; a second signal ends it at once.
     """
+    from ..distributed.allocator import keep_freed_memory
+    from ..distributed.devices import choose_device
     from ..training.launch import QUICK, FailedRunsError, summarize
     from ..training.launch import train as run_recipe
 
@@ -76,6 +78,7 @@ def train(
         settings = [f"track={json.dumps(track)}", *settings]
     if quick:
         settings = [*QUICK, *settings]
+    keep_freed_memory(choose_device(device))
     with Progress() as bar:
         listener = bar if first else None
         try:

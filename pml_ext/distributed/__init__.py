@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ..registry.lazy import lazily
 
 if TYPE_CHECKING:
+    from .allocator import keep_freed_memory as keep_freed_memory
     from .batch_norm import JoinedBatchNorm as JoinedBatchNorm
     from .batch_norm import synchronize_batch_norm as synchronize_batch_norm
     from .gather import join as join

@@ -1,0 +1,96 @@
+"""The allocator of glibc, set in processes of their own; page faults show whether freed memory is reused."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pml_ext.distributed import allocator
+from pml_ext.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(not allocator._has_glibc(), reason="glibc's allocator is on Linux")
+
+COUNT = """
+import resource
+import torch
+from pml_ext import keep_freed_memory as keep
+
+def faults_of(tensors):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(tensors):
+        torch.ones(50 * 2**20 // 4)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+"""
+
+
+def printed(code, **environment):
+    """Return what a new process prints, whose environment has no settings of an allocator but the given ones."""
+    clean = {name: value for name, value in os.environ.items() if name not in (allocator.VARIABLE, "LD_PRELOAD")}
+    command = [sys.executable, "-c", COUNT + code]
+    done = subprocess.run(command, capture_output=True, text=True, env=clean | environment, check=True)
+    return done.stdout.split()
+
+
+def test_freed_tensors_are_reused_without_page_faults():
+    before, answer, again, after = printed(
+        "faults_of(2); print(faults_of(20), keep(), keep()); faults_of(2); print(faults_of(20))"
+    )
+    assert answer == again == "True"
+    assert int(before) > 10_000
+    assert int(after) < int(before) / 10
+
+
+def test_the_variable_leaves_the_allocator_as_it_is():
+    answer, faults = printed("print(keep()); faults_of(2); print(faults_of(20))", PML_EXT_ALLOCATOR="default")
+    assert answer == "False"
+    assert int(faults) > 10_000
+
+
+@pytest.mark.parametrize("library", ["libjemalloc.so.2", "/usr/lib/libtcmalloc_minimal.so.4", "a.so:libmimalloc.so"])
+def test_a_preloaded_allocator_is_left_alone(library):
+    assert printed("print(keep())", LD_PRELOAD=library) == ["False"]
+
+
+def test_other_preloaded_libraries_do_not_matter():
+    assert printed("print(keep())", LD_PRELOAD="libjemallocator-notes.so /opt/jemalloc/libother.so")[0] == "True"
+
+
+def test_a_loaded_allocator_is_found_by_its_file(tmp_path, monkeypatch):
+    maps = tmp_path / "maps"
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    monkeypatch.setattr(allocator, "_MAPS", maps)
+    assert not allocator._has_other_allocator()  # no such file
+    usual = "7f00-7f01 r-xp 0000 08:01 1    /usr/lib/libc.so.6\n"
+    maps.write_text(usual)
+    assert not allocator._has_other_allocator()
+    maps.write_text(
+        "7f00-7f01 r-xp 0000 08:01 1    /usr/lib/libc.so.6\n7f02-7f03 r-xp 0 08:01 2 /lib/libjemalloc.so.2\n"
+    )
+    assert allocator._has_other_allocator()
+
+
+def test_work_on_other_devices_changes_nothing():
+    assert printed("print(keep('cuda'), keep('cuda:1'), keep(torch.device('mps')))") == ["False"] * 3
+    assert printed("print(keep(torch.device('cpu')), keep('cpu:0'))") == ["True", "True"]
+
+
+@pytest.mark.parametrize(("platform", "library"), [("darwin", None), ("win32", None), ("linux", ""), ("linux", None)])
+def test_other_systems_are_left_alone(monkeypatch, platform, library):
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(os, "confstr", lambda name: library)
+    assert not allocator._has_glibc()
+
+
+def test_musl_does_not_know_the_name(monkeypatch):
+    def refuse(name):
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "confstr", refuse)
+    assert not allocator._has_glibc()
+
+
+def test_an_unknown_value_of_the_variable_is_an_error(monkeypatch):
+    monkeypatch.setenv(allocator.VARIABLE, "jemalloc")
+    with pytest.raises(ConfigError, match="PML_EXT_ALLOCATOR: found 'jemalloc'; wanted 'default'"):
+        allocator.keep_freed_memory("cuda")
