@@ -236,7 +236,8 @@ class CBMLLoss(PairLoss):
         similarity = pairs.matrix
         positives = pairs.positives
         negatives = pairs.negatives
-        num_pos, num_neg = (mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives))
+        num_pos = positives.sum(1, dtype=similarity.dtype)
+        num_neg = negatives.sum(1, dtype=similarity.dtype)
         if self.mining:
             hard = hard_pair_masks(similarity, positives, negatives, self.epsilon)
         else:
@@ -257,7 +258,9 @@ class CBMLLoss(PairLoss):
         if self.skip_unmined:
             counted = counted & (hard[0] | hard[1]).any(1)
         factor = counted.to(similarity.dtype)  # a product keeps NaN, a mask would hide it
-        positive, negative, variance = (term * factor for term in (positive, negative, variance))
+        positive = positive * factor
+        negative = negative * factor
+        variance = variance * factor
         self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
         return per_anchor(positive + negative + self.mvc_weight * variance)
 
@@ -276,10 +279,9 @@ class CBMLLoss(PairLoss):
             centers = (0.0, 0.0)
             slopes = (-1.0, 1.0)
         similarity = with_log_weights(similarity, pairs[0], weights, slopes[0])
-        sums = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
-        positive, negative = (log_one_plus_exp(total + delta) for total, delta in zip(sums, log_delta, strict=True))
+        log_sum_pos, log_sum_neg = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
         g = AVERAGINGS[self.averaging]
-        return g(positive), g(negative)
+        return g(log_one_plus_exp(log_sum_pos + log_delta[0])), g(log_one_plus_exp(log_sum_neg + log_delta[1]))
 
     def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """Return the logarithms of both deltas; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23)."""

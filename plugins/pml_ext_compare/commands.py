@@ -299,7 +299,8 @@ def _print_rows(result: dict[str, Any]) -> None:
     for row in result["recipes"]:
         cells = [row["recipe"], str(len(row["seeds"]))]
         for metric in metrics:
-            cells.append(mean_and_std(row[metric]) if row[metric]["values"] else "")
+            measured = row[metric]
+            cells.append(mean_and_std(measured) if measured["values"] else "")
         if was_tuned:
             cells += [str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]]
         lines.append(cells)

@@ -124,10 +124,8 @@ class DensityRegularizer(LabeledRegularizer):
         """Return Eq. (8), reduced; on an accelerator, only the first call checks for unknown labels."""
         self.classes.check(labels, type(self).__name__)
         batch = slots(self.classes(labels), embeddings.dtype)
-        targets, base = (
-            values.index_select(0, batch.classes).to(embeddings.dtype)
-            for values in (self.target_density, self.base_density)
-        )
+        targets = self.target_density.index_select(0, batch.classes).to(embeddings.dtype)
+        base = self.base_density.index_select(0, batch.classes).to(embeddings.dtype)
         densities = slot_densities(embeddings, batch)
         present = (batch.counts > 0).to(embeddings.dtype)
         fit, spread, correlation = density_terms(densities, targets, base, present, self.eta)

@@ -47,7 +47,9 @@ class Side(NamedTuple):
 
 def side(head: Head, points: Tensor) -> Side:
     """Prepare normalized embeddings, ``[N, D]``, for :func:`scores`."""
-    return Side(points, None if head.w_v is None else linear(points / 2, head.w_v))
+    if head.w_v is None:
+        return Side(points, None)
+    return Side(points, linear(points / 2, head.w_v))
 
 
 def scores(head: Head, x: Side, y: Side) -> Tensor:
@@ -155,11 +157,11 @@ def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
     def spread(z: Tensor, dim: int) -> Tensor:
         return z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1)
 
-    ends = [
-        Side(spread(points, dim), None if positions is None else spread(positions, dim))
-        for (points, positions), dim in ((x, 1), (y, 0))
-    ]
-    return scores(head, *ends).view(rows, columns)
+    def spread_side(z: Side, dim: int) -> Side:
+        positions = None if z.positions is None else spread(z.positions, dim)
+        return Side(spread(z.points, dim), positions)
+
+    return scores(head, spread_side(x, 1), spread_side(y, 0)).view(rows, columns)
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
@@ -198,7 +200,8 @@ def hard_quadruplets(
         hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1)
     else:
         hardest = i
-    anchors, others = (torch.stack(pair, 1).flatten() for pair in ((i, j), (j, i)))
+    anchors = torch.stack((i, j), 1).flatten()
+    others = torch.stack((j, i), 1).flatten()
     there = has_negative[anchors]
     anchors = anchors[there]
     others = others[there]
@@ -223,7 +226,8 @@ def min_max_scale(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
 
 def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float, squared: bool) -> Tensor:
     r"""Return one side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows."""
-    d_ap, d_an = (torch.linalg.vector_norm(a - other, dim=1) for other in (p, n))
+    d_ap = torch.linalg.vector_norm(a - p, dim=1)
+    d_an = torch.linalg.vector_norm(a - n, dim=1)
     if squared:
         d_ap = d_ap.square()
         d_an = d_an.square()

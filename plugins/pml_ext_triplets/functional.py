@@ -175,13 +175,16 @@ def _sums_of_rows(
         inside = negatives[anchors]
         if not everything:
             inside = inside & (d_an < kind.limit(d_ap))
-        values = kind.value(d_ap, d_an, between[0][rows[0]] if between is not None else None)
+        d_pn = None if between is None else between[0][rows[0]]
+        values = kind.value(d_ap, d_an, d_pn)
         return (values * inside).sum(1), inside.sum(1, dtype=distances.dtype)
 
     size = max(1, _ENTRIES // max(1, distances.shape[1]))
-    parts = in_parts(sums, size, pairs.anchors, pairs.positives, *([] if between is None else [between[1]]))
-    totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
-    return totals, counts
+    tensors = [pairs.anchors, pairs.positives]
+    if between is not None:
+        tensors.append(between[1])
+    totals, counts = zip(*in_parts(sums, size, *tensors), strict=True)
+    return torch.cat(totals), torch.cat(counts)
 
 
 class _HingeSums(torch.autograd.Function):
@@ -192,7 +195,8 @@ class _HingeSums(torch.autograd.Function):
         sums, counts, *derivatives = _hinge_sums(distances, pairs, negatives, kind, everything)
         ctx.save_for_backward(distances, negatives, *derivatives, *pairs[:3], pairs.mask)
         ctx.settings = pairs.most, kind, everything
-        sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (sums, counts))
+        sums = sums[pairs.anchors, pairs.places]
+        counts = counts[pairs.anchors, pairs.places]
         ctx.mark_non_differentiable(counts)
         return sums, counts
 
@@ -244,7 +248,9 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
     """Compute hinges by a few passes over the matrix for each positive of an anchor."""
     compared = kind.compared(far)
     thresholds = _where_pairs_stand(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
-    sums, counts, active = (torch.zeros_like(d_ap) for _ in range(3))
+    sums = torch.zeros_like(d_ap)
+    counts = torch.zeros_like(d_ap)
+    active = torch.zeros_like(d_ap)
     above: Tensor | None = None  # per negative: the number, or summed weight, of the thresholds above it
     excess = torch.empty_like(far)
     for first in range(0, d_ap.shape[1], _AT_ONCE):

@@ -122,7 +122,8 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
                 )
             a, p, n = (index.to(x.device) for index in mined)  # PML creates the indices of packaged triplets on the CPU
             points = self.distance.maybe_normalize(x)
-            d_pn, d_an = (self.distance.pairwise_distance(points[one], points[n]) for one in (p, a))
+            d_pn = self.distance.pairwise_distance(points[p], points[n])
+            d_an = self.distance.pairwise_distance(points[a], points[n])
             swap = d_pn < d_an
             return torch.where(swap, p, a), torch.where(swap, a, p), n
 
