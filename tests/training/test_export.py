@@ -184,7 +184,7 @@ def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, r
         (None, "license: unknown", "Trained from random weights"),
     ],
 )
-def test_the_card_names_data_and_weights_and_no_place_of_the_disk(runs, tmp_path, weights, license, text):
+def test_the_card_names_data_and_weights_but_no_folder(runs, tmp_path, weights, license, text):
     run = load_run(runs[0], "cpu")
     model = run.recipe.model
     trunk = type(model.trunk)(name="torchvision/resnet18", **({} if weights is None else {"weights": weights}))
