@@ -98,7 +98,7 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
     collection = Collection(place, folder, "0" * 16, embeddings.shape[1])
     with collection.locked(replace=False):
         names = [os.fsencode(path) for path in paths]
-        collection.append(names, listing.facts[:some], embeddings.numpy())
+        collection.append(names, listing.stats[:some], embeddings.numpy())
     lap("write")
     shutil.rmtree(place)
     return laps

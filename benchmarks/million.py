@@ -63,8 +63,8 @@ def write_index(collection: Any, embedded: Any, factory: str) -> None:
     count, paths = len(embedded.paths), [os.fsencode(embedded.folder / path) for path in embedded.paths]
     collection.create(replace=True)
     written = collection.append(paths, [(1, 1)] * count, embedded.embeddings.numpy())
-    facts, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
-    collection.write_index(dataclasses.replace(embedded, facts=facts, numbers=numbers), factory)
+    stats, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
+    collection.write_index(dataclasses.replace(embedded, stats=stats, numbers=numbers), factory)
 
 
 def write_query(place: Path) -> Path:

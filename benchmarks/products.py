@@ -81,7 +81,7 @@ def run(place, images, classes, workers, training_images):
 
     from pml_ext.data import photographs
     from pml_ext.data.published import Count
-    from pml_ext.training import evaluation, loop, results
+    from pml_ext.training import evaluation, results, validation
     from pml_ext.training.launch import train
 
     torch.set_num_threads(1)
@@ -113,7 +113,7 @@ def run(place, images, classes, workers, training_images):
         return clock(name, measure)(view, split, clustering)
 
     measure, evaluation.evaluate_split = evaluation.evaluate_split, of_split
-    loop.metrics_before = with_loop(loop.metrics_before)
+    validation.metrics_before = with_loop(validation.metrics_before)
     results.metrics_after = clock("tests", results.metrics_after)
     results.write_run_report = clock("report", results.write_run_report)
     with tempfile.TemporaryDirectory() as folder:

@@ -72,12 +72,12 @@ def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, f
         flush=True,
     )
     changes = dataclasses.replace(
-        embedded, facts=embedded.facts.copy(), ids=embedded.ids[:-CHANGED], paths=embedded.paths[:-CHANGED]
+        embedded, stats=embedded.stats.copy(), ids=embedded.ids[:-CHANGED], paths=embedded.paths[:-CHANGED]
     )
     changes = dataclasses.replace(
-        changes, facts=changes.facts[:-CHANGED], embeddings=embedded.embeddings[:-CHANGED].clone()
+        changes, stats=changes.stats[:-CHANGED], embeddings=embedded.embeddings[:-CHANGED].clone()
     )
-    changes.facts[:CHANGED] = 2
+    changes.stats[:CHANGED] = 2
     changes.embeddings[:CHANGED] = embedded.embeddings[-CHANGED:]
     before = time.perf_counter()
     told = copy_to_store(changes, store)

@@ -31,7 +31,9 @@ class NormalizedRows(BaseDistance):  # type: ignore[misc]
 
 class _Gram(BaseDistance):  # type: ignore[misc]
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        return gram(query_emb) if ref_emb is query_emb else query_emb @ ref_emb.T
+        if ref_emb is query_emb:
+            return gram(query_emb)
+        return query_emb @ ref_emb.T
 
 
 class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ignore[misc]
@@ -78,7 +80,10 @@ def require_similarity(owner: object, distance: BaseDistance, inverted: bool = T
         raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
     if distance.is_inverted != inverted:
         similarity = "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)"
-        wanted = similarity if inverted else "a distance, where smaller means nearer (LpDistance)"
+        if inverted:
+            wanted = similarity
+        else:
+            wanted = "a distance, where smaller means nearer (LpDistance)"
         raise ValueError(f"{name} needs {wanted}; got distance={type(distance).__name__}")
 
 
@@ -96,7 +101,9 @@ def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tu
 def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
     """Return the distance matrix of rows that ``maybe_normalize`` has processed."""
     matrix: Tensor = distance.compute_mat(points, columns)
-    return matrix if distance.power == 1 else matrix**distance.power
+    if distance.power != 1:
+        matrix = matrix**distance.power
+    return matrix
 
 
 def whole_matrix(

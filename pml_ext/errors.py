@@ -79,16 +79,22 @@ def first_of(names: Sequence[str], most: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, ``"1 image"`` or ``"2 images"``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:
     """Return an error text for an unknown name, with the nearest ones: ``unknown("loss", "cbmll", names)``."""
-    known, name = list(dict.fromkeys(known)), shortened(name, 100)
+    known = list(dict.fromkeys(known))
+    name = shortened(name, 100)
     lowered = {other.lower(): other for other in reversed(known)}
     near = [lowered[each] for each in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
     near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
-    listed = f"nearest: {', '.join(near)}" if near else f"known: {first_of(known, 12)}"
+    if near:
+        listed = f"nearest: {', '.join(near)}"
+    else:
+        listed = f"known: {first_of(known, 12)}"
     return f"no {what} {name!r}; {listed}"
 
 
@@ -104,7 +110,13 @@ def needs_extra(extra: str, what: str) -> Iterator[None]:
 
 def printable(text: str) -> str:
     """Escape line breaks, control characters, and bytes of file names that are not UTF-8."""
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    letters = []
+    for letter in text:
+        if letter.isprintable():
+            letters.append(letter)
+        else:
+            letters.append(letter.encode("unicode_escape").decode())
+    return "".join(letters)
 
 
 def shortened(text: object, most: int = 600) -> str:
@@ -122,4 +134,6 @@ def shortened(text: object, most: int = 600) -> str:
 def one_line(error: BaseException) -> str:
     """Return an error as one line: its class and the first line of its text."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {printable(lines[0])}" if lines else type(error).__name__
+    if lines:
+        return f"{type(error).__name__}: {printable(lines[0])}"
+    return type(error).__name__

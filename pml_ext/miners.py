@@ -93,7 +93,10 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         self._without_classes = labels is None
         if labels is None and (listed or asked is not None):
             labels = torch.arange(len(embeddings), device=embeddings.device)
-            ref_labels = None if ref_emb is None else torch.arange(len(ref_emb), device=ref_emb.device)
+            if ref_emb is None:
+                ref_labels = None
+            else:
+                ref_labels = torch.arange(len(ref_emb), device=ref_emb.device)
         self._pairs_asked = indices_tuple
         self._relation_asked = asked
         try:
@@ -166,7 +169,10 @@ class TiledMiner(PairMiner):
             matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
             return self.choose(matrix, *self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(matrix))
         points = self.distance.maybe_normalize(embeddings)
-        columns = self.distance.maybe_normalize(ref_emb) if references else points
+        if references:
+            columns = self.distance.maybe_normalize(ref_emb)
+        else:
+            columns = points
         by_rows = self.pairs_of(embeddings, labels, ref_emb, ref_labels, len(points))
         matrices = TiledDistance(self.distance, points, columns)
         mined = []

@@ -87,9 +87,13 @@ if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
         def __call__(self, query_emb: Tensor, ref_emb: Tensor | None = None) -> Tensor: ...
 
 else:
-    BaseMetricLossFunction, BaseLossWrapper = losses.BaseMetricLossFunction, losses.BaseLossWrapper
-    MultipleLosses, SelfSupervisedLoss = losses.MultipleLosses, losses.SelfSupervisedLoss
-    BaseMiner, BaseRegularizer, BaseDistance = miners.BaseMiner, regularizers.BaseRegularizer, distances.BaseDistance
+    BaseMetricLossFunction = losses.BaseMetricLossFunction
+    BaseLossWrapper = losses.BaseLossWrapper
+    MultipleLosses = losses.MultipleLosses
+    SelfSupervisedLoss = losses.SelfSupervisedLoss
+    BaseMiner = miners.BaseMiner
+    BaseRegularizer = regularizers.BaseRegularizer
+    BaseDistance = distances.BaseDistance
 
 per_anchor_mean = per_anchor_reducer.aggregation_func
 

@@ -25,7 +25,10 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
     ) -> Tensor:
         """Return sum / divisor, or 0 times the sum if the divisor is 0: gradient 0, but NaN is propagated."""
-        total = losses.sum() if len(losses) else losses.sum() + (embeddings * 0).sum()
+        if len(losses):
+            total = losses.sum()
+        else:
+            total = losses.sum() + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
             return _divide_or_zero(total, divisor)
         return total / divisor if divisor else total * 0
@@ -79,12 +82,14 @@ def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor |
     """
     kept = mask
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
-        low, high = getattr(reducer, "low", 0), getattr(reducer, "high", None)
+        low = getattr(reducer, "low", 0)
+        high = getattr(reducer, "high", None)
         kept = kept if low is None else kept & (values > low)
         kept = kept if high is None else kept & (values < high)
     if times is not None and not isinstance(reducer, reducers.PerAnchorReducer):
         kept = kept * times
-    sums, counts = (values * kept).sum(1), kept.sum(1)
+    sums = (values * kept).sum(1)
+    counts = kept.sum(1)
     if isinstance(reducer, reducers.PerAnchorReducer):
         return sums / counts.clamp(min=1), counts
     return sums, counts

@@ -31,11 +31,16 @@ class GroupSampler(Sampler[int]):
 
     def __init__(self, members: Members, batch_size: int, length: int, seed: int) -> None:
         check_count(self, "batch_size", batch_size)
-        images = len(np.unique(np.concatenate(members))) if members else 0
+        if members:
+            images = len(np.unique(np.concatenate(members)))
+        else:
+            images = 0
         if batch_size > images:
             name = type(self).__name__
             raise ValueError(f"batch_size of {name} must be at most the {images} images with labels; got {batch_size}")
-        self.batch_size, self.members, self._batches = batch_size, members, max(1, length // batch_size)
+        self.batch_size = batch_size
+        self.members = members
+        self._batches = max(1, length // batch_size)
         self._generator = np.random.default_rng(seed)
         self._waiting: list[int] = []  # groups still to be drawn, the next one last
 
@@ -114,7 +119,10 @@ class MPerLabelSampler(GroupSampler):
             if labels.ndim == 1 and relation.table is None:  # one class per image
                 labels = torch.nn.functional.one_hot(torch.unique(labels, return_inverse=True)[1])
         known = relation.tensor(labels, len(labels)).cpu()
-        sets = known if relation.table is None else relation.table.cpu()[known]
+        if relation.table is None:
+            sets = known
+        else:
+            sets = relation.table.cpu()[known]
         members = [np.flatnonzero(column) for column in sets.numpy().T if column.any()]
         self.m = m
         super().__init__(members, batch_size, length_before_new_iter or len(sets), seed)
@@ -167,7 +175,9 @@ class TreeSampler(GroupSampler):
             raise ValueError(
                 f"level of TreeSampler must be from 1 to {relation.depth - 1}, above the classes; got {level}"
             )
-        self.m, self.parents, self.level = m, parents, level
+        self.m = m
+        self.parents = parents
+        self.level = level
         self._per_parent = max(1, batch_size // (parents * m))
         self._classes = np.asarray(labels)
         above = relation.codes.cpu().numpy()[self._classes, level - 1]
@@ -177,5 +187,8 @@ class TreeSampler(GroupSampler):
     def draw(self, group: int, taken: set[int]) -> list[int]:
         """Return m images of some classes of a parent."""
         left = np.array(sorted(set(self.members[group].tolist()) - taken), dtype=np.int64)
-        classes = self._generator.permutation(np.unique(self._classes[left]))[: self._per_parent]
-        return [image for one in classes for image in self.some(left[self._classes[left] == one], self.m, taken)]
+        classes = np.unique(self._classes[left])
+        images: list[int] = []
+        for one in self._generator.permutation(classes)[: self._per_parent]:
+            images += self.some(left[self._classes[left] == one], self.m, taken)
+        return images

@@ -37,7 +37,10 @@ def check_number(
 def check_count(owner: object, name: str, value: Any, *, least: int = 1) -> None:
     """Raise ValueError unless a setting of an object, or of a class by name, is an integer of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        who = owner if isinstance(owner, str) else type(owner).__name__
+        if isinstance(owner, str):
+            who = owner
+        else:
+            who = type(owner).__name__
         raise ValueError(f"{name} of {who} must be a whole number of at least {least}, not {value!r}")
 
 
@@ -83,7 +86,10 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
         functions = [vars(base)["__init__"] for base in bases if not base.__module__.startswith("torch.")]
     settings: dict[str, inspect.Parameter] = {}
     for function in functions:
-        inner = function.func if isinstance(function, functools.partial) else function
+        if isinstance(function, functools.partial):
+            inner = function.func
+        else:
+            inner = function
         names = getattr(inspect.unwrap(inner), "__globals__", {})
         parameters = list(inspect.signature(function).parameters.values())[isinstance(target, type) :]
         named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
@@ -96,6 +102,8 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
 
 def _resolved(annotation: object, names: dict[str, object]) -> object:
     try:
-        return eval(annotation, names) if isinstance(annotation, str) else annotation
+        if isinstance(annotation, str):
+            return eval(annotation, names)
+        return annotation
     except Exception:  # invalid expression, or a name imported only for type checking
         return annotation

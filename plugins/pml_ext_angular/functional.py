@@ -56,7 +56,8 @@ def log_sums_of_products(
     """
     places: tuple[Tensor, ...]
     if len(classes.members) == 1:  # one group: rows keep their order
-        places, members = (anchors, partners), None
+        places = (anchors, partners)
+        members = None
     else:
         places = classes.class_of[anchors], classes.place[anchors], classes.place[partners]
         members = classes.members
@@ -66,7 +67,10 @@ def log_sums_of_products(
         sums = (rows @ rows.mT)[places]
         empty = sums == 0
         return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
-    ends = None if members is None else (classes.class_of, classes.place)
+    if members is None:
+        ends = None
+    else:
+        ends = (classes.class_of, classes.place)
     logarithms: Tensor = _LogSumsOfProducts.apply(similarity, mask, slope, members, ends, *places)  # type: ignore[no-untyped-call]
     return logarithms
 
@@ -86,7 +90,8 @@ class _LogSumsOfProducts(torch.autograd.Function):
         rows = rows if members is None else rows[members]
         sums = (rows @ rows.mT)[places]
         ctx.save_for_backward(similarity, mask, members, rows, sums, *places)
-        ctx.slope, ctx.rows_of = slope, rows_of
+        ctx.slope = slope
+        ctx.rows_of = rows_of
         return sums.log().clamp_(min=torch.finfo(sums.dtype).min / 4)
 
     @staticmethod
@@ -109,7 +114,8 @@ def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:
 
 def angle_at_negative(squared_ap: Tensor, squared_nc: Tensor) -> Tensor:
     r"""Return n' of Eq. (5), in degrees from 0 to 90: :math:`\tan n' = \|x_a - x_p\| / (2 \|x_n - x_c\|)`."""
-    opposite, adjacent = squared_ap.clamp(min=0).sqrt(), 2 * squared_nc.clamp(min=0).sqrt()
+    opposite = squared_ap.clamp(min=0).sqrt()
+    adjacent = 2 * squared_nc.clamp(min=0).sqrt()
     return torch.rad2deg(torch.atan2(opposite, adjacent))
 
 
@@ -152,7 +158,8 @@ def sides_of_pairs(
     pairs: tuple[Tensor, Tensor], similarity: Tensor, between: Between, squared: tuple[Tensor, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Return the squared sides of all triplets of some pairs, ``[P, 1]`` and ``[P, R]``; see :func:`squared_sides`."""
-    (anchors, partners), (squared_batch, squared_references) = pairs, squared
+    anchors, partners = pairs
+    squared_batch, squared_references = squared
     matrix, rows = between(partners)
     return squared_sides(
         squared_batch[anchors, None],

@@ -42,7 +42,10 @@ class _DotProductLoss(PairLoss):
                 f"{type(self).__name__} is written in dot products and takes no distance; normalize_embeddings=False "
                 "leaves the embeddings as they are"
             )
-        kwargs["distance"] = GramCosineSimilarity() if normalize_embeddings else GramDotProductSimilarity()
+        if normalize_embeddings:
+            kwargs["distance"] = GramCosineSimilarity()
+        else:
+            kwargs["distance"] = GramDotProductSimilarity()
         super().__init__(**kwargs)
         self.normalize_embeddings = normalize_embeddings
 
@@ -78,7 +81,8 @@ class _AngularLoss(_DotProductLoss):
 
     def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
         """Return Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
-        (anchors, partners), t = pairs.listed, F.squared_tangent(self.alpha)
+        anchors, partners = pairs.listed
+        t = F.squared_tangent(self.alpha)
         if pairs.labels is not None and self._multiplies():
             ends = class_members(pairs.labels), anchors, partners - pairs.first
             log_sums = F.log_sums_of_products(pairs.matrix, pairs.negatives, *ends, 4 * t)
@@ -203,7 +207,8 @@ class NPairAngularLoss(_AngularLoss):
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per pair, Eq. (9)."""
         positive = pairs.matrix[pairs.listed]
-        n_pair, angular = self._n_pair_terms(pairs, positive), self._angular_terms(pairs, positive)
+        n_pair = self._n_pair_terms(pairs, positive)
+        angular = self._angular_terms(pairs, positive)
         self._record_angles(pairs)
         if len(n_pair):
             self.record(n_pair_loss=n_pair, angular_loss=angular)

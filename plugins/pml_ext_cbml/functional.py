@@ -33,8 +33,10 @@ def log_ratio(z: Tensor, mean_pos: float, std_pos: float, mean_neg: float, std_n
 
     for similarities z of any shape, with means and standard deviations :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`.
     """
-    precision_pos, precision_neg = 1 / std_pos**2, 1 / std_neg**2
-    zeta_1, zeta_2 = (precision_neg - precision_pos) / 2, mean_pos * precision_pos - mean_neg * precision_neg
+    precision_pos = 1 / std_pos**2
+    precision_neg = 1 / std_neg**2
+    zeta_1 = (precision_neg - precision_pos) / 2
+    zeta_2 = mean_pos * precision_pos - mean_neg * precision_neg
     zeta_3 = (mean_neg**2 * precision_neg - mean_pos**2 * precision_pos) / 2
     return math.log(std_neg / std_pos) + zeta_1 * z * z + zeta_2 * z + zeta_3
 

@@ -150,20 +150,31 @@ class CBMLLoss(PairLoss):
         if statistics is not None and (alpha_pos, beta_pos, alpha_neg, beta_neg) != CENTERS_AND_WIDTHS:
             raise ValueError("statistics stand for alpha_pos, beta_pos, alpha_neg and beta_neg; leave those out")
         super().__init__(**kwargs)
-        self.estimated = statistics if isinstance(statistics, str) else None
-        self.statistics = None if statistics is None or self.estimated else tuple(map(float, statistics))
+        self.estimated: str | None = None
+        self.statistics: tuple[float, ...] | None = None
+        if isinstance(statistics, str):
+            self.estimated = statistics
+        elif statistics is not None:
+            self.statistics = tuple(map(float, statistics))
         if self.estimated:
             if not self.distance.normalize_embeddings:
                 raise ValueError(f"statistics={statistics!r} are of cosine similarities; give four numbers")
             self.register_buffer("estimates", torch.full((6,), torch.nan, dtype=torch.float64))
             self.register_load_state_dict_post_hook(_fit_again)
         self._fitted = self.estimated is None
-        self.alpha_pos, self.beta_pos = alpha_pos, beta_pos
-        self.alpha_neg, self.beta_neg = alpha_neg, beta_neg
-        self.mvc_weight, self.mvc_gamma, self.mvc_reduction = mvc_weight, mvc_gamma, mvc_reduction
-        self.detach_target, self.skip_unmined = detach_target, skip_unmined
-        self.delta, self.averaging = delta, averaging
-        self.epsilon, self.mining = epsilon, mining
+        self.alpha_pos = alpha_pos
+        self.beta_pos = beta_pos
+        self.alpha_neg = alpha_neg
+        self.beta_neg = beta_neg
+        self.mvc_weight = mvc_weight
+        self.mvc_gamma = mvc_gamma
+        self.mvc_reduction = mvc_reduction
+        self.detach_target = detach_target
+        self.skip_unmined = skip_unmined
+        self.delta = delta
+        self.averaging = averaging
+        self.epsilon = epsilon
+        self.mining = mining
 
     @classmethod
     def from_statistics(cls, statistics: PairStatistics, exponent: str = "linear", **settings: Any) -> CBMLLoss:
@@ -212,7 +223,8 @@ class CBMLLoss(PairLoss):
             for name, value in known.exponents().items():
                 setattr(self, name, value)
         else:
-            self.statistics, self.delta = dataclasses.astuple(known)[:4], "ratio"
+            self.statistics = dataclasses.astuple(known)[:4]
+            self.delta = "ratio"
         self._fitted = True
 
     def figures(self, run: RunView) -> dict[str, Figure]:
@@ -221,11 +233,15 @@ class CBMLLoss(PairLoss):
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per anchor, Eq. (30)."""
-        similarity, positives, negatives = pairs.matrix, pairs.positives, pairs.negatives
-        num_pos, num_neg = (mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives))
-        hard = (
-            hard_pair_masks(similarity, positives, negatives, self.epsilon) if self.mining else (positives, negatives)
-        )
+        similarity = pairs.matrix
+        positives = pairs.positives
+        negatives = pairs.negatives
+        num_pos = positives.sum(1, dtype=similarity.dtype)
+        num_neg = negatives.sum(1, dtype=similarity.dtype)
+        if self.mining:
+            hard = hard_pair_masks(similarity, positives, negatives, self.epsilon)
+        else:
+            hard = (positives, negatives)
 
         positive, negative = self._pair_terms(similarity, hard, self._log_delta(num_pos, num_neg), pairs.weights)
         variance = metric_variance(
@@ -242,7 +258,9 @@ class CBMLLoss(PairLoss):
         if self.skip_unmined:
             counted = counted & (hard[0] | hard[1]).any(1)
         factor = counted.to(similarity.dtype)  # a product keeps NaN, a mask would hide it
-        positive, negative, variance = (term * factor for term in (positive, negative, variance))
+        positive = positive * factor
+        negative = negative * factor
+        variance = variance * factor
         self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
         return per_anchor(positive + negative + self.mvc_weight * variance)
 
@@ -254,19 +272,25 @@ class CBMLLoss(PairLoss):
         weights: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the positive and negative terms of Eq. (27) per anchor, computed in the log domain."""
-        centers, slopes = (self.alpha_pos, self.alpha_neg), (-1 / self.beta_pos, 1 / self.beta_neg)
+        centers = (self.alpha_pos, self.alpha_neg)
+        slopes = (-1 / self.beta_pos, 1 / self.beta_neg)
         if self.statistics is not None:
-            similarity, centers, slopes = log_ratio(similarity, *self.statistics), (0.0, 0.0), (-1.0, 1.0)
+            similarity = log_ratio(similarity, *self.statistics)
+            centers = (0.0, 0.0)
+            slopes = (-1.0, 1.0)
         similarity = with_log_weights(similarity, pairs[0], weights, slopes[0])
-        sums = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
-        positive, negative = (log_one_plus_exp(total + delta) for total, delta in zip(sums, log_delta, strict=True))
+        log_sum_pos, log_sum_neg = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
         g = AVERAGINGS[self.averaging]
-        return g(positive), g(negative)
+        return g(log_one_plus_exp(log_sum_pos + log_delta[0])), g(log_one_plus_exp(log_sum_neg + log_delta[1]))
 
     def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> tuple[Tensor | float, Tensor | float]:
         """Return the logarithms of both deltas; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23)."""
         if isinstance(self.delta, str):
-            log_pos, log_neg = num_pos.clamp(min=1).log(), num_neg.clamp(min=1).log()
+            log_pos = num_pos.clamp(min=1).log()
+            log_neg = num_neg.clamp(min=1).log()
             return log_neg - 2 * log_pos, log_pos - 2 * log_neg
-        log_delta = math.log(self.delta) if self.delta else -math.inf
+        if self.delta:
+            log_delta = math.log(self.delta)
+        else:
+            log_delta = -math.inf
         return log_delta, log_delta

@@ -47,7 +47,10 @@ class HardPairMiner(TiledMiner):
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
         """Return the pairs of Eq. (25)."""
         if matrix.numel():
-            similarity = matrix if self.distance.is_inverted else -matrix
+            if self.distance.is_inverted:
+                similarity = matrix
+            else:
+                similarity = -matrix
             positives, negatives = hard_pair_masks(similarity, positives, negatives, self.epsilon)
         return (*torch.where(positives), *torch.where(negatives))
 

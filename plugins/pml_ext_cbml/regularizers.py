@@ -66,8 +66,10 @@ class MetricVarianceRegularizer(LabeledRegularizer):
         check_tile_size(self, tile_size)
         super().__init__(**kwargs)
         require_similarity(self, self.distance)
-        self.gamma, self.reduction = gamma, reduction
-        self.detach_target, self.tile_size = detach_target, tile_size
+        self.gamma = gamma
+        self.reduction = reduction
+        self.detach_target = detach_target
+        self.tile_size = tile_size
         self.add_to_recordable_attributes(name="gamma", is_stat=False)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:

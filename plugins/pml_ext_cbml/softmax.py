@@ -67,7 +67,8 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         check_count(self, "num_classes", num_classes)
         check_count(self, "embedding_size", embedding_size)
         super().__init__(**kwargs)
-        self.classes, self.num_classes = ClassLabels(num_classes, class_labels), num_classes
+        self.classes = ClassLabels(num_classes, class_labels)
+        self.num_classes = num_classes
         self.classifier = nn.Linear(embedding_size, num_classes)
 
     def compute_loss(

@@ -17,7 +17,8 @@ from .functional import log_ratio
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_SHOWN, _BINS = 1000, 60  # largest number of images per panel; bins per histogram
+_SHOWN = 1000  # largest number of images per panel
+_BINS = 60  # per histogram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,9 @@ class PairStatistics:
         positives, negatives = pair_masks(similarity, labels)
         if not positives.any() or not negatives.any():
             raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
-        pos, neg = similarity[positives], similarity[negatives]
-        spread = [value for x in (pos, neg) for value in (x.mean(), x.std(unbiased=False))]
+        pos = similarity[positives]
+        neg = similarity[negatives]
+        spread = [pos.mean(), pos.std(unbiased=False), neg.mean(), neg.std(unbiased=False)]
         counts = [mask.sum(1).double().mean() for mask in (positives, negatives)]
         return cls(*map(float, [*spread, *counts]))
 
@@ -98,7 +100,8 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
     figure, panels = figures.subplots(6.8 * len(parts), 2 * len(parts))
     for (title, (embeddings, labels)), above, below in zip(parts.items(), panels[::2], panels[1::2], strict=True):
         chosen = figures.sample_indices(len(labels), _SHOWN, seed)
-        x, y = embeddings.detach().cpu()[chosen], labels.cpu()[chosen]
+        x = embeddings.detach().cpu()[chosen]
+        y = labels.cpu()[chosen]
         similarity = gram(normalize(x.double()))
         masks = pair_masks(similarity, y)
         low = min(float(similarity.min()), 1 - 1e-6)  # the range is not empty for collapsed embeddings
@@ -128,7 +131,10 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
 def likelihood_ratio_figures(run: RunView) -> dict[str, Figure]:
     """Return ``{title: figure}``, :func:`likelihood_ratio_figure` of a run's training and test images."""
     tested = "test" if "test" in run.splits else "query"
-    trained = "train_sample" if "train_sample" in run.splits else "train"
+    if "train_sample" in run.splits:
+        trained = "train_sample"
+    else:
+        trained = "train"
     parts = {"training images": trained, "test images" if tested == "test" else "queries": tested}
     shown = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
     return {"Ratio of the distributions of positive and negative pairs": likelihood_ratio_figure(shown, run.seed)}

@@ -299,7 +299,8 @@ def _print_rows(result: dict[str, Any]) -> None:
     for row in result["recipes"]:
         cells = [row["recipe"], str(len(row["seeds"]))]
         for metric in metrics:
-            cells.append(mean_and_std(row[metric]) if row[metric]["values"] else "")
+            measured = row[metric]
+            cells.append(mean_and_std(measured) if measured["values"] else "")
         if was_tuned:
             cells += [str(row["trials"]), f"{row['seconds'] or 0:.1f}", row["selection"]]
         lines.append(cells)
@@ -334,7 +335,10 @@ def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
     interval = ""
     if difference["low"] is not None:
         interval = f"{100 * difference['low']:+.1f} to {100 * difference['high']:+.1f}"
-    p = "-" if difference["p"] is None else f"{difference['p']:.3f}"
+    if difference["p"] is None:
+        p = "-"
+    else:
+        p = f"{difference['p']:.3f}"
     return mean, interval, p
 
 

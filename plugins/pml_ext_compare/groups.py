@@ -156,7 +156,9 @@ def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
     if not isinstance(metrics, dict):
         return None
     value = metrics.get(metric)
-    return float(value) if isinstance(value, (int, float)) else None
+    if isinstance(value, (int, float)):
+        return float(value)
+    return None
 
 
 def groups_below(folders: Sequence[Path]) -> list[Group]:

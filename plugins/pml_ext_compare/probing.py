@@ -280,7 +280,9 @@ def table_rows(probe: Probe) -> list[list[str]]:
 
 def _gain_text(gain: Mapping[str, float | None]) -> str:
     text = _mean_std(gain, "+")
-    return text if gain["p"] is None else f"{text} (p = {gain['p']:.3f})"
+    if gain["p"] is None:
+        return text
+    return f"{text} (p = {gain['p']:.3f})"
 
 
 def _mean_std(about: Mapping[str, float | None], sign: str = "") -> str:

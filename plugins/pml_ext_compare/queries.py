@@ -61,7 +61,10 @@ def compare_queries(
                 is_right=searched.right[:, 0].cpu(),
             )
         except Exception as error:  # moved data or a damaged file: draw the page without the row
-            problem = str(error) if isinstance(error, DataError) else one_line(error)
+            if isinstance(error, DataError):
+                problem = str(error)
+            else:
+                problem = one_line(error)
             problems.append(ReportFigure(f"Queries of {group.name}", problem=problem))
     if first_run is None or len(by_name) < 2:
         return [], problems

@@ -16,13 +16,19 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     printed = [metric for metric in metrics if _is_printed(result, metric)]
     rows = []
     for row in result["recipes"]:
-        name = f"{row['recipe']} *" if row["marks"] else row["recipe"]
+        if row["marks"]:
+            name = f"{row['recipe']} *"
+        else:
+            name = row["recipe"]
         cells = [name, str(len(row["seeds"]))]
         for metric in metrics:
             cells.append(_interval(row[metric]))
         for metric in printed:
             cells.append(_paper_texts(row[metric]["paper"]))
-        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        if row["seconds"] is None:
+            seconds = ""
+        else:
+            seconds = f"{row['seconds']:.1f}"
         rows.append([*cells, str(row["trials"]), seconds, row["selection"]])
 
     columns = ["recipe", "seeds"]
@@ -131,7 +137,9 @@ def tuning_table(about: Mapping[str, Any]) -> ReportTable:
 def _value(value: Any) -> str:
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
 
 
 def _range(key: str, range_: Mapping[str, Any]) -> str:

@@ -133,7 +133,10 @@ class Study:
     def about(self) -> dict[str, Any]:
         """Return ranges, all trials, importance of the keys and best values, as plain values."""
         study = self.optuna_study()
-        chosen_on = f"{self.folds} folds of the training classes" if self.folds else "held-out training classes"
+        if self.folds:
+            chosen_on = f"{self.folds} folds of the training classes"
+        else:
+            chosen_on = "held-out training classes"
         return {
             "recipe": self.name,
             "sampler": "TPE",
@@ -149,7 +152,10 @@ class Study:
     def save_recipe(self, out: Path) -> Path:
         """Write the tuned recipe, which extends the recipe by the best values; return its file."""
         is_file = ".toml" in self.name
-        parent = str(Path(self.name).resolve()) if is_file else self.name
+        if is_file:
+            parent = str(Path(self.name).resolve())
+        else:
+            parent = self.name
         best = self.best()
         metric = self.recipe.evaluation.select
         origin = f"tuned: best of {self.trials} trials by {metric} of validation classes"
@@ -174,7 +180,10 @@ def _importance(study: Any) -> dict[str, float]:
 
 
 def _about_trial(trial: Any) -> dict[str, Any]:
-    seconds = round(trial.duration.total_seconds(), 1) if trial.duration else None
+    if trial.duration:
+        seconds = round(trial.duration.total_seconds(), 1)
+    else:
+        seconds = None
     return {
         "number": trial.number,
         "state": trial.state.name.lower(),

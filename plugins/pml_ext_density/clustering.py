@@ -72,7 +72,8 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         check_number(self, "margin", margin, least=0)
         check_count(self, "refinements", refinements)
         super().__init__(**kwargs)
-        self.margin, self.refinements = margin, refinements
+        self.margin = margin
+        self.refinements = refinements
         self.add_to_recordable_attributes(list_of_names=["margin"], is_stat=False)
 
     def compute_loss(
@@ -95,7 +96,8 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
             moved = torch.zeros(1, len(classes), dtype=distances.dtype, device=distances.device)
             penalty = 1 - nmi_after_moves(moved, nearest, classes)[0]
         places = torch.arange(len(classes), device=distances.device)
-        predicted, wanted = distances[places, found[nearest]].sum(), distances[places, true[classes]].sum()
+        predicted = distances[places, found[nearest]].sum()
+        wanted = distances[places, true[classes]].sum()
         return relu(self.margin * penalty - predicted + wanted)
 
 
@@ -112,7 +114,8 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
     Distances are ``[B, B]``; classes are ``[B]``, from 0 to K - 1. *Source:* Algorithms 1 and 2 of the paper.
     """
     number = int(classes.max()) + 1
-    nearest, owner = torch.full_like(distances[0], torch.inf), torch.zeros_like(classes)
+    nearest = torch.full_like(distances[0], torch.inf)
+    owner = torch.zeros_like(classes)
     chosen: list[Tensor] = []
     blocked = torch.zeros_like(distances[0])  # minus infinity for chosen medoids
     for place in range(number):
@@ -125,7 +128,8 @@ def facility_locations(distances: Tensor, classes: Tensor, margin: float, refine
         nearest = torch.minimum(nearest, distances[best])
     medoids = torch.stack(chosen)
     for _ in range(refinements if number > 1 else 0):
-        before, clusters = medoids.clone(), distances[medoids].argmin(0)
+        before = medoids.clone()
+        clusters = distances[medoids].argmin(0)
         for place in range(number):
             members = (clusters == place).nonzero()[:, 0]
             if len(members) == 0:  # an earlier medoid has an equal embedding
@@ -151,7 +155,8 @@ def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
     ``clusters`` (before the move) and ``classes``, ``[B]``, count from 0. The counts after a move come from products
     with one-hot group indicators, so no contingency matrix of clusters x classes is formed.
     """
-    size, width = moved.shape[1], int(classes.max()) + 1
+    size = moved.shape[1]
+    width = int(classes.max()) + 1
     _, both = torch.unique(clusters * width + classes, return_inverse=True)
 
     def entropy(counts: Tensor) -> Tensor:
@@ -163,7 +168,8 @@ def nmi_after_moves(moved: Tensor, clusters: Tensor, classes: Tensor) -> Tensor:
 
     members = one_hot(classes).to(moved.dtype)
     by_cluster = entropy(after(clusters, moved.sum(1, keepdim=True)))
-    by_both, by_class = entropy(after(both, moved @ members)), entropy(members.sum(0))
+    by_both = entropy(after(both, moved @ members))
+    by_class = entropy(members.sum(0))
     total = by_cluster + by_class
     value = 2 * (total - by_both) / torch.where(total > 0, total, 1)
     return torch.where(total > 1e-12, value, 1).clamp(0, 1)

@@ -64,9 +64,11 @@ def density_terms(
     ``present``, ``[K]``, is 1 for a class in the batch, else 0, floating point.
     """
     count = present.sum().clamp(min=1)
-    fit, spread = (densities - targets).square() @ present / count, targets @ present / count
+    fit = (densities - targets).square() @ present / count
+    spread = targets @ present / count
     counted = present * (base > 0)
-    a, b = targets * counted, base**eta * counted
+    a = targets * counted
+    b = base**eta * counted
     return fit, spread, 2 * ((a @ a) * (b @ b) - (a @ b).square()) / count.square()
 
 
@@ -95,10 +97,12 @@ def streamed_class_densities(
     """
     sums = squares = counts = torch.zeros(num_classes, 0)
     for features, labels in batches:
-        x, entries = normalize(features.double()), entry_of(labels)
+        x = normalize(features.double())
+        entries = entry_of(labels)
         if not sums.numel():
             sums = x.new_zeros(num_classes, x.shape[1])
-            squares, counts = x.new_zeros(num_classes), x.new_zeros(num_classes)
+            squares = x.new_zeros(num_classes)
+            counts = x.new_zeros(num_classes)
         sums.index_add_(0, entries, x)
         squares.index_add_(0, entries, x.square().sum(1))
         counts.index_add_(0, entries, torch.ones_like(x[:, 0]))

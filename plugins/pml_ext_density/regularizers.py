@@ -18,7 +18,8 @@ from .functional import class_densities, density_terms, slot_densities, slots, s
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_TABLE, _COLUMNS = "density.csv", ["epoch", "label", "target", "density"]
+_TABLE = "density.csv"
+_COLUMNS = ["epoch", "label", "target", "density"]
 _SHOWN = 500  # largest number of images on a map
 
 
@@ -89,8 +90,10 @@ class DensityRegularizer(LabeledRegularizer):
         check_number(self, "eta", eta, least=0)
         check_number(self, "correlation_weight", correlation_weight, least=0)
         super().__init__(collect_stats=collect_stats)
-        self.num_classes, self.initial_density = num_classes, initial_density
-        self.eta, self.correlation_weight = eta, correlation_weight
+        self.num_classes = num_classes
+        self.initial_density = initial_density
+        self.eta = eta
+        self.correlation_weight = correlation_weight
         self.target_density = nn.Parameter(torch.full((num_classes,), float(initial_density)))
         self._has_base = base_density is not None
         self.register_buffer("base_density", self._base(base_density))
@@ -121,14 +124,14 @@ class DensityRegularizer(LabeledRegularizer):
         """Return Eq. (8), reduced; on an accelerator, only the first call checks for unknown labels."""
         self.classes.check(labels, type(self).__name__)
         batch = slots(self.classes(labels), embeddings.dtype)
-        targets, base = (
-            values.index_select(0, batch.classes).to(embeddings.dtype)
-            for values in (self.target_density, self.base_density)
-        )
-        densities, present = slot_densities(embeddings, batch), (batch.counts > 0).to(embeddings.dtype)
+        targets = self.target_density.index_select(0, batch.classes).to(embeddings.dtype)
+        base = self.base_density.index_select(0, batch.classes).to(embeddings.dtype)
+        densities = slot_densities(embeddings, batch)
+        present = (batch.counts > 0).to(embeddings.dtype)
         fit, spread, correlation = density_terms(densities, targets, base, present, self.eta)
         if self.collect_stats:
-            self.density_loss, self.target_loss = fit.detach(), -spread.detach()
+            self.density_loss = fit.detach()
+            self.target_loss = -spread.detach()
             self.correlation_loss = correlation.detach()
             measured = torch.stack([densities.detach(), present]).to(self.density_sums.dtype)
             self.density_sums.index_add_(1, batch.classes, measured)  # a class counts once per batch
@@ -168,7 +171,10 @@ class DensityRegularizer(LabeledRegularizer):
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)
         tested = "test" if "test" in run.splits else "query"
-        trained = "train_sample" if "train_sample" in run.splits else "train"
+        if "train_sample" in run.splits:
+            trained = "train_sample"
+        else:
+            trained = "train"
         parts = {"training classes": trained, f"{tested} classes": tested}
         points = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
         first = next(iter(points))
@@ -217,7 +223,8 @@ def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
     figure, (axes,) = figures.subplots(5.4, 1)
     edges = np.histogram_bin_edges(np.concatenate([*map(np.asarray, parts.values())]), 30)
     for (name, values), color in zip(parts.items(), (figures.BLUE, figures.ORANGE), strict=False):
-        shares, label = [1 / len(values)] * len(values), f"{name}: {np.mean(values):.3f}"
+        shares = [1 / len(values)] * len(values)
+        label = f"{name}: {np.mean(values):.3f}"
         axes.hist(values, edges, weights=shares, color=color, alpha=0.55, label=label)
     labels = {"xlabel": "density (mean squared distance to the class's mean)", "ylabel": "share of the classes"}
     figures.label_axes(axes, legend=True, **labels)

@@ -63,7 +63,8 @@ class EntropyRegularizer(BaseRegularizer):  # type: ignore[misc]
         check_number(self, "least_distance", least_distance, above=0)
         check_tile_size(self, tile_size)
         super().__init__(reducer=reducer, collect_stats=collect_stats)
-        self.least_distance, self.tile_size = least_distance, tile_size
+        self.least_distance = least_distance
+        self.tile_size = tile_size
 
     def forward(self, embeddings: Tensor) -> Any:
         """Return the reduced value of embeddings ``[B, D]`` of any floating point dtype."""

@@ -88,7 +88,9 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
     @property
     def expected_failed_checks(self) -> dict[str, str]:
         """The conformance check that dropout fails."""
-        return {"check_modes": "dropout acts in training alone"} if self.dropout else {}
+        if self.dropout:
+            return {"check_modes": "dropout acts in training alone"}
+        return {}
 
     def __init__(
         self,
@@ -106,12 +108,21 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         if memory_budget is not None:
             check_count(self, "memory_budget", memory_budget)
         super().__init__(is_inverted=True, normalize_embeddings=normalize_embeddings, collect_stats=collect_stats)
-        hidden = embedding_size if hidden_size is None else hidden_size
-        self.embedding_size, self.hidden_size, self.dropout = embedding_size, hidden, dropout
+        if hidden_size is None:
+            hidden = embedding_size
+        else:
+            hidden = hidden_size
+        self.embedding_size = embedding_size
+        self.hidden_size = hidden
+        self.dropout = dropout
         self.memory_budget = memory_budget
         self.difference = nn.Linear(embedding_size, hidden)
-        self.position = nn.Linear(embedding_size, hidden) if position else None
-        self.combine = nn.Linear(2 * hidden if position else hidden, hidden)
+        self.position = None
+        combined = hidden
+        if position:
+            self.position = nn.Linear(embedding_size, hidden)
+            combined = 2 * hidden
+        self.combine = nn.Linear(combined, hidden)
         self.score = _Score(hidden)
 
     @property
@@ -133,7 +144,10 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         self._check(query_emb=query_emb, ref_emb=ref_emb)
         with autocast_off(query_emb.device):
             x = self.normalized(query_emb)
-            y = None if ref_emb is None or ref_emb is query_emb else self.normalized(ref_emb)
+            if ref_emb is None or ref_emb is query_emb:
+                y = None
+            else:
+                y = self.normalized(ref_emb)
             x, y = pair_to_full_precision(x, y)
             return score_matrix(self.head(x.dtype), x, y, self.tile(x))
 
@@ -168,12 +182,17 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         """Return the weights of Eq. (2) with dropout masks drawn once; all scores from them share the masks."""
         dtype = dtype or self.score.weight.dtype
         w_u, b_u = self._layer(self.difference, dtype)
-        w_v, b_v = (None, None) if self.position is None else self._layer(self.position, dtype)
+        if self.position is None:
+            w_v = None
+            b_v = None
+        else:
+            w_v, b_v = self._layer(self.position, dtype)
         w_c, b_c = self._layer(self.combine, dtype)
         return Head(w_u, b_u, w_v, b_v, w_c, b_c, self.score.weight[None].to(dtype), self.score.bias.to(dtype))
 
     def _layer(self, layer: nn.Linear, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        weight, bias = layer.weight.to(dtype), layer.bias.to(dtype)
+        weight = layer.weight.to(dtype)
+        bias = layer.bias.to(dtype)
         if not (self.training and self.dropout and torch.is_grad_enabled()):
             return weight, bias
         mask = nn.functional.dropout(torch.ones_like(bias), self.dropout)
@@ -192,7 +211,8 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         from pml_ext.plugin import figures
 
         tested = "test" if "test" in run.splits else "query"
-        embeddings, labels = run.embeddings(tested), run.labels(tested)
+        embeddings = run.embeddings(tested)
+        labels = run.labels(tested)
         return {
             "Learned scores beside cosine similarities, test images": figures.similarity_distributions(
                 {"cosine similarity": (embeddings, labels), "learned score": (embeddings, labels)},
@@ -241,7 +261,10 @@ class MahalanobisDistance(EuclideanDistance):
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Return ``[B, R]`` distances of normalized rows."""
-        references = None if ref_emb is query_emb else self._mapped(ref_emb)
+        if ref_emb is query_emb:
+            references = None
+        else:
+            references = self._mapped(ref_emb)
         return euclidean_distances(self._mapped(query_emb), references, normalized=False)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:

@@ -38,13 +38,18 @@ class Side(NamedTuple):
 
     def at(self, index: Tensor) -> Side:
         """Return the rows at an index; the backward pass is deterministic on the CPU, unlike that of ``x[index]``."""
-        positions = None if self.positions is None else self.positions.index_select(0, index)
+        if self.positions is None:
+            positions = None
+        else:
+            positions = self.positions.index_select(0, index)
         return Side(self.points.index_select(0, index), positions)
 
 
 def side(head: Head, points: Tensor) -> Side:
     """Prepare normalized embeddings, ``[N, D]``, for :func:`scores`."""
-    return Side(points, None if head.w_v is None else linear(points / 2, head.w_v))
+    if head.w_v is None:
+        return Side(points, None)
+    return Side(points, linear(points / 2, head.w_v))
 
 
 def scores(head: Head, x: Side, y: Side) -> Tensor:
@@ -76,7 +81,8 @@ def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
     .. math::
         -\frac{(\mu_P - \mu_N)^2}{\operatorname{Var}_P + \operatorname{Var}_N}
     """
-    means, variances = [], []
+    means = []
+    variances = []
     for mask in (positives, negatives):
         count = mask.sum().clamp(min=1)
         means.append(s[mask].sum() / count)
@@ -91,7 +97,8 @@ POINTWISE = {"logistic": logistic, "fisher": fisher}
 
 def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
     """Return the scores of rows i of x and y, normalized ``[N, D]``, computed ``tile`` pairs at a time; ``[N]``."""
-    one, other = side(head, x), side(head, y)
+    one = side(head, x)
+    other = side(head, y)
     if _recorded():
         return scores(head, one, other)
     return _in_tiles(lambda n: scores(head, one.at(n), other.at(n)), len(x), tile, x)
@@ -144,16 +151,17 @@ def _recorded() -> bool:
 
 def _scores_at_once(head: Head, x: Side, y: Side) -> Tensor:
     """Return the scores of all pairs by broadcasting, so that an exported model accepts batches of any size."""
-    rows, columns = x.points.shape[0], y.points.shape[0]
+    rows = x.points.shape[0]
+    columns = y.points.shape[0]
 
     def spread(z: Tensor, dim: int) -> Tensor:
         return z.unsqueeze(dim).expand(rows, columns, z.shape[1]).flatten(0, 1)
 
-    ends = [
-        Side(spread(points, dim), None if positions is None else spread(positions, dim))
-        for (points, positions), dim in ((x, 1), (y, 0))
-    ]
-    return scores(head, *ends).view(rows, columns)
+    def spread_side(z: Side, dim: int) -> Side:
+        positions = None if z.positions is None else spread(z.positions, dim)
+        return Side(spread(z.points, dim), positions)
+
+    return scores(head, spread_side(x, 1), spread_side(y, 0)).view(rows, columns)
 
 
 def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Tensor) -> Tensor:
@@ -186,11 +194,17 @@ def hard_quadruplets(
         order = order[torch.arange(len(order), device=order.device) - starts < count]
     else:
         order = order[:count]
-    i, j = i[order], j[order]
-    hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1) if len(scores) else i
-    anchors, others = (torch.stack(pair, 1).flatten() for pair in ((i, j), (j, i)))
+    i = i[order]
+    j = j[order]
+    if len(scores):
+        hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1)
+    else:
+        hardest = i
+    anchors = torch.stack((i, j), 1).flatten()
+    others = torch.stack((j, i), 1).flatten()
     there = has_negative[anchors]
-    anchors, others = anchors[there], others[there]
+    anchors = anchors[there]
+    others = others[there]
     return (anchors, others, hardest[anchors]), len(order)
 
 
@@ -212,8 +226,10 @@ def min_max_scale(values: Tensor, least: Tensor, greatest: Tensor) -> Tensor:
 
 def embedding_hinge(a: Tensor, p: Tensor, n: Tensor, margin: float, squared: bool) -> Tensor:
     r"""Return one side of Eq. 4, :math:`\max(0, \beta + D_{ap} - D_{an})`, of normalized rows."""
-    d_ap, d_an = (torch.linalg.vector_norm(a - other, dim=1) for other in (p, n))
+    d_ap = torch.linalg.vector_norm(a - p, dim=1)
+    d_an = torch.linalg.vector_norm(a - n, dim=1)
     if squared:
-        d_ap, d_an = d_ap.square(), d_an.square()
+        d_ap = d_ap.square()
+        d_an = d_an.square()
     hinge: Tensor = (margin + d_ap - d_an).clamp(min=0)
     return hinge

@@ -152,8 +152,10 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             check_choice(self, "pointwise", pointwise, POINTWISE)
         super().__init__(distance=distance, **kwargs)
         self.pointwise = pointwise
-        self.score_margin, self.embedding_margin = score_margin, embedding_margin
-        self.embedding_weight, self.num_quadruplets = embedding_weight, num_quadruplets
+        self.score_margin = score_margin
+        self.embedding_margin = embedding_margin
+        self.embedding_weight = embedding_weight
+        self.num_quadruplets = num_quadruplets
         for name, value in flags.items():
             setattr(self, name, value)
         self.embedding_loss = embedding_loss
@@ -196,14 +198,19 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             value = POINTWISE[self.pointwise](*scores_of_pairs(head, points, *masks, self.distance.tile(x)))
             score = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
             return {"score": score, "embedding": self._embedding_term(embeddings, labels, x, hard, value)}
-        rows, columns = min_max_pairs(matrix) if len(matrix) > 1 else (a[:0], a[:0])
+        if len(matrix) > 1:
+            rows, columns = min_max_pairs(matrix)
+        else:
+            rows = a[:0]
+            columns = a[:0]
 
         ends = side(head, points)
         s = scores(head, ends.at(torch.cat([a, a, rows])), ends.at(torch.cat([p, n, columns])))
         s_ap, s_an, extremes = torch.split(s, [len(a), len(a), len(rows)])
         if self.normalize_scores and len(rows):
             least, greatest = (extremes.detach() if self.detach_scaling else extremes).unbind()
-            s_ap, s_an = min_max_scale(s_ap, least, greatest), min_max_scale(s_an, least, greatest)
+            s_ap = min_max_scale(s_ap, least, greatest)
+            s_an = min_max_scale(s_an, least, greatest)
         metric = (self.score_margin + s_an - s_ap).clamp(min=0)
 
         second = self._embedding_term(embeddings, labels, x, hard, metric.sum() / (quadruplets or 1))

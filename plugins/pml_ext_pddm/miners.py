@@ -50,7 +50,8 @@ class HardQuadrupletMiner(PairMiner):
         check_count(self, "num_quadruplets", num_quadruplets)
         check_flag(self, "per_class", per_class)
         super().__init__(relation, distance=distance, **kwargs)
-        self.num_quadruplets, self.per_class = num_quadruplets, per_class
+        self.num_quadruplets = num_quadruplets
+        self.per_class = per_class
         self.add_to_recordable_attributes(name="num_quadruplets", is_stat=False)
 
     def mine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import functools
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -41,7 +42,10 @@ SPARSE = 4000  # most images for which a ball tree is as fast as a distance matr
 SHEET = 60  # maximum images on a cluster's contact sheet
 SHEETS = 100  # maximum number of contact sheets
 CELL = 108  # pixels from one picture of a sheet to the next
-_ROW, _GAP, _TITLE, _CAPTION = 10, 6, 30, 16
+_ROW = 10
+_GAP = 6
+_TITLE = 30
+_CAPTION = 16
 _LETTERS = 15  # maximum length of a caption
 _INK = "#1a202c"
 
@@ -63,8 +67,13 @@ class Cluster:
     def title(self) -> str:
         """The cluster's size, and its most frequent class if there are classes."""
         images = counted(len(self.members), "image")
-        what = f"no cluster (noise): {images}" if self.number == NOISE else f"cluster {self.number}: {images}"
-        return what if self.share is None else f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
+        if self.number == NOISE:
+            what = f"no cluster (noise): {images}"
+        else:
+            what = f"cluster {self.number}: {images}"
+        if self.share is None:
+            return what
+        return f"{what}, {self.share:.0%} {self.name or '(no folder)'}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,21 +105,31 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
     ``smallest``: with ``"auto"``, the minimum number of images in a cluster; 5 by default.
     """
     check_clusters(clusters, smallest)
-    images, least = len(embedded.paths), clusters if isinstance(clusters, int) else smallest or SMALLEST
+    images = len(embedded.paths)
+    least = clusters if isinstance(clusters, int) else smallest or SMALLEST
     if images < least:
         raise ConfigError(f"--clusters {clusters}: wanted {least} images or more; {embedded.folder} has {images}")
     if isinstance(clusters, int):
-        unordered, method = kmeans(embedded.embeddings, clusters).cpu().numpy(), "k-means"
+        unordered = kmeans(embedded.embeddings, clusters).cpu().numpy()
+        method = "k-means"
     else:
         unordered = _by_density(embedded.embeddings.cpu().float(), least)
         method = "HDBSCAN"
         if images > DENSE:
             method += f" of {DENSE} images, drawn at random; the others by their nearest"
+    return _numbered_by_size(embedded, method, unordered)
+
+
+def _numbered_by_size(embedded: Embedded, method: str, unordered: Numbers) -> Grouping:
+    """Return clusters in the order of their sizes, given a number for each image; a negative one is no cluster."""
+    images = len(unordered)
     sizes = np.bincount(unordered[unordered >= 0], minlength=1)
     rank = np.argsort(np.argsort(-sizes, kind="stable"))  # inverse permutation
     numbers = np.where(unordered < 0, NOISE, rank[unordered.clip(0)]).astype(np.int64)
-    points, classes = embedded.embeddings.cpu().numpy(), embedded.classes
-    distances, found = np.full(images, np.nan, dtype=np.float32), []
+    points = embedded.embeddings.cpu().numpy()
+    classes = embedded.classes
+    distances = np.full(images, np.nan, dtype=np.float32)
+    found = []
     order = np.argsort(np.where(numbers == NOISE, images, numbers), kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1):
         number = int(numbers[part[0]])
@@ -119,9 +138,12 @@ def group(embedded: Embedded, clusters: Number, smallest: int | None = None) -> 
             distances[part] = np.linalg.norm(points[part] - center, axis=1)
             part = part[np.argsort(distances[part], kind="stable")]
         counts = Counter(classes[member] for member in part.tolist())
-        shares = tuple((name, count / len(part)) for name, count in counts.most_common(3)) if any(classes) else ()
-        name, share = shares[0] if shares else ("", None)
-        found.append(Cluster(number, part.tolist(), name, share, shares))
+        if any(classes):
+            shares = tuple((name, count / len(part)) for name, count in counts.most_common(3))
+            name, share = shares[0]
+            found.append(Cluster(number, part.tolist(), name, share, shares))
+        else:
+            found.append(Cluster(number, part.tolist()))
     return Grouping(embedded, method, numbers, distances, found)
 
 
@@ -146,7 +168,9 @@ class Clusters(dict[str, int]):
 
     def __init__(self, grouping: Grouping, table: Path, sheets: dict[int, Path]) -> None:
         super().__init__(zip(grouping.embedded.paths, grouping.numbers.tolist(), strict=True))
-        self.grouping, self.table, self.sheets = grouping, table, sheets
+        self.grouping = grouping
+        self.table = table
+        self.sheets = sheets
         self.clusters = grouping.clusters
 
 
@@ -174,7 +198,9 @@ def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
 
 
 def _sheet_name(number: int) -> str:
-    return "noise.png" if number == NOISE else f"cluster-{number:03d}.png"
+    if number == NOISE:
+        return "noise.png"
+    return f"cluster-{number:03d}.png"
 
 
 def _foreign(path: Path) -> ConfigError:
@@ -193,24 +219,32 @@ def _earlier_sheets(table: Path) -> set[str]:
 def _write_table(path: Path, grouping: Grouping, sheets: dict[int, Path]) -> None:
     # surrogateescape writes file names that are not valid UTF-8 with their original bytes.
     with path.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-        writer, embedded = csv.writer(file), grouping.embedded
+        writer = csv.writer(file)
+        embedded = grouping.embedded
         writer.writerow(CLUSTERS_COLUMNS)
         columns = embedded.paths, grouping.numbers.tolist(), grouping.distances.tolist(), embedded.classes
-        for name, number, distance, own in zip(*columns, strict=True):
-            apart = f"{distance:.6f}" if number != NOISE else ""
-            writer.writerow([name, number, apart, own, _sheet_name(number) if number in sheets else ""])
+        for path_of_image, number, distance, class_name in zip(*columns, strict=True):
+            distance_text = "" if number == NOISE else f"{distance:.6f}"
+            sheet = _sheet_name(number) if number in sheets else ""
+            writer.writerow([path_of_image, number, distance_text, class_name, sheet])
 
 
 def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, pool: ThreadPoolExecutor) -> Image.Image:
     """Draw a contact sheet; images of a class other than the cluster's are framed red."""
-    embedded, shown = grouping.embedded, cluster.members[:SHEET]
-    title = cluster.title if cluster.number == NOISE else f"{cluster.title}, nearest to its center first"
+    embedded = grouping.embedded
+    shown = cluster.members[:SHEET]
+    if cluster.number == NOISE:
+        title = cluster.title
+    else:
+        title = f"{cluster.title}, nearest to its center first"
     files = [embedded.folder / embedded.paths[member] for member in shown]
     pictures = list(pool.map(lambda file: reader.image(file, CELL), files))
     if cluster.share is None:
         return contact_sheet(title, pictures)
     names = [class_of(embedded.paths[member]) for member in shown]
-    return contact_sheet(title, pictures, names, [cluster.number != NOISE and name != cluster.name for name in names])
+    if cluster.number == NOISE:
+        return contact_sheet(title, pictures, names)
+    return contact_sheet(title, pictures, names, strange=[name != cluster.name for name in names])
 
 
 def contact_sheet(
@@ -220,26 +254,32 @@ def contact_sheet(
     from pml_ext.tool import GRAY, WRONG
 
     below = _CAPTION if captions else 0
-    rows = -(-len(images) // _ROW)
-    sheet = Image.new("RGB", (_ROW * CELL + _GAP, _TITLE + rows * (CELL + below) + _GAP), "white")
+    rows = math.ceil(len(images) / _ROW)
+    width = _ROW * CELL + _GAP
+    height = _TITLE + rows * (CELL + below) + _GAP
+    sheet = Image.new("RGB", (width, height), "white")
     draw = ImageDraw.Draw(sheet)
     _write(draw, (_GAP + 2, 7), drawable(title.replace("\n", " ")), 14, _INK)
     side = CELL - _GAP
     for place, image in enumerate(images):
         row, column = divmod(place, _ROW)
-        left, top = _GAP + column * CELL, _TITLE + row * (CELL + below)
+        left = _GAP + column * CELL
+        top = _TITLE + row * (CELL + below)
         shown = image.convert("RGB")
         shown.thumbnail((side, side))
         if max(shown.size) < side:  # a drawing of a few pixels is enlarged without interpolation
             shown = ImageOps.contain(shown, (side, side), Image.Resampling.NEAREST)
-        corner = left + (side - shown.width) // 2, top + (side - shown.height) // 2
-        sheet.paste(shown, corner)
-        odd = bool(strange) and strange[place]
-        if odd:
-            ends = corner[0] + shown.width - 1, corner[1] + shown.height - 1
-            draw.rectangle((*corner, *ends), outline=WRONG, width=3)
+        picture_left = left + (side - shown.width) // 2
+        picture_top = top + (side - shown.height) // 2
+        sheet.paste(shown, (picture_left, picture_top))
+        color = GRAY
+        if strange and strange[place]:
+            color = WRONG
+            right = picture_left + shown.width - 1
+            bottom = picture_top + shown.height - 1
+            draw.rectangle((picture_left, picture_top, right, bottom), outline=WRONG, width=3)
         if captions:
-            _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, WRONG if odd else GRAY)
+            _write(draw, (left, top + side + 1), short_name(captions[place], _LETTERS), 11, color)
     return sheet
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import os
 import shlex
 import sqlite3
@@ -95,7 +94,7 @@ class Embedded:
     paths: Sequence[str]  # relative to the folder
     embeddings: Tensor  # [N, D], of length 1
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
-    facts: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
+    stats: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
     new: int | None = None  # how many were embedded now
     numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
@@ -137,7 +136,9 @@ class State(BaseModel, frozen=True):
     @property
     def used_files(self) -> set[str]:
         """The names of the files that belong to this state, beside the database."""
-        return {self.file, self.index.file} - {""} if self.index is not None else {self.file}
+        if self.index is not None:
+            return {self.file, self.index.file} - {""}
+        return {self.file}
 
     @property
     def own_files(self) -> set[str]:
@@ -221,7 +222,10 @@ class Transaction:
         """Read rows of ``images``, each with whether it and its vector are undamaged."""
         query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
         for id, path, size, time, vector, crc in self.connection.execute(query, values):
-            text = os.fsdecode(path) if isinstance(path, (bytes, str)) else repr(path)
+            if isinstance(path, (bytes, str)):
+                text = os.fsdecode(path)
+            else:
+                text = repr(path)
             yield Image(id, text, size, time, vector), self.is_intact(vector, crc, id, path, size, time)
 
 
@@ -229,7 +233,10 @@ class Collection:
     """The embeddings of a network, identified by a hash of weights, preprocessing and precision."""
 
     def __init__(self, place: Path, run: Path, identity: str, size: int) -> None:
-        self.place, self.run, self.identity, self.size = place.absolute(), run, identity, size
+        self.place = place.absolute()
+        self.run = run
+        self.identity = identity
+        self.size = size
         self.database = self.place / DATABASE
         self._index: Index | None = None  # the last that was read, for errors
 
@@ -272,8 +279,11 @@ class Collection:
         """Create the tables, with the state of a collection whose file of vectors nobody has written."""
         for table in _SCHEMA:
             connection.execute(table)
-        names = itertools.chain(["vectors.f32"], map("vectors-{}.f32".format, itertools.count(1)))
-        name = next(name for name in names if not (self.place / name).exists())
+        name = "vectors.f32"
+        number = 0
+        while (self.place / name).exists():
+            number += 1
+            name = f"vectors-{number}.f32"
         first = State(run=str(self.run), identity=self.identity, size=self.size, file=name)
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
@@ -298,8 +308,11 @@ class Collection:
     def mapped(self, state: State) -> Vectors:
         """Memory-map the vectors: fewer than the state says if the file is truncated."""
         path = self.place / state.file
-        count = min(state.vectors, path.stat().st_size // (4 * state.size)) if path.exists() else 0
-        if not count:
+        count = 0
+        if path.exists():
+            vectors_in_file = path.stat().st_size // (4 * state.size)
+            count = min(state.vectors, vectors_in_file)
+        if count == 0:
             return np.empty((0, state.size), dtype=np.float32)
         # copy-on-write, since torch warns of arrays that are read-only
         return np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
@@ -310,7 +323,8 @@ class Collection:
 
     def create(self, replace: bool) -> None:
         """Create the collection if there is none; with ``replace``, remove a damaged one or one of another network."""
-        why, there = "", self.exists  # asked first: another thread may create it meanwhile
+        why = ""
+        there = self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
                 problem = current.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -370,10 +384,12 @@ class Collection:
         """Return the path of a new file, which no file of somebody else has, and list it as the collection's."""
         with self.transaction(write=True) as current:
             state = current.state
-            numbers = itertools.count(state.version + 1)
             unused = state.own_files - state.used_files
-            names = (f"{stem}-{number}{ending}" for number in numbers)
-            name = next(name for name in names if name in unused or not (self.place / name).exists())
+            number = state.version + 1
+            name = f"{stem}-{number}{ending}"
+            while name not in unused and (self.place / name).exists():
+                number += 1
+                name = f"{stem}-{number}{ending}"
             current.save(files=tuple(sorted(state.own_files | {name})))
         return self.place / name
 
@@ -429,22 +445,23 @@ class Collection:
                 return current.vectors[first : first + len(numbers)]
             return current.vectors[numbers]
 
-    def append(self, paths: Sequence[bytes], facts: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
+    def append(self, paths: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
         """Write the vectors of files, ``[N, D]``; return their numbers by path."""
         with self.transaction(write=True) as current:
             state = current.state
             self.check_identity(state)
-            file_path, end = self.place / state.file, 4 * state.size * state.vectors
+            file_path = self.place / state.file
+            end = 4 * state.size * state.vectors
             with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
                 file.truncate(end)  # vectors of a process that was killed before it committed their rows
                 file.seek(end)
                 file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
                 file.flush()
                 os.fsync(file.fileno())
-            values = [
-                (path, *known, state.vectors + row, crc_of(vectors[row].data, path, *known))
-                for row, (path, known) in enumerate(zip(paths, facts, strict=True))
-            ]
+            values = []
+            for row, (path, size_and_mtime) in enumerate(zip(paths, stats, strict=True)):
+                crc = crc_of(vectors[row].data, path, *size_and_mtime)
+                values.append((path, *size_and_mtime, state.vectors + row, crc))
             current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
             current.save(vectors=state.vectors + len(vectors))
         return dict(zip(paths, range(state.vectors, state.vectors + len(vectors)), strict=True))
@@ -455,7 +472,8 @@ class Collection:
         To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
         """
         with self.transaction(write=True) as current:
-            state, connection = current.state, current.connection
+            state = current.state
+            connection = current.connection
             connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
             live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
             holes = state.vectors - len(live)
@@ -473,7 +491,9 @@ class Collection:
                 current.save(files=files)
 
     def _move_vectors(self, current: Transaction, path: Path) -> None:
-        state, connection, version = current.state, current.connection, current.state.version + 1
+        state = current.state
+        connection = current.connection
+        version = current.state.version + 1
         live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
         write_atomically(path, current.vectors[live].tofile)
         connection.create_function("moved", 1, {old: new for new, old in enumerate(live.tolist())}.get)
@@ -484,7 +504,8 @@ class Collection:
         index = state.index
         if index is not None:
             first, last = connection.execute("SELECT min(vector), max(vector) FROM images").fetchone()
-            index = index.model_copy(update={"first": first if last - first + 1 == index.images else None})
+            are_contiguous = last - first + 1 == index.images
+            index = index.model_copy(update={"first": first if are_contiguous else None})
         current.save(file=path.name, vectors=len(live), version=version, index=index)
 
     # The index
@@ -497,7 +518,8 @@ class Collection:
         """
         embedded = self._with_unlisted(embedded)
         numbers = np.sort(embedded.numbers)
-        first = int(numbers[0]) if int(numbers[-1]) - int(numbers[0]) + 1 == len(numbers) else None
+        are_contiguous = numbers[-1] - numbers[0] + 1 == len(numbers)
+        first = int(numbers[0]) if are_contiguous else None
         index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
@@ -524,17 +546,19 @@ class Collection:
             kept = [image for image, fits in current.images() if fits and is_below(image.path, places)]
         if not kept:
             return embedded
-        facts = np.array([(image.size, image.time) for image in kept], dtype=np.int64)
+        stats = np.array([(image.size, image.time) for image in kept], dtype=np.int64)
         numbers = np.array([image.vector for image in kept], dtype=np.int64)
         return dataclasses.replace(
             embedded,
             paths=[*embedded.paths, *(image.path for image in kept)],
-            facts=np.concatenate([embedded.facts, facts]),
+            stats=np.concatenate([embedded.stats, stats]),
             numbers=np.concatenate([embedded.numbers, numbers]),
         )
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
-        state, before, known = current.state, current.state.index, dict[str, Image]()
+        state = current.state
+        before = current.state.index
+        known = dict[str, Image]()
         if before is not None and before.folder != index.folder:
             before = None
         if before is not None:
@@ -542,20 +566,31 @@ class Collection:
             if len(known) < before.images:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
                 warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)
-        ids, changed, rows = itertools.count(state.next_id), 0, []
-        columns = embedded.paths, embedded.facts.tolist(), embedded.numbers.tolist()
-        for name, facts, vector in zip(*columns, strict=True):
+        next_id = state.next_id
+        changed = 0
+        rows = []
+        stats = embedded.stats.tolist()
+        vectors = embedded.numbers.tolist()
+        for name, (size, time), vector in zip(embedded.paths, stats, vectors, strict=True):
             image = known.get(name)
-            changed += image is not None and [image.size, image.time] != facts
-            values = next(ids) if image is None else image.id, path_bytes(name), *facts
-            rows.append((*values, vector, crc_of(current.vectors[vector].data, *values)))
-        next_id = next(ids)
+            if image is None:
+                id = next_id
+                next_id += 1
+            else:
+                id = image.id
+                if (image.size, image.time) != (size, time):
+                    changed += 1
+            values = (id, path_bytes(name), size, time)
+            crc = crc_of(current.vectors[vector].data, *values)
+            rows.append((*values, vector, crc))
         new = next_id - state.next_id
         kept = len(rows) - new
         current.connection.execute("DELETE FROM images")
         current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
         current.save(version=state.version + 1, next_id=next_id, index=index)
-        return Changes(new, changed, len(known) - kept, kept - changed) if before is not None else None
+        if before is not None:
+            return Changes(new, changed, len(known) - kept, kept - changed)
+        return None
 
     def read_faiss(self, index: Index, thorough: bool = False) -> FaissIndex | None:
         """Open the faiss index; None for exact search."""
@@ -577,9 +612,12 @@ class Collection:
     def command(self) -> str:
         """Return the command that makes the index again."""
         index = self._index or Index(folder="FOLDER", images=0, first=None)
-        store = [] if self.place == (self.run / COLLECTION).absolute() else ["--store", str(self.place)]
-        factory = ["--index", index.factory] if index.factory else []
-        return shlex.join(["pml-ext", "index", str(self.run), index.folder, *store, *factory])
+        command = ["pml-ext", "index", str(self.run), index.folder]
+        if self.place != (self.run / COLLECTION).absolute():
+            command += ["--store", str(self.place)]
+        if index.factory:
+            command += ["--index", index.factory]
+        return shlex.join(command)
 
     def check_identity(self, state: State) -> None:
         """Refuse a collection of another network."""

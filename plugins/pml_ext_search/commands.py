@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Exit, Option
 
@@ -38,7 +38,9 @@ from pml_ext.tool import (
 )
 
 if TYPE_CHECKING:
+    from .clusters import Clusters
     from .embedding import Listener
+    from .query import Gallery
     from .trained import TrainedRun
 
 IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Image folder (default: the indexed one).")]
@@ -107,45 +109,62 @@ def embed(
     For several devices, type torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; this also works for
     index and cluster.
     """
-    from .embedding import save_embeddings
-
     if on == "here" and (ray_address, jobs, num_gpus) != (None, None, None):
         raise ConfigError("--ray-address, --jobs and --num-gpus go with --on ray")
     if part is None and on == "here":
         if listing is not None:
             raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
-        if out.suffix != ".npz":
-            raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
-        check_writable("-o", out, file=True)
-        with embedding_run(run, Path(folder), device, workers, store) as trained:
-            embedded = trained.embed_folder(folder)
-        out.parent.mkdir(parents=True, exist_ok=True)
-        save_embeddings(embedded, out)
-        images, size = embedded.embeddings.shape
-        about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
-        print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
+        _embed_to_file(run, Path(folder), out, workers, store, device, as_json)
         return
     if store is not None or (workers is not None and on == "ray"):
         raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
     from .parts import listed, write_part
 
-    number, _, parts = (part or "1/1").partition("/")
-    if not (number.isdecimal() and parts.isdecimal()):
-        raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")
-    which = int(number), int(parts)
+    number, parts = _part_numbers(part or "1/1")
     with Progress() as bar:
-        work = listed(folder) if listing is None else listed(read_list(listing), folder)
+        if listing is None:
+            work = listed(folder)
+        else:
+            work = listed(read_list(listing), folder)
         if on == "ray":
             from .on_ray import write_on_ray
 
             with redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
-                images = write_on_ray(run, device, work, *which, out, ray_address, jobs or 2, num_gpus or 0.0)
+                images = write_on_ray(run, device, work, number, parts, out, ray_address, jobs or 2, num_gpus or 0.0)
         else:
             reader = load_for_command(run, device, workers, listener=bar.embedding).images
-            images = write_part(reader, work, *which, out)
-    files, what = len(work.part(*which)), f"part {number} of {parts}: " if part else ""
+            images = write_part(reader, work, number, parts, out)
+    files = len(work.part(number, parts))
+    text = f"{images} images embedded now, {files} of {len(work.segments)} files: {out}"
+    if part is not None:
+        text = f"part {number} of {parts}: {text}"
     about = {"folder": str(out), "new": images, "files": files, "files_of_all_parts": len(work.segments)}
-    print_result(as_json, about, f"{what}{images} images embedded now, {files} of {len(work.segments)} files: {out}")
+    print_result(as_json, about, text)
+
+
+def _embed_to_file(
+    run: Path, folder: Path, out: Path, workers: int | None, store: Path | None, device: Device, as_json: bool
+) -> None:
+    from .embedding import save_embeddings
+
+    if out.suffix != ".npz":
+        raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
+    check_writable("-o", out, file=True)
+    with embedding_run(run, folder, device, workers, store) as trained:
+        embedded = trained.embed_folder(folder)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_embeddings(embedded, out)
+    images, size = embedded.embeddings.shape
+    about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
+    print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
+
+
+def _part_numbers(part: str) -> tuple[int, int]:
+    """Return K and N of ``K/N``."""
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal()):
+        raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")
+    return int(number), int(parts)
 
 
 def read_list(listing: Path) -> list[str]:
@@ -168,26 +187,45 @@ def cluster(
     as_json: AsJson = False,
 ) -> None:
     """Cluster a folder's images into a CSV table and contact sheets. HDBSCAN's outliers are cluster -1."""
-    number = int(clusters) if clusters.removeprefix("-").isdecimal() else clusters
+    number: int | str = clusters
+    if clusters.removeprefix("-").isdecimal():
+        number = int(clusters)
     with embedding_run(run, folder, device, workers, store) as trained:
         result = trained.cluster(folder, number, out, smallest=smallest)
     sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
     shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
     about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table), "clusters": shown}
-    paths, classes = result.grouping.embedded.paths, any(each.share is not None for each in result.clusters)
-    rows = [
-        [str(each.number), str(len(each.members))]
-        + [printable(each.name) or "(no folder)", f"{each.share or 0:.0%}"] * classes
-        + [printable(", ".join(paths[member] for member in each.members[:3]))]
-        for each in result.clusters
-    ]
-    found = sum(each.number >= 0 for each in result.clusters)
-    noise = sum(len(each.members) for each in result.clusters if each.number < 0)
-    in_none = f"; {noise} images in none (cluster -1)" if clusters == "auto" else ""
-    lines = [f"{found} clusters by {result.grouping.method}{in_none}"]
-    lines.append(f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}")
-    columns = ["cluster", "images", *["class", "share"] * classes, "for example"]
-    print_result(as_json, about, *lines, columns=columns, rows=rows, right=[0, 1, 3] if classes else [0, 1])
+    found = 0
+    noise = 0
+    for each in result.clusters:
+        if each.number >= 0:
+            found += 1
+        else:
+            noise += len(each.members)
+    text = f"{found} clusters by {result.grouping.method}"
+    if clusters == "auto":
+        text += f"; {noise} images in none (cluster -1)"
+    lines = [text, f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}"]
+    columns, rows = _cluster_rows(result)
+    right = [0, 1, 3] if "share" in columns else [0, 1]
+    print_result(as_json, about, *lines, columns=columns, rows=rows, right=right)
+
+
+def _cluster_rows(result: Clusters) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the printed table of clusters."""
+    paths = result.grouping.embedded.paths
+    with_classes = any(each.share is not None for each in result.clusters)
+    columns = ["cluster", "images", "for example"]
+    if with_classes:
+        columns = ["cluster", "images", "class", "share", "for example"]
+    rows = []
+    for each in result.clusters:
+        row = [str(each.number), str(len(each.members))]
+        if with_classes:
+            row += [printable(each.name) or "(no folder)", f"{each.share or 0:.0%}"]
+        examples = ", ".join(paths[member] for member in each.members[:3])
+        rows.append([*row, printable(examples)])
+    return columns, rows
 
 
 def index(
@@ -212,42 +250,81 @@ def index(
 
     if workers is not None and (check or parts is not None):
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
-    read = functools.partial(load_for_command, run, device, store=store)
-    if check and (folder is not None or factory or parts is not None or to is not None):
-        raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
     if check:
-        held = read().gallery()
-        gone, changed = held.check()
-        lines = [f"{len(held)} images, all files as they were written: {held.place}"]
-        for what, paths in (("gone", gone), ("changed", changed)):
-            if paths:
-                lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
-        about = {"index": str(held.place), "images": len(held), "gone": gone, "changed": changed}
-        print_result(as_json, about, *lines)
-        if gone or changed:
-            say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {held.again}")
-            raise Exit(1)
+        if folder is not None or factory or parts is not None or to is not None:
+            raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
+        _check_index(load_for_command(run, device, store=store).gallery(), as_json)
         return
-    with embedding_run(run, folder, device, workers, store) if parts is None else nullcontext(read()) as trained:
+    opened: AbstractContextManager[TrainedRun]
+    if parts is None:
+        opened = embedding_run(run, folder, device, workers, store)
+    else:
+        opened = nullcontext(load_for_command(run, device, store=store))
+    with opened as trained:
         if to is not None:
             trained.open_store(to)  # raises an error before anything is embedded
-        gallery = trained.index(folder, factory) if parts is None else trained.write_index(parts, folder, factory)
-    changes, faiss = gallery.changes, gallery.faiss
-    about = {"index": str(gallery.place), "folder": str(gallery.folder), "images": len(gallery)}
-    about |= zip(("new", "changed", "gone", "as_before"), changes or (len(gallery), 0, 0, 0), strict=True)
-    about |= {"search": gallery.factory or "exact"}
-    about |= {"effort": getattr(faiss, "effort", None), "recall_at_10": getattr(faiss, "recall", None)}
-    lines = [f"{len(gallery)} images indexed: {gallery.place}", *([str(changes)] if changes is not None else [])]
-    measured = "{}: recall@10 {:.3f} of exact search, on a sample of the images".format
+        if parts is None:
+            gallery = trained.index(folder, factory)
+        else:
+            gallery = trained.write_index(parts, folder, factory)
+    about = _about_index(gallery)
+    lines = [f"{len(gallery)} images indexed: {gallery.place}"]
+    if gallery.changes is not None:
+        lines.append(str(gallery.changes))
+    faiss = gallery.faiss
     if faiss is not None and faiss.recall is not None:
-        setting = f" with {faiss.setting} {faiss.effort}" if faiss.setting else ""
-        lines.append(measured(f"{gallery.factory}{setting}", faiss.recall))
+        name = gallery.factory
+        if faiss.setting:
+            name += f" with {faiss.setting} {faiss.effort}"
+        lines.append(_recall_text(name, faiss.recall))
     if to is not None:
         stored, recall = trained.copy_to_store(to)
         about["store"] = {"to": masked(to), **stored._asdict(), "recall_at_10": recall}
         kind = to.partition(":")[0]
-        lines += [f"{kind}: {stored}", *([measured(kind, recall)] if recall is not None else [])]
+        lines.append(f"{kind}: {stored}")
+        if recall is not None:
+            lines.append(_recall_text(kind, recall))
     print_result(as_json, about, *lines)
+
+
+def _about_index(gallery: Gallery) -> dict[str, Any]:
+    """Return what ``index --json`` prints."""
+    new, changed, gone, as_before = gallery.changes or (len(gallery), 0, 0, 0)
+    effort = None
+    recall = None
+    if gallery.faiss is not None:
+        effort = gallery.faiss.effort
+        recall = gallery.faiss.recall
+    return {
+        "index": str(gallery.place),
+        "folder": str(gallery.folder),
+        "images": len(gallery),
+        "new": new,
+        "changed": changed,
+        "gone": gone,
+        "as_before": as_before,
+        "search": gallery.factory or "exact",
+        "effort": effort,
+        "recall_at_10": recall,
+    }
+
+
+def _recall_text(name: str, recall: float) -> str:
+    return f"{name}: recall@10 {recall:.3f} of exact search, on a sample of the images"
+
+
+def _check_index(gallery: Gallery, as_json: bool) -> None:
+    """Print which images of an index are gone or changed; exit code 1 if there are some."""
+    gone, changed = gallery.check()
+    lines = [f"{len(gallery)} images, all files as they were written: {gallery.place}"]
+    for what, paths in (("gone", gone), ("changed", changed)):
+        if paths:
+            lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
+    about = {"index": str(gallery.place), "images": len(gallery), "gone": gone, "changed": changed}
+    print_result(as_json, about, *lines)
+    if gone or changed:
+        say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {gallery.again}")
+        raise Exit(1)
 
 
 def query(
@@ -282,8 +359,12 @@ def query(
 
     from .query import RADIUS, is_store
 
-    stored = store if store is not None and is_store(store) else None
-    own = Path(store) if store is not None and stored is None else None
+    stored: str | None = None  # the address of a store of somebody else
+    own: Path | None = None  # the folder of another collection
+    if store is not None and is_store(store):
+        stored = store
+    elif store is not None:
+        own = Path(store)
     if out is not None:
         if duplicates or picture or shortlist is not None or metric != "euclidean":
             raise ConfigError("-o uses Euclidean distance; leave out --duplicates, --picture, --shortlist and --metric")
@@ -292,7 +373,9 @@ def query(
         with Progress() as bar:
             trained = load_for_command(run, device, workers, own, bar.embedding)
             folder = str(images[0]) if images else None
-            items = (folder or "") if listing is None else read_list(listing)
+            items: str | list[str] = folder or ""
+            if listing is not None:
+                items = read_list(listing)
             queries, found = trained.match(items, out, 8 if k is None else k, within, radius, stored, folder)
         about = {"file": str(out), "queries": queries, "answers": found}
         print_result(as_json, about, f"{found} answers to {queries} images: {out}")
@@ -310,21 +393,24 @@ def query(
         check_writable("--picture", place, file=True)
     trained = load_for_command(run, device, store=own)
     if duplicates:
-        radius = RADIUS if radius is None else radius
+        if radius is None:
+            radius = RADIUS
         groups = trained.duplicates(radius)
-        rows = [[str(number), printable(path)] for number, group in enumerate(groups, start=1) for path in group]
+        rows = []
+        for number, group in enumerate(groups, start=1):
+            rows += [[str(number), printable(path)] for path in group]
         text = f"{counted(len(groups), 'group')} of {len(rows)} images within {radius:g} of another (--radius)"
         about = {"radius": radius, "groups": groups}
         print_result(as_json, about, text, columns=["group", "path"], rows=rows, right=[0])
         return
     answers = trained.query(images, 8 if k is None else k, metric, shortlist, within, radius, stored)
     if not as_json:
-        rows = [
-            [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
-            for answer in answers
-            for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1)
-        ]
-        print_table(["query", "rank", "path", "distance" if metric == "euclidean" else "score"], rows, right=[1, 3])
+        rows = []
+        for answer in answers:
+            for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1):
+                rows.append([printable(answer.query), str(rank), printable(path), f"{distance:.4f}"])
+        value = "distance" if metric == "euclidean" else "score"
+        print_table(["query", "rank", "path", value], rows, right=[1, 3])
         for answer in answers:
             if radius is not None and not answer.paths:
                 say(f"{printable(answer.query)}: no image within {radius:g} (--radius)")

@@ -53,7 +53,8 @@ from .collection import (
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
 
 READ = 64  # images per batch of a reading worker
-WRITTEN, SECONDS = 1000, 30.0  # embeddings of a folder are written after this many images or seconds
+WRITTEN = 1000  # embeddings of a folder are written after this many images
+SECONDS = 30.0  # or after this time
 SEVERAL = 8  # minimum new files of a batch to store; for fewer, the transaction costs more
 
 
@@ -102,8 +103,12 @@ class ImageEmbedder:
         listener: Listener | None = None,
         frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
     ) -> None:
-        self.run, self.network, self.device = run, network, device
-        self.replace, self._workers, self._listener = replace, workers, listener
+        self.run = run
+        self.network = network
+        self.device = device
+        self.replace = replace
+        self._workers = workers
+        self._listener = listener
         self.channels = network.preprocessing.channels
         self.precision = precision
         try:
@@ -111,8 +116,8 @@ class ImageEmbedder:
         except ConfigError as error:
             self.precision = "float32"
             warnings.warn(f"{run} computes in float32: {error}", StoreWarning, stacklevel=4)
-        facts = [weights, network.preprocessing.model_dump(), self.precision]
-        identity = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+        identified_by = json.dumps([weights, network.preprocessing.model_dump(), self.precision])
+        identity = hashlib.sha256(identified_by.encode()).hexdigest()[:16]
         self.collection = Collection(place, run, identity, network.embedding_size)
         self._memory_format = self._choose_memory_format()
         self._frozen = frozen and self.precision == "float32"
@@ -141,7 +146,12 @@ class ImageEmbedder:
         """
         batches = []
         for batch in _batches(as_images(images), batch_size):
-            inputs = [Path(each) if isinstance(each, (str, os.PathLike)) else self._image(each) for each in batch]
+            inputs: list[Path | Tensor] = []
+            for image in batch:
+                if isinstance(image, (str, os.PathLike)):
+                    inputs.append(Path(image))
+                else:
+                    inputs.append(self._image(image))
             batches.append(self._embed_batch(inputs, current))
         if not batches:
             raise DataError("no images to embed; wanted one or more")
@@ -170,13 +180,20 @@ class ImageEmbedder:
             known |= self._looked_up(stats, current)
 
         missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
-        new = [key for key in missing if isinstance(key, bytes)]
-        known |= self._from_features({key: image for key, image in missing.items() if isinstance(image, Path)})
-        rest = {key: image for key, image in missing.items() if key not in known}
+        missing_files = {key: image for key, image in missing.items() if isinstance(image, Path)}
+        known |= self._from_features(missing_files)
+        rest: dict[bytes | int, Tensor] = {}
+        for key, image in missing.items():
+            if key not in known:
+                rest[key] = image if isinstance(image, Tensor) else self._image(image)
         if rest:
-            inputs = [image if isinstance(image, Tensor) else self._image(image) for image in rest.values()]
-            known |= zip(rest, self._forward(torch.stack(inputs)), strict=True)
-        self._keep({key: stats[key] for key in new if known[key].isfinite().all()}, known)
+            known |= zip(rest, self._forward(torch.stack(list(rest.values()))), strict=True)
+
+        new: dict[bytes, FileStat] = {}
+        for key in missing:
+            if isinstance(key, bytes) and known[key].isfinite().all():
+                new[key] = stats[key]
+        self._keep(new, known)
         return torch.stack([known[key].to(self.device) for key in keys])
 
     def _looked_up(self, stats: Mapping[bytes, FileStat], current: Transaction | None) -> dict[bytes | int, Tensor]:
@@ -199,7 +216,8 @@ class ImageEmbedder:
         try:
             if not self.collection.exists:
                 self.collection.create(replace=False)
-            self.collection.append([*new], [*new.values()], torch.stack([rows[key] for key in new]).cpu().numpy())
+            vectors = torch.stack([rows[key] for key in new]).cpu().numpy()
+            self.collection.append(list(new), list(new.values()), vectors)
         except (UnwritableError, DataError) as error:
             warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
 
@@ -211,32 +229,61 @@ class ImageEmbedder:
         first = rank() == 0
         listing: Listing = from_rank_0(list_folder(folder) if first else None)
         root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
-        keys, collection = [root + path_bytes(name) for name in listing.names], self.collection
+        keys = [root + path_bytes(name) for name in listing.names]
         if first:
-            check_writable("--store", collection.place)
-        with collection.locked(self.replace) if first else contextlib.nullcontext():
-            files = dict(zip(keys, listing.facts, strict=True))
-            found, gone = from_rank_0(collection.find(files, root)[:2] if first else None)
-            unlisted = frozenset(listing.unlisted)
-            gone = [key for key in gone if not is_below(os.fsdecode(key[len(root) :]), unlisted)]
+            check_writable("--store", self.collection.place)
+        with self.collection.locked(self.replace) if first else contextlib.nullcontext():
+            found, gone = from_rank_0(self._find_listed(listing, keys, root) if first else None)
             missing = [number for number, key in enumerate(keys) if key not in found]
-            own = missing[len(missing) * rank() // num_processes() : len(missing) * (rank() + 1) // num_processes()]
-            parts = from_ranks(self._embed_missing(listing, keys, own, batch_size))
-            results = {number: result for part in parts for number, result in part.items()}
+            results: dict[int, int | str] = {}
+            for part in from_ranks(self._embed_missing(listing, keys, _share_of_rank(missing), batch_size)):
+                results |= part
             vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
+
             new = len(vectors)
-            vectors |= {number: found[key] for number, key in enumerate(keys) if key in found}
+            for number, key in enumerate(keys):
+                if key in found:
+                    vectors[number] = found[key]
             if not vectors:
                 why = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
                 raise DataError(f"{folder}: no readable image among {len(skipped)} files{why}")
-            kept = sorted(vectors)
-            numbers = np.array([vectors[number] for number in kept], dtype=np.int64)
-            names = [listing.names[number] for number in kept]
-            facts = np.array([listing.facts[number] for number in kept], dtype=np.int64)
-            points = torch.from_numpy(collection.vectors_of(numbers)).to(self.device)
-            yield Embedded(folder, names, points, skipped, facts, new, numbers, unlisted=listing.unlisted)
+            yield self._embedded_folder(folder, listing, vectors, skipped, new)
             if num_processes() == 1:
-                collection.compact(gone)
+                self.collection.compact(gone)
+
+    def _find_listed(
+        self, listing: Listing, keys: Sequence[bytes], root: bytes
+    ) -> tuple[dict[bytes, int], list[bytes]]:
+        """Return the vector numbers of unchanged files, and the files that are gone.
+
+        A file below a folder that could not be looked at counts as present.
+        """
+        files = dict(zip(keys, listing.stats, strict=True))
+        found, absent, _ = self.collection.find(files, root)
+        unlisted = frozenset(listing.unlisted)
+        gone = []
+        for key in absent:
+            relative_path = os.fsdecode(key[len(root) :])
+            if not is_below(relative_path, unlisted):
+                gone.append(key)
+        return found, gone
+
+    def _embedded_folder(
+        self, folder: Path, listing: Listing, vectors: Mapping[int, int], skipped: dict[str, str], new: int
+    ) -> Embedded:
+        """Return the images whose vectors are in the collection, in the order of the listing."""
+        kept = sorted(vectors)
+        numbers = np.array([vectors[number] for number in kept], dtype=np.int64)
+        return Embedded(
+            folder,
+            paths=[listing.names[number] for number in kept],
+            embeddings=torch.from_numpy(self.collection.vectors_of(numbers)).to(self.device),
+            skipped=skipped,
+            stats=np.array([listing.stats[number] for number in kept], dtype=np.int64),
+            new=new,
+            numbers=numbers,
+            unlisted=listing.unlisted,
+        )
 
     def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
         """Embed files (paths or open files) in batches of 64; yield embeddings, or why a file is unreadable."""
@@ -253,14 +300,19 @@ class ImageEmbedder:
 
         With ``stats``, sizes and times from before the files are read, the features of a frozen trunk are cached.
         """
-        workers = self._workers if workers is None else workers
-        workers = default_workers(len(files)) if workers is None else workers
-        begun, done = time.perf_counter(), 0
+        if workers is None:
+            workers = self._workers
+        if workers is None:
+            workers = default_workers(len(files))
+        begun = time.perf_counter()
+        done = 0
         for images, read, bad in read_batches(files, self.channels, self.transform, size, workers, self.device):
-            batch: dict[int, Vectors | str] = {**bad}
+            batch: dict[int, Vectors | str] = dict(bad)
             if images is not None:
-                kept = {files[place]: stats[place] for place in read} if stats else {}
-                rows = self._forward(images, kept).cpu().numpy()
+                stats_by_file = {}
+                if stats:
+                    stats_by_file = {files[place]: stats[place] for place in read}
+                rows = self._forward(images, stats_by_file).cpu().numpy()
                 batch |= zip(read, rows, strict=True)
             done += len(batch)
             if self._listener is not None:
@@ -273,14 +325,18 @@ class ImageEmbedder:
         self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
     ) -> dict[int, int | str]:
         """Embed images and write the vectors; return each vector's number, or the reason for a failure."""
-        results, waiting, last = dict[int, int | str](), dict[int, Vectors](), time.perf_counter()
+        results = dict[int, int | str]()
+        waiting = dict[int, Vectors]()
+        last = time.perf_counter()
 
         def write() -> None:
-            if waiting:
-                own, facts = [keys[number] for number in waiting], [listing.facts[number] for number in waiting]
-                written = self.collection.append(own, facts, np.stack([*waiting.values()]))
-                results.update(zip(waiting, written.values(), strict=True))
-                waiting.clear()
+            if not waiting:
+                return
+            paths = [keys[number] for number in waiting]
+            stats = [listing.stats[number] for number in waiting]
+            written = self.collection.append(paths, stats, np.stack(list(waiting.values())))
+            results.update(zip(waiting, written.values(), strict=True))
+            waiting.clear()
 
         try:
             for batch in self._batches(listing, numbers, min(batch_size, READ)):
@@ -304,15 +360,17 @@ class ImageEmbedder:
     def _batches(self, listing: Listing, numbers: Sequence[int], size: int) -> Iterator[Batch]:
         """Yield embeddings by number, first of images whose features are cached."""
         files = {number: listing.folder / listing.names[number] for number in numbers}
-        for start in range(0, len(numbers) if self._features is not None else 0, WRITTEN):
-            ready = self._from_features({number: files[number] for number in numbers[start : start + WRITTEN]})
-            yield {number: row.cpu().numpy() for number, row in ready.items()}
-            for number in ready:
-                del files[number]
-        left = [*files]
-        stats = [listing.facts[number] for number in left]
-        for batch in self._embedded([*files.values()], size, stats):
-            yield {left[place]: row for place, row in batch.items()}
+        if self._features is not None:
+            for start in range(0, len(numbers), WRITTEN):
+                some = {number: files[number] for number in numbers[start : start + WRITTEN]}
+                cached = self._from_features(some)
+                yield {number: row.cpu().numpy() for number, row in cached.items()}
+                for number in cached:
+                    del files[number]
+        remaining = list(files)
+        stats = [listing.stats[number] for number in remaining]
+        for batch in self._embedded(list(files.values()), size, stats):
+            yield {remaining[place]: row for place, row in batch.items()}
 
     def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:
         """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
@@ -349,10 +407,12 @@ class ImageEmbedder:
         """Return the embeddings of files whose features are cached; none without a frozen trunk."""
         features: dict[int, Vectors] = {}
         with self._features_may_fail():
-            features = self._features.of_files([*files.values()]) if self._features is not None and files else {}
+            if self._features is not None and files:
+                features = self._features.of_files(list(files.values()))
         if not features:
             return {}
-        rows, keys = torch.from_numpy(np.stack([*features.values()])).to(self.device), [*files]
+        rows = torch.from_numpy(np.stack(list(features.values()))).to(self.device)
+        keys = list(files)
         embeddings = nn.functional.normalize(self.network.embedder(rows).float())
         return {keys[place]: row for place, row in zip(features, embeddings, strict=True)}
 
@@ -386,11 +446,20 @@ class ImageEmbedder:
         )
 
 
+def _share_of_rank(numbers: Sequence[int]) -> Sequence[int]:
+    """Return the part of a list that this process embeds."""
+    start = len(numbers) * rank() // num_processes()
+    end = len(numbers) * (rank() + 1) // num_processes()
+    return numbers[start:end]
+
+
 def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:
     """Return a file's path in its resolved folder, its size and modification time; raise DataError if it is missing."""
-    if (facts := file_stat(file)) is None:
+    size_and_mtime = file_stat(file)
+    if size_and_mtime is None:
         raise DataError(f"{file}: no such file")
-    return path_bytes(os.path.join(os.path.realpath(file.parent), file.name)), facts
+    path = os.path.join(os.path.realpath(file.parent), file.name)
+    return path_bytes(path), size_and_mtime
 
 
 def warn_of_skipped(skipped: Mapping[str, str]) -> None:
@@ -401,7 +470,9 @@ def warn_of_skipped(skipped: Mapping[str, str]) -> None:
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:
     """Write embeddings, paths and classes to an ``.npz`` file."""
-    points, paths, classes = embedded.embeddings.cpu().numpy(), np.array(embedded.paths), np.array(embedded.classes)
+    points = embedded.embeddings.cpu().numpy()
+    paths = np.array(embedded.paths)
+    classes = np.array(embedded.classes)
 
     def save(temporary: Path) -> None:
         with temporary.open("wb") as file:

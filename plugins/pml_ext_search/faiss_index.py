@@ -23,9 +23,11 @@ from torch import Tensor
 
 from pml_ext.tool import ConfigError, has_faiss, nearest_of, needs_extra, shortened
 
-EXACT, MOST_EXACT = "exact", 200_000  # name of exact search; number of images up to which it is the default
+EXACT = "exact"  # name of exact search
+MOST_EXACT = 200_000  # number of images up to which exact search is the default
 TARGET = 0.95  # recall@10 that the chosen effort must reach
-_SAMPLE, _NEIGHBORS = 200, 10  # number of queries and of exact answers per query, to measure recall
+_SAMPLE = 200  # number of queries that measure recall
+_NEIGHBORS = 10  # exact answers per query
 _MOST_CANDIDATES = 1024  # the largest efSearch that is tried
 
 
@@ -33,7 +35,9 @@ def chosen_factory(factory: str, images: int) -> str:
     """Return the factory string of an index, "" for exact search."""
     if factory:
         return "" if factory == EXACT else factory
-    return f"IVF{math.isqrt(images)},Flat" if images > MOST_EXACT and has_faiss() else ""
+    if images > MOST_EXACT and has_faiss():
+        return f"IVF{math.isqrt(images)},Flat"
+    return ""
 
 
 def new_index(factory: str, size: int) -> Any:
@@ -50,8 +54,16 @@ class FaissIndex:
     """A faiss index of normalized embeddings, with the effort of a search and its measured recall@10."""
 
     def __init__(self, factory: str, index: Any, effort: int = 0, recall: float | None = None) -> None:
-        self.factory, self.index, self.effort, self.recall = factory, index, effort, recall
-        self.setting = "nprobe" if "IVF" in factory else "efSearch" if "HNSW" in factory else ""
+        self.factory = factory
+        self.index = index
+        self.effort = effort
+        self.recall = recall
+        if "IVF" in factory:
+            self.setting = "nprobe"
+        elif "HNSW" in factory:
+            self.setting = "efSearch"
+        else:
+            self.setting = ""
         self._effort_set = 0
 
     @classmethod
@@ -68,7 +80,8 @@ class FaissIndex:
         built.effort, most = efforts[built.setting]
         if len(points) < 2:  # a single image has no neighbors
             return built
-        recall_of, tried = sampled_recall(points), dict[int, float]()
+        recall_of = sampled_recall(points)
+        tried = dict[int, float]()
         while True:
             tried[built.effort] = recall_of(lambda queries, k: built.search(queries, k)[1])
             if tried[built.effort] >= TARGET or built.effort >= most:
@@ -113,7 +126,8 @@ class FaissIndex:
 
     def search(self, points: Tensor, k: int, _: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return distances and numbers of the nearest points, ``[Q, k]`` on the CPU; number -1 if there are fewer."""
-        rows, effort = _rows(points), self.effort
+        rows = _rows(points)
+        effort = self.effort
         if self.setting == "efSearch":
             effort = max(effort, k)  # k answers need at least k candidates
         self._set(effort)
@@ -143,7 +157,8 @@ def sampled_recall(points: Tensor) -> Callable[[Callable[[Tensor, int], Tensor]]
 
     ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 if there are fewer than k.
     """
-    count, k = len(points), min(_NEIGHBORS, len(points) - 1)
+    count = len(points)
+    k = min(_NEIGHBORS, len(points) - 1)
     chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
 
     def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:

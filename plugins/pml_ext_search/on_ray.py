@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 from pathlib import Path
@@ -23,7 +24,8 @@ class Embedder:
         import ray
 
         keep_freed_memory(choose_device(device))
-        self._run, self._work = load_run(run, device, workers=0), ray.get(work)
+        self._run = load_run(run, device, workers=0)
+        self._work = ray.get(work)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return a segment's number, its number of images and its Parquet file as bytes."""
@@ -47,17 +49,25 @@ def write_on_ray(
     numbers = work.pending(part, parts, out, load_run(run, "cpu").collection.identity)
     if not numbers:
         return 0
-    here = {} if address else {"num_cpus": jobs, "include_dashboard": False}
-    count = int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
-    threads = {"env_vars": {"OMP_NUM_THREADS": str(count)}}
-    ray.init(address=address, runtime_env=threads, log_to_driver=False, **here)
-    images, shared = 0, ray.put(work)
+    options: dict[str, Any] = {}
+    if not address:  # a cluster of this machine alone
+        options = {"num_cpus": jobs, "include_dashboard": False}
+    threads = int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads)}}
+    ray.init(address=address, runtime_env=environment, log_to_driver=False, **options)
+    images = 0
+    shared = ray.put(work)
     try:
         found = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
-        given = str(run.resolve()), device, shared
-        done = found.map(Embedder, fn_constructor_args=given, concurrency=jobs, num_cpus=1, num_gpus=gpus or None)
+        done = found.map(
+            Embedder,
+            fn_constructor_args=(str(run.resolve()), device, shared),
+            concurrency=jobs,
+            num_cpus=1,
+            num_gpus=gpus or None,
+        )
         for row in done.iter_rows():
-            write_atomically(out / work.file(row["number"]), lambda path, row=row: path.write_bytes(row["file"]))  # type: ignore[misc]
+            write_atomically(out / work.file(row["number"]), functools.partial(_write_bytes, content=row["file"]))
             images += row["images"]
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
@@ -65,3 +75,7 @@ def write_on_ray(
     finally:
         ray.shutdown()
     return images
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

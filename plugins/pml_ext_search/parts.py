@@ -18,12 +18,13 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -71,7 +72,7 @@ class Segment:
 
     place: str  # path of a folder, a table or a shard, or address of a folder
     names: tuple[str, ...] = ()
-    facts: tuple[FileStat, ...] = ()
+    stats: tuple[FileStat, ...] = ()
     group: int = 0  # row group of a table
 
     @property
@@ -82,25 +83,31 @@ class Segment:
     @property
     def files(self) -> list[Path] | None:
         """The paths of images that are local files, else None."""
-        return None if self.packed or "://" in self.place else [Path(self.place, name) for name in self.names]
+        if self.packed or "://" in self.place:
+            return None
+        return [Path(self.place, name) for name in self.names]
 
     @functools.cached_property
     def digest(self) -> str:
         """Digest of the images' names, sizes and times, computed without reading an image."""
-        return _digest([self.names, self.facts, self.group] + [self.place] * self.packed)
+        identified_by: list[Any] = [self.names, self.stats, self.group]
+        if self.packed:
+            identified_by.append(self.place)
+        return _digest(identified_by)
 
     def images(self) -> Iterator[tuple[str, FileStat, Path | _ImageBytes]]:
         """Yield path, size and time, and the file or the bytes of each image."""
         if self.files is not None:
-            yield from zip(self.names, self.facts, self.files, strict=True)
+            yield from zip(self.names, self.stats, self.files, strict=True)
         elif "://" in self.place:
             system, root = _filesystem(self.place)
-            for name, facts in zip(self.names, self.facts, strict=True):
+            for name, stats in zip(self.names, self.stats, strict=True):
                 with system.open_input_file(f"{root}/{name}") as file:
-                    yield name, facts, _ImageBytes(file.read(), name)
+                    yield name, stats, _ImageBytes(file.read(), name)
         else:
-            for name, content in _samples(self.place) if self.place.endswith(".tar") else self._rows():
-                stat = len(content), zlib.crc32(content)  # the checksum in place of a time
+            samples = _samples(self.place) if self.place.endswith(".tar") else self._rows()
+            for name, content in samples:
+                stat = (len(content), zlib.crc32(content))  # the checksum in place of a time
                 yield name, stat, _ImageBytes(content, name)
 
     def _rows(self) -> Iterator[tuple[str, bytes]]:
@@ -119,7 +126,13 @@ class Work:
     @functools.cached_property
     def digest(self) -> str:
         """The digest of the images' names, equal for all parts."""
-        return _digest([[segment.names, *[segment.place] * segment.packed] for segment in self.segments])
+        identified_by: list[list[Any]] = []
+        for segment in self.segments:
+            if segment.packed:
+                identified_by.append([segment.names, segment.place])
+            else:
+                identified_by.append([segment.names])
+        return _digest(identified_by)
 
     def file(self, number: int) -> str:
         """Return the name of a segment's file."""
@@ -144,7 +157,10 @@ class Work:
         if file is not None:
             about = _about(file)
             if (about["identity"], about["listing"]) != (identity, self.digest):
-                what = "another run" if about["identity"] != identity else "another listing of images"
+                if about["identity"] != identity:
+                    what = "another run"
+                else:
+                    what = "another listing of images"
                 raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
         out.mkdir(parents=True, exist_ok=True)
         return [number for number in numbers if not self._written(out / self.file(number), number, identity)]
@@ -167,44 +183,71 @@ def listed(items: Listed, folder: str | Path | None = None) -> Work:
         folder: the root of the paths in a sequence; by default their deepest common folder.
     """
     if not isinstance(items, (str, os.PathLike)):
-        if not items:
-            raise ConfigError("no images are listed; wanted one or more")
-        whole = [os.path.join(folder or "", item) for item in items]
-        root = Path(folder or os.path.commonpath([os.path.dirname(os.path.abspath(item)) for item in whole])).resolve()
-        real = [os.path.join(os.path.realpath(os.path.dirname(item)), os.path.basename(item)) for item in whole]
-        names = list(dict.fromkeys(os.path.relpath(item, root).replace(os.sep, "/") for item in real))
-        if outside := [name for name in names if ".." in name.split("/")]:
-            raise ConfigError(f"{shortened(outside[0], 200)} is not below {root}, the folder of the listed images")
-        return _cut(str(root), names, [file_stat(root / name) or MISSING for name in names])
+        return _listed_images(items, folder)
     place = os.fspath(items)
     if place.endswith(".parquet"):
-        file = Path(place).resolve()
-        groups = range(_read(file).num_row_groups)
-        segments = [Segment(str(file), tuple(_column(file, group, "path")), group=group) for group in groups]
-        return Work(str(file.parent), segments)
+        return _listed_table(Path(place).resolve())
     if place.endswith(".tar"):
-        with needs_extra("webdataset", "tar shards"):
-            from braceexpand import braceexpand
-        shards = [Path(shard).resolve() for shard in braceexpand(place)]
-        if gone := [shard for shard in shards if not shard.is_file()]:
-            raise DataError(f"{gone[0]}: no such shard")
-        segments = [Segment(str(shard), facts=((shard.stat().st_size, 0),)) for shard in shards]
-        return Work(str(shards[0].parent), segments)
+        return _listed_shards(place)
     if "://" in place:
-        return _remote(place.rstrip("/"))
+        return _listed_address(place.rstrip("/"))
     listing = list_folder(Path(place))
-    return _cut(str(Path(place).resolve()), listing.names, listing.facts, listing.others)
+    return _cut(str(Path(place).resolve()), listing.names, listing.stats, listing.others)
 
 
-def _cut(place: str, names: Sequence[str], facts: Sequence[FileStat], others: Mapping[str, str] | None = None) -> Work:
+def _listed_images(items: Sequence[str | Path], folder: str | Path | None) -> Work:
+    if not items:
+        raise ConfigError("no images are listed; wanted one or more")
+    paths = [os.path.join(folder or "", item) for item in items]
+    if not folder:
+        folder = os.path.commonpath([os.path.dirname(os.path.abspath(item)) for item in items])
+    root = Path(folder).resolve()
+
+    names: list[str] = []
+    for path in paths:
+        real_path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        name = os.path.relpath(real_path, root).replace(os.sep, "/")
+        if ".." in name.split("/"):
+            raise ConfigError(f"{shortened(name, 200)} is not below {root}, the folder of the listed images")
+        names.append(name)
+    names = list(dict.fromkeys(names))
+    return _cut(str(root), names, [file_stat(root / name) or MISSING for name in names])
+
+
+def _listed_table(file: Path) -> Work:
+    segments = []
+    for group in range(_read(file).num_row_groups):
+        names = tuple(_column(file, group, "path"))
+        segments.append(Segment(str(file), names, group=group))
+    return Work(str(file.parent), segments)
+
+
+def _listed_shards(pattern: str) -> Work:
+    with needs_extra("webdataset", "tar shards"):
+        from braceexpand import braceexpand
+    shards = [Path(shard).resolve() for shard in braceexpand(pattern)]
+    segments = []
+    for shard in shards:
+        if not shard.is_file():
+            raise DataError(f"{shard}: no such shard")
+        size = shard.stat().st_size
+        segments.append(Segment(str(shard), stats=((size, 0),)))
+    return Work(str(shards[0].parent), segments)
+
+
+def _cut(place: str, names: Sequence[str], stats: Sequence[FileStat], others: Mapping[str, str] | None = None) -> Work:
     if not names:
         raise DataError(f"{place}: no image by its name")
-    length = READ * -(-len(names) // (READ * FILES))
-    cuts = [slice(start, start + length) for start in range(0, len(names), length)]
-    return Work(place, [Segment(place, tuple(names[cut]), tuple(facts[cut])) for cut in cuts], others or {})
+    batches_per_segment = math.ceil(len(names) / (READ * FILES))
+    length = READ * batches_per_segment
+    segments = []
+    for start in range(0, len(names), length):
+        end = start + length
+        segments.append(Segment(place, tuple(names[start:end]), tuple(stats[start:end])))
+    return Work(place, segments, others or {})
 
 
-def _remote(place: str) -> Work:
+def _listed_address(place: str) -> Work:
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
     system, root = _filesystem(place)
@@ -212,10 +255,14 @@ def _remote(place: str) -> Work:
         found = system.get_file_info(pyarrow.fs.FileSelector(root, recursive=True))
     except OSError as error:
         raise DataError(f"{place}: cannot be listed ({one_line(error)})") from None
-    files = {each.path[len(root) + 1 :]: each for each in found if each.is_file}
-    shown = [name for name in files if not any(each.startswith(".") for each in name.split("/"))]
-    names = sorted((name for name in shown if name.lower().endswith(IMG_EXTENSIONS)), key=lambda name: name.split("/"))
-    return _cut(place, names, [(files[name].size or 0, files[name].mtime_ns or 0) for name in names])
+    stats: dict[str, FileStat] = {}
+    for file in found:
+        name = file.path[len(root) + 1 :]
+        is_hidden = name.startswith(".") or "/." in name
+        if file.is_file and not is_hidden and name.lower().endswith(IMG_EXTENSIONS):
+            stats[name] = (file.size or 0, file.mtime_ns or 0)
+    names = sorted(stats, key=lambda name: name.split("/"))
+    return _cut(place, names, [stats[name] for name in names])
 
 
 def _filesystem(place: str) -> tuple[Any, str]:
@@ -267,29 +314,57 @@ def write_part(embedder: ImageEmbedder, work: Work, part: int, parts: int, out: 
 
 def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Iterator[tuple[int, pyarrow.Table]]:
     """Embed segments; yield the number and the table of each."""
-    local = [work.segments[number].files for number in numbers]
-    files = None if None in local else [file for each in local for file in each or ()]
-    # One data loader for all segments, since workers take a second to start; segments end at batch boundaries.
-    stream = None if files is None else embedder.embed_files(files)
-    kinds = {"path": pyarrow.string(), "class": pyarrow.string(), "size": pyarrow.int64(), "time": pyarrow.int64()}
-    kinds["embedding"] = pyarrow.list_(pyarrow.float32(), embedder.collection.size)
+    stream = _stream_of_files(embedder, [work.segments[number] for number in numbers])
+    columns = {
+        "path": pyarrow.string(),
+        "class": pyarrow.string(),
+        "size": pyarrow.int64(),
+        "time": pyarrow.int64(),
+        "embedding": pyarrow.list_(pyarrow.float32(), embedder.collection.size),
+    }
     for number in numbers:
-        segment, rows, skipped = work.segments[number], list[tuple[Any, ...]](), dict[str, str]()
+        segment = work.segments[number]
+        rows: list[dict[str, Any]] = []
+        skipped: dict[str, str] = {}
         images = segment.images()
-        while batch := [*itertools.islice(images, READ)]:
-            points = next(stream or embedder.embed_files([source for *_, source in batch], 0))
-            for (name, facts, _), point in zip(batch, points, strict=True):
+        while batch := list(itertools.islice(images, READ)):
+            if stream is None:
+                points = next(embedder.embed_files([source for _, _, source in batch], 0))
+            else:
+                points = next(stream)
+            for (name, (size, time), _), point in zip(batch, points, strict=True):
                 if isinstance(point, str):
                     skipped[name] = point
                 elif any("\ud800" <= letter <= "\udfff" for letter in name):
                     skipped[name] = f"{name!a}: its name is no UTF-8"
                 else:
-                    rows.append((name, class_of(name), *facts, point))
+                    row = {"path": name, "class": class_of(name), "size": size, "time": time, "embedding": point}
+                    rows.append(row)
         warn_of_skipped(skipped)
-        meta: dict[str, Any] = {"identity": embedder.collection.identity, "folder": work.folder, "listing": work.digest}
-        meta |= {"segment": segment.digest, "number": number, "segments": len(work.segments), "skipped": skipped}
-        schema = pyarrow.schema(kinds.items(), {_META: json.dumps(meta)})
-        yield number, pyarrow.Table.from_pylist([dict(zip(kinds, row, strict=True)) for row in rows], schema)
+        about = {
+            "identity": embedder.collection.identity,
+            "folder": work.folder,
+            "listing": work.digest,
+            "segment": segment.digest,
+            "number": number,
+            "segments": len(work.segments),
+            "skipped": skipped,
+        }
+        schema = pyarrow.schema(columns.items(), {_META: json.dumps(about)})
+        yield number, pyarrow.Table.from_pylist(rows, schema)
+
+
+def _stream_of_files(embedder: ImageEmbedder, segments: Sequence[Segment]) -> Iterator[list[Vectors | str]] | None:
+    """Return the embeddings of all segments in batches, read by one data loader; None unless all images are files.
+
+    One loader for all, since workers take a second to start. Segments end where batches end.
+    """
+    files: list[Path] = []
+    for segment in segments:
+        if segment.files is None:
+            return None
+        files += segment.files
+    return embedder.embed_files(files)
 
 
 def embeddings_of(table: pyarrow.Table) -> Vectors:
@@ -325,14 +400,16 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
     every = {file: _about(file) for file in sorted(place.glob("embeddings-*.parquet"))}
     if not every:
         raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
-    first = min(every)
+    first = next(iter(every))
     for file, about in every.items():
         if about["identity"] != identity:
             raise DataError(f"{file}: of another network, or another state of the run ({about['identity']})")
         if about["listing"] != every[first]["listing"]:
             raise DataError(f"{file}: of another listing of images than {first}; delete one of them")
-    wanted, found = every[first]["segments"], {about["number"] for about in every.values()}
-    if missing := sorted({*range(wanted)} - found):
+    wanted = every[first]["segments"]
+    found = {about["number"] for about in every.values()}
+    missing = [number for number in range(wanted) if number not in found]
+    if missing:
         text = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
         raise DataError(f"{place}: {text}; embed the parts that are missing, or were stopped, again")
     return every
@@ -341,35 +418,59 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
 @contextlib.contextmanager
 def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Iterator[Embedded]:
     """Add a complete listing's new embeddings to the collection, and lock it while the block runs."""
-    every, collection = _whole(place, embedder.collection.identity), embedder.collection
-    skipped = {name: why for about in every.values() for name, why in about["skipped"].items()}
-    folder = folder or Path(every[min(every)]["folder"])
+    every = _whole(place, embedder.collection.identity)
+    collection = embedder.collection
+    skipped: dict[str, str] = {}
+    for about in every.values():
+        skipped |= about["skipped"]
+    if folder is None:
+        folder = Path(next(iter(every.values()))["folder"])
     root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
     check_writable("--store", collection.place)
     with collection.locked(embedder.replace):
-        names, facts, numbers, new = list[str](), list[FileStat](), list[int](), 0
+        names: list[str] = []
+        stats: list[FileStat] = []
+        numbers: list[int] = []
+        new = 0
         for file in every:
-            try:
-                with _read(file) as opened:
-                    table = opened.read()
-            except (OSError, pyarrow.ArrowException) as error:
-                raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
-            own, points = table["path"].to_pylist(), embeddings_of(table)
-            about = [*zip(table["size"].to_pylist(), table["time"].to_pylist(), strict=True)]
-            keys = [root + path_bytes(name) for name in own]
-            found = collection.find(dict(zip(keys, about, strict=True)))[0]
-            if missing := [row for row, key in enumerate(keys) if key not in found]:
-                paths, stats_of_missing = [keys[row] for row in missing], [about[row] for row in missing]
-                found |= collection.append(paths, stats_of_missing, points[missing])
-            names += own
-            facts += about
+            part = _read_part(file)
+            keys = [root + path_bytes(name) for name in part.names]
+            found, _, _ = collection.find(dict(zip(keys, part.stats, strict=True)))
+            missing = [row for row, key in enumerate(keys) if key not in found]
+            if missing:
+                new_keys = [keys[row] for row in missing]
+                new_stats = [part.stats[row] for row in missing]
+                found |= collection.append(new_keys, new_stats, part.embeddings[missing])
+            names += part.names
+            stats += part.stats
             numbers += [found[key] for key in keys]
             new += len(missing)
-        if twice := [name for name, count in Counter(names).items() if count > 1]:
-            raise DataError(f"{place}: {shortened(twice[0], 200)} is there twice; give images names of their own")
+
+        name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+        if count > 1:
+            raise DataError(f"{place}: {shortened(name, 200)} is there twice; give images names of their own")
         if not names:
             raise DataError(f"{place}: no readable image among {len(skipped)}")
         every_number = np.array(numbers, dtype=np.int64)
         mapped = torch.from_numpy(collection.vectors_of(every_number))
-        yield Embedded(folder, names, mapped, skipped, np.array(facts, dtype=np.int64), new, every_number)
+        yield Embedded(folder, names, mapped, skipped, np.array(stats, dtype=np.int64), new, every_number)
         collection.compact()
+
+
+class _Part(NamedTuple):
+    """The rows of a file of embeddings."""
+
+    names: list[str]
+    stats: list[FileStat]
+    embeddings: Vectors  # [N, D]
+
+
+def _read_part(file: Path) -> _Part:
+    try:
+        with _read(file) as opened:
+            table = opened.read()
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{file}: damaged ({one_line(error)}); delete it, and embed its part again") from None
+    sizes = table["size"].to_pylist()
+    times = table["time"].to_pylist()
+    return _Part(table["path"].to_pylist(), list(zip(sizes, times, strict=True)), embeddings_of(table))

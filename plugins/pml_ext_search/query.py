@@ -154,7 +154,7 @@ class Gallery:
                 folder=self.folder,
                 paths=[image.path for image in images],
                 embeddings=self._vectors,
-                facts=np.array([(image.size, image.time) for image in images], dtype=np.int64),
+                stats=np.array([(image.size, image.time) for image in images], dtype=np.int64),
                 ids=np.array([image.id for image in images], dtype=np.int64),
             )
 
@@ -242,10 +242,14 @@ class Gallery:
         shortlist: int | None = None,
     ) -> list[Answer]:
         """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
-        rows = None if where.within is None else self._rows_of_class(current, where.within)
-        vectors = self._vectors if rows is None else self._vectors[rows]
-        numbers = self._numbers if rows is None else self._numbers[rows]
-        distances, places = self._nearest(points, k + 1, vectors, rows is not None, metric, shortlist)
+        vectors = self._vectors
+        numbers = self._numbers
+        is_part = where.within is not None
+        if where.within is not None:
+            rows = self._rows_of_class(current, where.within)
+            vectors = vectors[rows]
+            numbers = numbers[rows]
+        distances, places = self._nearest(points, k + 1, vectors, is_part, metric, shortlist)
         if where.radius is not None:
             places = _within_radius(distances, places, where.radius, metric)
         vector_numbers = np.where(places >= 0, numbers[places], -1)
@@ -311,7 +315,7 @@ class Gallery:
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
         """Warn of answers whose files no longer exist."""
-        paths = {path for answer in answers for path in answer.paths}
+        paths: set[str] = set().union(*(answer.paths for answer in answers))
         gone = sorted(path for path in paths if not os.path.exists(self.folder / in_shard(path)))
         if gone:
             text = f"{len(gone)} of {len(paths)} answers are gone since they were indexed, {gone[0]} first"
@@ -349,7 +353,10 @@ class Gallery:
         ends = np.flatnonzero(np.diff(groups[order])) + 1
         several = [part for part in np.split(order, ends) if len(part) > 1]
         several.sort(key=lambda part: (-len(part), part[0]))
-        return [[paths[number] for number in part.tolist()] for part in several]
+        groups_of_paths = []
+        for part in several:
+            groups_of_paths.append([paths[number] for number in part.tolist()])
+        return groups_of_paths
 
     def _near(self, points: Tensor, radius: float) -> Iterator[Tensor]:
         """Yield pairs ``[2, P]`` that may be within a radius."""
@@ -467,7 +474,7 @@ def copy_to_store(embedded: Embedded, store: Store) -> Changes:
 def _marks_of(embedded: Embedded, vectors: Vectors) -> Numbers:
     """Return the checksum of each image's id, path, size, time and vector, ``[N]``."""
     marks = []
-    columns = (embedded.ids.tolist(), embedded.paths, embedded.facts.tolist(), vectors)
+    columns = (embedded.ids.tolist(), embedded.paths, embedded.stats.tolist(), vectors)
     for id, path, size_and_mtime, vector in zip(*columns, strict=True):
         marks.append(crc_of(vector.data, id, path_bytes(path), *size_and_mtime))
     return np.array(marks)
@@ -524,20 +531,31 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tupl
     """
     from .parts import embeddings_of, tables
 
-    counts = np.zeros(2, dtype=np.int64)
+    counts = _Counts()
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for _, table in tables(embedder, work, range(len(work.segments))):
             names: list[str] = table["path"].to_pylist()
             points = torch.from_numpy(embeddings_of(table).copy())
-            found = find([os.path.join(work.folder, name) for name in names], points) if names else []
-            counts[:] += len(found), sum(len(answer.paths) for answer in found)
-            yield [*zip(names, found, strict=True)]
+            found: list[Answer] = []
+            if names:
+                found = find([os.path.join(work.folder, name) for name in names], points)
+            counts.queries += len(found)
+            counts.answers += sum(len(answer.paths) for answer in found)
+            yield list(zip(names, found, strict=True))
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    writes = _write_parquet if out.suffix == ".parquet" else _write_lines
-    write_atomically(out, functools.partial(writes, batches=batches()))
-    return int(counts[0]), int(counts[1])
+    write = _write_parquet if out.suffix == ".parquet" else _write_lines
+    write_atomically(out, functools.partial(write, batches=batches()))
+    return counts.queries, counts.answers
+
+
+@dataclasses.dataclass
+class _Counts:
+    """Numbers of queries and answers that were written."""
+
+    queries: int = 0
+    answers: int = 0
 
 
 def _write_lines(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:

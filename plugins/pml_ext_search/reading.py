@@ -30,7 +30,8 @@ from pml_ext.tool import (
     read_image,
 )
 
-MOST_WORKERS, FEW = 8, 1_000
+MOST_WORKERS = 8
+FEW = 1_000
 Images = Any  # a path, a PIL image, an array, a tensor, or several of these
 Listed = str | Path | Sequence[str | Path]  # a folder, an address, a table, shards, or paths of images
 Item = tuple[Tensor | None, int, str]
@@ -42,7 +43,7 @@ class Listing(NamedTuple):
 
     folder: Path
     names: list[str]
-    facts: list[FileStat]
+    stats: list[FileStat]
     others: dict[str, str]  # reason why each other file is not read as an image
     unlisted: list[str]  # folders and files that could not be looked at
 
@@ -68,7 +69,7 @@ def list_folder(folder: Path) -> Listing:
             else:
                 about = entry.stat()
                 listing.names.append(name)
-                listing.facts.append((about.st_size, about.st_mtime_ns))
+                listing.stats.append((about.st_size, about.st_mtime_ns))
         except OSError as error:
             listing.others[name] = f"{folder / name}: cannot be read ({error.strerror or error})"
             if error.errno not in GONE:
@@ -91,8 +92,9 @@ def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]
             f"{place / CLUSTERS_TABLE}: the table of pml-ext cluster, whose contact sheets are not read as images"
         )
         entries = {name: entry for name, entry in entries.items() if name not in names}
+    prefix = f"{inside}/" if inside else ""
     ordered = sorted(entries.items(), reverse=True)
-    return [(f"{inside}/{name}" if inside else name, entry) for name, entry in ordered]
+    return [(prefix + name, entry) for name, entry in ordered]
 
 
 def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
@@ -108,14 +110,18 @@ def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
             return "a link to a folder, which is not followed"
     if not entry.name.lower().endswith(endings):
         return "no image by its name"
-    return "" if stat.S_ISREG(entry.stat().st_mode) else "not a regular file"
+    if stat.S_ISREG(entry.stat().st_mode):
+        return ""
+    return "not a regular file"
 
 
 class FileImages(Dataset[Item]):
     """Transformed images of files; an item is ``(image or None, number, error message or "")``."""
 
     def __init__(self, paths: Sequence[Path], channels: int, steps: Steps) -> None:
-        self.paths, self._channels, self._steps = paths, channels, steps
+        self.paths = paths
+        self._channels = channels
+        self._steps = steps
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -132,8 +138,12 @@ def default_workers(images: int) -> int:
     """Return the default number of worker processes: 0 for few images, in a script, or without a fork server."""
     if images < FEW or sys.platform != "linux" or _is_script():
         return 0
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(max(1, processors // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), MOST_WORKERS)
+    if hasattr(os, "sched_getaffinity"):
+        processors = len(os.sched_getaffinity(0))
+    else:
+        processors = os.cpu_count() or 1
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(max(1, processors // processes), MOST_WORKERS)
 
 
 def _is_script() -> bool:
@@ -154,17 +164,23 @@ def read_batches(
     loader = data_loader(dataset, workers, device, batch_size=batch_size, collate_fn=_joined)
     with dataset.naming_images():
         for images, numbers, unreadable in loader:
-            on_device = None if images is None else images.to(device, non_blocking=loader.pin_memory)
-            yield on_device if on_device is None else last(on_device), numbers, unreadable
+            if images is not None:
+                images = last(images.to(device, non_blocking=loader.pin_memory))
+            yield images, numbers, unreadable
 
 
 def _joined(items: Sequence[Item]) -> Batch:
-    images = [image for image, _, _ in items if image is not None]
-    return (
-        default_collate(images) if images else None,
-        [number for image, number, _ in items if image is not None],
-        {number: why for image, number, why in items if image is None},
-    )
+    images: list[Tensor] = []
+    numbers: list[int] = []
+    unreadable: dict[int, str] = {}
+    for image, number, why in items:
+        if image is None:
+            unreadable[number] = why
+        else:
+            images.append(image)
+            numbers.append(number)
+    batch = default_collate(images) if images else None
+    return batch, numbers, unreadable
 
 
 # Single images
@@ -180,7 +196,9 @@ def as_images(images: Images) -> Any:
         return [images]
     if isinstance(images, (bytes, dict)) or not hasattr(images, "__iter__"):
         raise TypeError(f"{_WANTED}; not {_described(images)}")
-    return [images] if getattr(images, "ndim", 0) in (2, 3) else images
+    if getattr(images, "ndim", 0) in (2, 3):
+        return [images]
+    return images
 
 
 def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
@@ -193,7 +211,9 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
         return image
     try:
         if isinstance(image, np.ndarray) and image.dtype == np.uint8:
-            image = Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2:] == (1,) else image))
+            if image.shape[2:] == (1,):
+                image = image[..., 0]
+            image = Image.fromarray(np.ascontiguousarray(image))
         if isinstance(image, Image.Image):
             return image_tensor(image, channels)
     except (OSError, SyntaxError, ValueError, TypeError) as error:  # invalid shape, or damaged and decoded only now
@@ -202,5 +222,7 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
 
 
 def _described(value: Any) -> str:
-    shape = f" of {value.dtype} {list(value.shape)}" if isinstance(value, (Tensor, np.ndarray)) else ""
-    return f"a {type(value).__name__}{shape}"
+    kind = type(value).__name__
+    if isinstance(value, (Tensor, np.ndarray)):
+        return f"a {kind} of {value.dtype} {list(value.shape)}"
+    return f"a {kind}"

@@ -246,14 +246,19 @@ class TrainedRun(LoadedRun):
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         images = list(as_images(images))  # a generator can be iterated only once
-        names = [os.fspath(image) if isinstance(image, (str, os.PathLike)) else "" for image in images]
+        names = []
+        for image in images:
+            is_path = isinstance(image, (str, os.PathLike))
+            names.append(os.fspath(image) if is_path else "")
         where = SearchFilter(within, radius)
         if store is not None:
             return self._search_of_store(store, k, where)(names, self.embed(images))
         learned = self.metric if metric == "learned" else None
         check_options(k, where, learned, shortlist)
         # Of fewer images, no new embeddings are written: these would wait for the end of the transaction that reads.
-        points = self.embed(images) if len(images) >= SEVERAL else None
+        points = None
+        if len(images) >= SEVERAL:
+            points = self.embed(images)
         gallery = self._opened_gallery()
         with gallery.reading() as current:
             if points is None:
@@ -306,10 +311,12 @@ class TrainedRun(LoadedRun):
 
         The store has a separate table for each state of a network.
         """
-        if (named := SCHEME.fullmatch(store)) is None:
+        named = SCHEME.fullmatch(store)
+        if named is None:
             schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
             raise ConfigError(f"{masked(store)}: wanted SCHEME:ADDRESS, with one of {schemes}")
-        table, size = f"pml_ext_{self.collection.identity}", self.collection.size
+        table = f"pml_ext_{self.collection.identity}"
+        size = self.collection.size
         return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
 
     def copy_to_store(self, store: str) -> tuple[Changes, float | None]:
@@ -317,7 +324,8 @@ class TrainedRun(LoadedRun):
 
         Return the changes of the store, and its recall@10 against exact search on a sample of the images.
         """
-        opened, embedded = self.open_store(store), self.gallery().embedded
+        opened = self.open_store(store)
+        embedded = self.gallery().embedded
         return copy_to_store(embedded, opened), recall_of(embedded, opened)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
@@ -350,7 +358,10 @@ class TrainedRun(LoadedRun):
         """
         from .clusters import check_clusters, group, write_clusters
 
-        place = Path(out) if out is not None else self.folder / "clusters"
+        if out is not None:
+            place = Path(out)
+        else:
+            place = self.folder / "clusters"
         check_writable("-o", place)
         check_clusters(clusters, smallest)
         grouping = group(self.embed_folder(folder), clusters, smallest)

@@ -64,7 +64,9 @@ class Hinge(Kind):
 
     def slope(self, distances: Tensor) -> Tensor:
         """Return the derivative of :meth:`compared`."""
-        return 2 * distances if self.squared else torch.ones_like(distances)
+        if self.squared:
+            return 2 * distances
+        return torch.ones_like(distances)
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
         """Return the loss of triplets."""
@@ -72,7 +74,9 @@ class Hinge(Kind):
 
     def active_limit(self, d_ap: Tensor) -> Tensor:
         """Return the distance of a negative below which the hinge is above 0."""
-        return (d_ap.square() + self.margin).clamp(min=0).sqrt() if self.squared else self.limit(d_ap)
+        if self.squared:
+            return (d_ap.square() + self.margin).clamp(min=0).sqrt()
+        return self.limit(d_ap)
 
 
 class SquaredHinge(Hinge):
@@ -103,7 +107,10 @@ class Positives(NamedTuple):
 
 def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
     """Return the positive pairs of a mask ``[B, R]``; ``listed``: the same pairs in row-major order, if known."""
-    anchors, positives = torch.where(mask) if listed is None else listed
+    if listed is None:
+        anchors, positives = torch.where(mask)
+    else:
+        anchors, positives = listed
     starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
     places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
     return Positives(anchors, positives, places, max(1, len(torch.unique(places))))
@@ -117,13 +124,17 @@ def every_place(mask: Tensor) -> Positives:
 
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:
     """Return a mask ``[B, R]`` of the positives that :class:`LocalPositiveMiner` keeps; NaN distances are kept."""
-    pairs = every_place(mask) if torch.compiler.is_compiling() else lay_out(mask)
+    if torch.compiler.is_compiling():
+        pairs = every_place(mask)
+    else:
+        pairs = lay_out(mask)
     values = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask)).sort(1).values
     last = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
     place = last.to(values.dtype) * (percentile / 100)
     low = place.floor().long().clamp(max=values.shape[1] - 1)
     high = torch.minimum(low + 1, last)
-    at_low, at_high = values.gather(1, low), values.gather(1, high)
+    at_low = values.gather(1, low)
+    at_high = values.gather(1, high)
     step = torch.where(place > low, (at_high - at_low) * (place - low), 0)
     return mask & ~(distances > at_low + step)
 
@@ -159,17 +170,21 @@ def _sums_of_rows(
     """Return :func:`pair_sums` from one gathered row of distances per pair, in chunks of pairs."""
 
     def sums(anchors: Tensor, positives: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
-        d_ap, d_an = distances[anchors, positives][:, None], distances[anchors]
+        d_ap = distances[anchors, positives][:, None]
+        d_an = distances[anchors]
         inside = negatives[anchors]
         if not everything:
             inside = inside & (d_an < kind.limit(d_ap))
-        values = kind.value(d_ap, d_an, between[0][rows[0]] if between is not None else None)
+        d_pn = None if between is None else between[0][rows[0]]
+        values = kind.value(d_ap, d_an, d_pn)
         return (values * inside).sum(1), inside.sum(1, dtype=distances.dtype)
 
     size = max(1, _ENTRIES // max(1, distances.shape[1]))
-    parts = in_parts(sums, size, pairs.anchors, pairs.positives, *([] if between is None else [between[1]]))
-    totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
-    return totals, counts
+    tensors = [pairs.anchors, pairs.positives]
+    if between is not None:
+        tensors.append(between[1])
+    totals, counts = zip(*in_parts(sums, size, *tensors), strict=True)
+    return torch.cat(totals), torch.cat(counts)
 
 
 class _HingeSums(torch.autograd.Function):
@@ -180,7 +195,8 @@ class _HingeSums(torch.autograd.Function):
         sums, counts, *derivatives = _hinge_sums(distances, pairs, negatives, kind, everything)
         ctx.save_for_backward(distances, negatives, *derivatives, *pairs[:3], pairs.mask)
         ctx.settings = pairs.most, kind, everything
-        sums, counts = (matrix[pairs.anchors, pairs.places] for matrix in (sums, counts))
+        sums = sums[pairs.anchors, pairs.places]
+        counts = counts[pairs.anchors, pairs.places]
         ctx.mark_non_differentiable(counts)
         return sums, counts
 
@@ -232,7 +248,9 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
     """Compute hinges by a few passes over the matrix for each positive of an anchor."""
     compared = kind.compared(far)
     thresholds = _where_pairs_stand(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
-    sums, counts, active = (torch.zeros_like(d_ap) for _ in range(3))
+    sums = torch.zeros_like(d_ap)
+    counts = torch.zeros_like(d_ap)
+    active = torch.zeros_like(d_ap)
     above: Tensor | None = None  # per negative: the number, or summed weight, of the thresholds above it
     excess = torch.empty_like(far)
     for first in range(0, d_ap.shape[1], _AT_ONCE):
@@ -247,7 +265,10 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
             some_above = inside.view(torch.uint8).sum(1, dtype=torch.uint8)
         else:
             some_above = torch.where(inside, weights[:, some, None], 0).sum(1)
-        above = some_above if above is None else above.add_(some_above)
+        if above is None:
+            above = some_above
+        else:
+            above = above.add_(some_above)
         for k in range(inside.shape[1]):
             torch.sub(thresholds[:, first + k, None], compared, out=excess).clamp_(min=0)
             sums[:, first + k] = (excess.mul_(inside[:, k]) if kind.squared else excess).sum(1)
@@ -270,9 +291,15 @@ def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool,
     active = below.to(far.dtype)
     sums = below * thresholds.double() - prefix.gather(1, below)
     sums = (sums + 0 * prefix[:, -1:]).to(far.dtype)  # propagate NaN, which sorts above every threshold
-    counts = torch.searchsorted(ordered, kind.limit(d_ap).contiguous()).to(far.dtype) if kind.squared else active
+    if kind.squared:
+        counts = torch.searchsorted(ordered, kind.limit(d_ap).contiguous()).to(far.dtype)
+    else:
+        counts = active
     ranked, order = limit.sort(1)
-    each = torch.ones_like(ranked) if weights is None else weights.gather(1, order)
+    if weights is None:
+        each = torch.ones_like(ranked)
+    else:
+        each = weights.gather(1, order)
     # Per negative: the summed weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
     by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True))

@@ -96,8 +96,11 @@ class BatchAllTripletLoss(PairLoss):
         check_choice(self, "positives", positives, ("all", "local"))
         check_number(self, "percentile", percentile, least=0, most=100)
         super().__init__(**kwargs)
-        self.margin, self.kind, self.triplets = margin, kind, triplets
-        self.positives, self.percentile = positives, percentile
+        self.margin = margin
+        self.kind = kind
+        self.triplets = triplets
+        self.positives = positives
+        self.percentile = percentile
 
     def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return True for hinges, which compile with static shapes, and False for the other kinds."""
@@ -108,7 +111,8 @@ class BatchAllTripletLoss(PairLoss):
         from pml_ext.plugin import figures
 
         tested = "test" if "test" in run.splits else "query"
-        labels, names = run.labels(tested), run.splits[tested].class_names
+        labels = run.labels(tested)
+        names = run.splits[tested].class_names
         classes = torch.unique(labels)
         chosen = torch.isin(labels, classes[figures.sample_indices(len(classes), 4, run.seed).to(classes.device)])
         part = {"test images": (run.embeddings(tested)[chosen], labels[chosen])}
@@ -122,8 +126,12 @@ class BatchAllTripletLoss(PairLoss):
         if self.positives == "local":
             local = local_positives(pairs.matrix.detach(), pairs.positives, self.percentile)
             pairs = dataclasses.replace(pairs, positives=local)
-        kind, everything = KINDS[self.kind](self.margin), self.triplets == "all"
-        between = pairs.between(pairs.listed[1]) if isinstance(kind, Soft) else None
+        kind = KINDS[self.kind](self.margin)
+        everything = self.triplets == "all"
+        if isinstance(kind, Soft):
+            between = pairs.between(pairs.listed[1])
+        else:
+            between = None
         if pairs.lists_all:
             positives = every_place(pairs.positives)
         else:
@@ -140,17 +148,26 @@ class BatchAllTripletLoss(PairLoss):
         if self.positives == "local":
             mask = torch.zeros_like(pairs.positives).index_put_((a, p), torch.ones_like(a, dtype=torch.bool))
             kept = local_positives(pairs.matrix.detach(), mask, self.percentile)[a, p]
-            a, p, n = a[kept], p[kept], n[kept]
+            a = a[kept]
+            p = p[kept]
+            n = n[kept]
         if not pairs.references:
             others = a + pairs.first != p
-            a, p, n = a[others], p[others], n[others]
-        d_ap, d_an = pairs.matrix[a, p], pairs.matrix[a, n]
-        kind, d_pn = KINDS[self.kind](self.margin), None
+            a = a[others]
+            p = p[others]
+            n = n[others]
+        d_ap = pairs.matrix[a, p]
+        d_an = pairs.matrix[a, n]
+        kind = KINDS[self.kind](self.margin)
+        d_pn = None
         if isinstance(kind, Soft):
             between, rows = pairs.between(p)
             d_pn = between[rows, n]
         values = kind.value(d_ap, d_an, d_pn)
-        inside = torch.ones_like(values) if self.triplets == "all" else (d_an < kind.limit(d_ap)).to(values.dtype)
+        if self.triplets == "all":
+            inside = torch.ones_like(values)
+        else:
+            inside = (d_an < kind.limit(d_ap)).to(values.dtype)
         self.record(violating=(inside.sum(), len(inside)))
         return per_triplet(values * inside, (a, p, n), divisor=inside.sum())
 

@@ -100,7 +100,10 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def __init__(self, miner: torch.nn.Module | None = None, **kwargs: Unpack[MinerSettings]) -> None:
         super().__init__(**kwargs)
         require_distance(self, self.distance)
-        self.miner = EmbeddingsAlreadyPackagedAsTriplets() if miner is None else miner
+        if miner is None:
+            self.miner = EmbeddingsAlreadyPackagedAsTriplets()
+        else:
+            self.miner = miner
 
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
@@ -119,7 +122,8 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
                 )
             a, p, n = (index.to(x.device) for index in mined)  # PML creates the indices of packaged triplets on the CPU
             points = self.distance.maybe_normalize(x)
-            d_pn, d_an = (self.distance.pairwise_distance(points[one], points[n]) for one in (p, a))
+            d_pn = self.distance.pairwise_distance(points[p], points[n])
+            d_an = self.distance.pairwise_distance(points[a], points[n])
             swap = d_pn < d_an
             return torch.where(swap, p, a), torch.where(swap, a, p), n
 

@@ -95,8 +95,13 @@ class HardNegativePoolSampler(Sampler[int]):
         self._anchors = np.flatnonzero(np.bincount(self._class_of)[self._class_of] >= 2)
         if len(classes) < 2 or len(self._anchors) == 0:
             raise ValueError("triplets need two classes or more, and one of them with two images or more")
-        self.batch_size, self.strategy, self.refresh = batch_size, strategy, refresh
-        self.hard_fraction, self.pool_size, self.pool, self.per = hard_fraction, pool_size, pool, per
+        self.batch_size = batch_size
+        self.strategy = strategy
+        self.refresh = refresh
+        self.hard_fraction = hard_fraction
+        self.pool_size = pool_size
+        self.pool = pool
+        self.per = per
         self._length = length_before_new_iter // batch_size * batch_size
         self._generator = np.random.default_rng(seed)
         self._pool: Pairs | None = None  # for pool="nearest", sorted by anchor
@@ -124,7 +129,9 @@ class HardNegativePoolSampler(Sampler[int]):
     def _other_of_class(self, anchor: int) -> int:
         members = self._members[self._class_of[anchor]]
         place = int(self._generator.integers(len(members) - 1))
-        return int(members[place] if members[place] != anchor else members[-1])
+        if members[place] == anchor:
+            return int(members[-1])
+        return int(members[place])
 
     def _negative(self, anchor: int) -> int:
         """Return a negative: one of the anchor's from the pool if it has any, or a random image of another class."""
@@ -142,7 +149,8 @@ class HardNegativePoolSampler(Sampler[int]):
     def start_epoch(self, run: RunView) -> None:
         """Renew the pool every ``refresh`` epochs."""
         if run.epoch > 1 and (run.epoch - 1) % self.refresh == 0 and self.hard_fraction > 0:
-            self.refresh_pool(None if self._collects else run.embeddings("train"))
+            embeddings = None if self._collects else run.embeddings("train")
+            self.refresh_pool(embeddings)
 
     def after_step(self, run: RunView, indices: Tensor, embeddings: Tensor) -> None:
         """Collect the hard pairs of a training batch."""
@@ -219,10 +227,10 @@ class HardNegativePoolSampler(Sampler[int]):
         similarity = x[rows] @ x.T
         score = torch.where(inside, similarity, -torch.inf)
         if self.strategy == "semihard":
-            drawn = [
-                self._other_of_class(row) if len(self._members[self._class_of[row]]) > 1 else row
-                for row in rows.tolist()
-            ]
+            drawn = []
+            for row in rows.tolist():
+                is_alone = len(self._members[self._class_of[row]]) == 1
+                drawn.append(row if is_alone else self._other_of_class(row))
             score = self._drawn_below(score, similarity[torch.arange(len(rows)), drawn])
         pairs = self._best(score)
         pairs[:, 0] += int(rows[0])
@@ -247,4 +255,5 @@ class HardNegativePoolSampler(Sampler[int]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
         self._generator.bit_generator.state = state["generator"]
-        self._pool, self._collected = state["pool"], list(state["collected"])
+        self._pool = state["pool"]
+        self._collected = list(state["collected"])

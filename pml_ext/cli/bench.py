@@ -60,9 +60,10 @@ def bench(
     wanted = SHAPES if shapes is None else shapes
     parsed = [benchmark.Shape.parse(text) for text in wanted.split(",")]
     if scale:
+        start = benchmark.START if shapes is None else parsed[0]
         measured = benchmark.scale(
             losses or benchmark.LOSSES,
-            benchmark.START if shapes is None else parsed[0],
+            start,
             to,
             repeats=repeats or 3,
             device=device,
@@ -104,5 +105,6 @@ def _cells(row: Row) -> list[str]:
     """Return the cells of a row of the table; those of numbers are empty for a loss that failed."""
     numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit]
     if row.failed:
-        return [row.shape, row.loss, *[""] * len(numbers), row.failed]
+        empty = ["" for _ in numbers]
+        return [row.shape, row.loss, *empty, row.failed]
     return [row.shape, row.loss, *(f"{number:.2f}" for number in numbers), str(row.rounds)]

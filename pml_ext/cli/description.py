@@ -121,7 +121,10 @@ def _documentation(documented: Any) -> str:
 def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
     settings = []
     for name, parameter in parameters.items():
-        default = "(required)" if parameter.default is parameter.empty else repr(parameter.default)
+        if parameter.default is parameter.empty:
+            default = "(required)"
+        else:
+            default = repr(parameter.default)
         settings.append({"name": name, "default": default})
     return settings
 

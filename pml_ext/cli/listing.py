@@ -43,7 +43,9 @@ def list_names(
         _print_tables_of_papers(_entries(what))
     else:
         columns = ["name", "class", "from", "summary"]
-        rows = [[entry[column] for column in columns] for entry in _entries(what)]
+        rows = []
+        for entry in _entries(what):
+            rows.append([entry[column] for column in columns])
         print_table(columns, rows)
 
 

@@ -117,7 +117,11 @@ def _print_counts_by_component(results: list[CheckResult]) -> None:
 
 
 def _counts(results: list[CheckResult]) -> collections.Counter[str]:
-    return collections.Counter("failed" if result.fails else result.status for result in results)
+    counts: collections.Counter[str] = collections.Counter()
+    for result in results:
+        status = "failed" if result.fails else result.status
+        counts[status] += 1
+    return counts
 
 
 def new_plugin(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
 from ..errors import ConfigError
 from .options import AsJson, DataFolder, OnDevice, Overrides, RunFolder
 from .output import Progress, mean_and_std, print_json, print_table, process_number, say, stderr, stdout
+
+if TYPE_CHECKING:
+    from ..training.launch import FailedRunsError
 
 
 def train(
@@ -58,12 +61,15 @@ def train(
     from ..training.launch import QUICK, FailedRunsError, summarize
     from ..training.launch import train as run_recipe
 
-    first, failed, settings = process_number() == 0, None, list(overrides or ())
+    first = process_number() == 0
+    failed = None
+    settings = list(overrides or ())
     if images is not None:
         from ..recipe.images import RECIPE, settings_for
 
         fitting, lines = settings_for(images, settings, data)
-        recipe, settings = recipe or RECIPE, [*fitting, *settings]
+        recipe = recipe or RECIPE
+        settings = [*fitting, *settings]
         if first:
             stderr().print("\n".join(lines), soft_wrap=True)
     if recipe is None:
@@ -78,35 +84,59 @@ def train(
         try:
             results = run_recipe(recipe, out, seed, seeds, device, data, settings, resume, listener, on_nonfinite)
         except FailedRunsError as error:
-            results, failed = error.results, error
+            results = error.results
+            failed = error
     setbacks = [result.pop("setback", "") for result in results]
-    several = len(results) != 1 or failed is not None
     if first and as_json:
-        failures = {"failures": failed.failures} if failed is not None else {}
-        print_json({"runs": results, "summary": summarize(results), **failures} if several else results[0])
+        _print_as_json(results, failed)
     elif first and results:
-        if several:
-            _print_summary(results, summarize(results))
-        else:
+        if len(results) == 1 and failed is None:
             _print_metrics(results[0])
+        else:
+            _print_summary(results, summarize(results))
         _print_setbacks(results, setbacks)
-        train_seconds = sum(result["seconds"]["train"] for result in results)
-        test_seconds = sum(sum(result["seconds"].values()) for result in results) - train_seconds
-        if test_seconds > train_seconds and not quick:
-            times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
-            say(f"{times}: --quick leaves out the tests before training")
+        if not quick:
+            _say_if_tests_took_longer(results)
         for result in results:
-            if (report := Path(result["folder"]) / "report.html").exists():
+            report = Path(result["folder"]) / "report.html"
+            if report.exists():
                 stdout().print(f"report: {report}")
     if failed is not None:
         raise failed
 
 
+def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
+    from ..training.launch import summarize
+
+    if len(results) == 1 and failed is None:
+        print_json(results[0])
+        return
+    about: dict[str, Any] = {"runs": results, "summary": summarize(results)}
+    if failed is not None:
+        about["failures"] = failed.failures
+    print_json(about)
+
+
+def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
+    """Say how to leave out tests, if they took longer than training."""
+    train_seconds = 0.0
+    all_seconds = 0.0
+    for result in results:
+        train_seconds += result["seconds"]["train"]
+        all_seconds += sum(result["seconds"].values())
+    test_seconds = all_seconds - train_seconds
+    if test_seconds > train_seconds:
+        times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
+        say(f"{times}: --quick leaves out the tests before training")
+
+
 def _print_setbacks(results: list[dict[str, Any]], setbacks: list[str]) -> None:
     """Say which runs are behind their untrained networks."""
     for result, text in zip(results, setbacks, strict=True):
+        if text and len(results) > 1:
+            text = f"{result['folder']}: {text}"
         if text:
-            stdout().print(f"{result['folder']}: {text}" if len(results) > 1 else text, soft_wrap=True)
+            stdout().print(text, soft_wrap=True)
 
 
 def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -> None:
@@ -122,23 +152,32 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
     from ..training.report import PHASES
 
-    names = [*metrics["after"]]
-    rows = [
-        [label, *(f"{100 * metrics[phase][name]:.1f}" if name in metrics[phase] else "" for name in names)]
-        for phase, label in PHASES.items()
-        if phase in metrics
-    ]
-    print_table([f"{metrics['recipe']}, %", *map(title_of, names)], rows, right=range(1, len(names) + 1))
+    names = list(metrics["after"])
+    rows = []
+    for phase, label in PHASES.items():
+        if phase not in metrics:
+            continue
+        cells = []
+        for name in names:
+            value = metrics[phase].get(name)
+            cells.append("" if value is None else f"{100 * value:.1f}")
+        rows.append([label, *cells])
+    columns = [f"{metrics['recipe']}, %", *map(title_of, names)]
+    print_table(columns, rows, right=range(1, len(columns)))
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
     from ..training.report import PHASES
 
-    names, rows = [*results[0]["after"]], []
+    names = list(results[0]["after"])
+    rows = []
     for recipe, phases in summary.items():
         count = sum(result["recipe"] == recipe for result in results)
         for phase, values in phases.items():
-            cells = [mean_and_std(values[name]) if name in values else "" for name in names]
+            cells = []
+            for name in names:
+                cells.append(mean_and_std(values[name]) if name in values else "")
             rows.append([recipe, PHASES[phase], str(count), *cells])
-    print_table(["recipe", "%, mean ± std", "runs", *map(title_of, names)], rows, right=range(2, len(names) + 3))
+    columns = ["recipe", "%, mean ± std", "runs", *map(title_of, names)]
+    print_table(columns, rows, right=range(2, len(columns)))

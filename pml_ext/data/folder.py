@@ -63,7 +63,10 @@ def folder(
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
     depth = None if classes == "leaf" else levels or 1
     divided = (place / "train").is_dir() and (place / "test").is_dir()
-    parts = [place / "train", place / "test"] if divided else [place]
+    if divided:
+        parts = [place / "train", place / "test"]
+    else:
+        parts = [place]
 
     runs: list[Path] = []
     found = [_files_by_class(part, depth, runs) for part in parts]
@@ -75,10 +78,15 @@ def folder(
         train, test = labeled
     else:
         if len(names) == 1:
-            remedy = _ADVICE_ON_LEAVES if nested else "wanted a sub-folder for each of several classes"
+            if nested:
+                remedy = _ADVICE_ON_LEAVES
+            else:
+                remedy = "wanted a sub-folder for each of several classes"
             raise DataError(f"{place}: found 1 class, {names[0]}; {remedy}")
-        divide = hold_out_classes if split == "class" else split_by_image
-        train, test = divide(labeled[0], 1 - train_fraction, seed)
+        if split == "class":
+            train, test = hold_out_classes(labeled[0], 1 - train_fraction, seed)
+        else:
+            train, test = split_by_image(labeled[0], 1 - train_fraction, seed)
     for part, images in (("train", train), ("test", test)):
         if len(images) < 2:
             raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more per class")

@@ -80,7 +80,7 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
 def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
         raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
-    first, second = (find_root(about, place, archive.name) / archive.name for archive in about.archives)
+    first, second = [find_root(about, place, archive.name) / archive.name for archive in about.archives]
     train = _read(first, image_size)
     test = _read(second, image_size, without={_alphabet(name) for name in train.class_names})
     mend = f"pml-ext data {about.name} --download gets it again"

@@ -102,7 +102,10 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
             if boxes:
                 left, top, width, height = map(float, box_of_image[image])
                 box = Box(left, top, left + width, top + height)
-            part = "train" if int(number) <= CUB.counts["train"].classes else "test"
+            if int(number) <= CUB.counts["train"].classes:
+                part = "train"
+            else:
+                part = "test"
             parts[part].append(Entry(path, names[number], box))
         except (KeyError, ValueError) as error:
             why = f"image {image} ({path}) has no valid class or box ({one_line(error)})"
@@ -127,7 +130,10 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
         names = dict(enumerate(map(str, tables["class_names"]), 1))
         rows = tables["annotations"]
         for image, number in zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True):
-            part = "train" if number <= CARS196.counts["train"].classes else "test"
+            if number <= CARS196.counts["train"].classes:
+                part = "train"
+            else:
+                part = "test"
             parts[part].append(Entry(image, names[number]))
     except Exception as error:  # scipy raises many types for a damaged file
         raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
@@ -171,7 +177,10 @@ def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
 def _folder_of_img(place: Path) -> Path:
     """Return the folder with ``img``, given that of In-Shop's list; without ``img``, where it is meant to be."""
-    above = place.parent if place.name in ("Eval", "Anno") else place
+    if place.name in ("Eval", "Anno"):
+        above = place.parent
+    else:
+        above = place
     for candidate in (place, above, above / "Img"):
         if (candidate / "img").is_dir():
             return candidate
@@ -195,7 +204,10 @@ def imagenet(
         split: ``"cbml"`` or ``"pddm"``.
         hierarchy: for zero-shot learning, a file of WordNet ids, a parent and a child per line (``wordnet.is_a.txt``).
     """
-    about = IMAGENET if split == "cbml" else dataclasses.replace(IMAGENET, counts=PDDM)
+    if split == "cbml":
+        about = IMAGENET
+    else:
+        about = dataclasses.replace(IMAGENET, counts=PDDM)
     place = find_root(about, root, "train", ["ILSVRC2012", "ILSVRC/Data/CLS-LOC"])
     find_root(about, place, "val")
     train = sorted(path.name for path in (place / "train").glob("n*"))

@@ -185,7 +185,10 @@ def find_root(about: DatasetInfo, root: Path | None, wanted: str, inner: Sequenc
     for candidate in candidates:
         if (candidate / wanted).exists():
             return candidate
-    state = f"{place} has no {wanted}" if place.is_dir() else f"{place}: no such folder"
+    if place.is_dir():
+        state = f"{place} has no {wanted}"
+    else:
+        state = f"{place}: no such folder"
     raise DataError(f"{state}; pml-ext data {about.name} says what to get and unpack, and where to put it")
 
 
@@ -221,8 +224,14 @@ def assemble(
     missing = min(paths - existing, default=None)
 
     unpacked = " and ".join(archive.name for archive in about.archives if archive.unpack)
-    mend = f"unpack {unpacked} again" if unpacked else f"pml-ext data {about.name} says what to get"
-    advice = f"{images / missing} is not there: {mend}" if missing else mend
+    if unpacked:
+        mend = f"unpack {unpacked} again"
+    else:
+        mend = f"pml-ext data {about.name} says what to get"
+    if missing:
+        advice = f"{images / missing} is not there: {mend}"
+    else:
+        advice = mend
     for part, entries in parts.items():
         classes = [entry.name for entry in entries if entry.path in existing]
         check_count(about, part, len(classes), len(set(classes)), listed_in.parent, advice)

@@ -44,7 +44,10 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
         with Image.open(path, formats=FORMATS) as file:
             turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
             width, height = file.size[::-1] if turned else file.size
-            part = Box(0, 0, width, height) if box is None else _whole_pixels(box, width, height, path)
+            if box is None:
+                part = Box(0, 0, width, height)
+            else:
+                part = _whole_pixels(box, width, height, path)
             shorter = min(part.right - part.left, part.bottom - part.top)
             if smallest is not None and smallest < shorter:
                 sides = [math.ceil(side * smallest / shorter) for side in file.size]

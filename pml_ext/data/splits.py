@@ -82,7 +82,9 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     @property
     def paths(self) -> list[Path] | None:
         """Paths of the image files; None for images in memory."""
-        return None if isinstance(self.images, Tensor) else list(self.images)
+        if isinstance(self.images, Tensor):
+            return None
+        return list(self.images)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -100,7 +102,10 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         """Return an image before the transform, uint8 ``[C, H, W]``; see :func:`read_image`."""
         if isinstance(self.images, Tensor):
             return self.images[index]
-        box = None if self.boxes is None else Box(*self.boxes[index])
+        if self.boxes is None:
+            box = None
+        else:
+            box = Box(*self.boxes[index])
         return read_image(self.images[index], self.channels, box, smallest)
 
     def replace(self, **changes: Any) -> LabeledImages:
@@ -234,8 +239,8 @@ def prepare(
         )
 
     first_step = steps.first if keep else None
-    message = f"reading {len(images):,} images"
-    tell(f"{message}, into memory" if keep else message)
+    into_memory = ", into memory" if keep else ""
+    tell(f"reading {len(images):,} images{into_memory}")
     results = _read_all(images, steps.smallest, first_step, skip_unreadable, workers)
 
     unreadable = {index: result for index, result in enumerate(results) if isinstance(result, str)}

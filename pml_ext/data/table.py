@@ -65,7 +65,10 @@ def table(
         DataError: the table or a listed image is missing, or a row is invalid; the text names the file or the line.
     """
     file = Path(path).expanduser()
-    place = root.expanduser() if root is not None else file.parent
+    if root is not None:
+        place = root.expanduser()
+    else:
+        place = file.parent
     rows, unused = _read(file)
     for row in rows:
         row.label = _class_of(row, label_sets, file)
@@ -130,7 +133,9 @@ def _note(file: Path, unused: list[str]) -> str:
     if not unused:
         return ""
     text = f"{file}: not used: {', '.join(unused)}; the columns that are used are {', '.join(_COLUMNS)}"
-    return f"{text}; {_SEQUENCE}" if "sequence" in unused else text
+    if "sequence" in unused:
+        return f"{text}; {_SEQUENCE}"
+    return text
 
 
 def _entries(rows: list[Row]) -> list[Entry]:
@@ -157,7 +162,10 @@ def _read(file: Path) -> tuple[list[Row], list[str]]:
         found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
         raise DataError(f"{file}, line {lines.line_num}: {found}") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        where = f", line {lines.reader.line_num}" if isinstance(error, csv.Error) else ""
+        if isinstance(error, csv.Error):
+            where = f", line {lines.reader.line_num}"
+        else:
+            where = ""
         wanted = "table:FILE.csv must be UTF-8 with balanced quotes"
         raise DataError(f"{file}: cannot be read as a table ({error}{where}); {wanted}") from None
     return rows, [name for name in columns if name and name not in _COLUMNS]

@@ -27,16 +27,22 @@ class JoinedBatchNorm(nn.BatchNorm1d):
         over = [dimension for dimension in range(x.ndim) if dimension != 1]
         shape = [1, -1] + [1] * (x.ndim - 2)
         total = all_reduce(torch.cat([x.sum(over), x.new_tensor([x.numel() / x.shape[1]])]))  # type: ignore[no-untyped-call]
-        mean, count = total[:-1] / total[-1], total[-1].detach()
+        mean = total[:-1] / total[-1]
+        count = total[-1].detach()
         centered = x - mean.view(shape)
         variance = all_reduce(centered.square().sum(over)) / count  # type: ignore[no-untyped-call]
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
-            factor = self.momentum if self.momentum is not None else 1 / int(self.num_batches_tracked)
+            if self.momentum is not None:
+                factor = self.momentum
+            else:
+                factor = 1 / int(self.num_batches_tracked)
             self.running_mean.lerp_(mean.detach(), factor)
             self.running_var.lerp_(variance.detach() * count / (count - 1).clamp(min=1), factor)
         result: Tensor = centered * (variance + self.eps).rsqrt().view(shape)
-        return result * self.weight.view(shape) + self.bias.view(shape) if self.affine else result
+        if self.affine:
+            return result * self.weight.view(shape) + self.bias.view(shape)
+        return result
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

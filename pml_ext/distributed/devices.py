@@ -32,7 +32,8 @@ def choose_device(name: str) -> str:
         return "cpu"
     if "LOCAL_RANK" not in os.environ:
         return available
-    place, count = int(os.environ["LOCAL_RANK"]), torch.accelerator.device_count()
+    place = int(os.environ["LOCAL_RANK"])
+    count = torch.accelerator.device_count()
     if place >= count:
         lacking = f"process {place} of this machine has no {available} device of its own ({count} seen)"
         raise ConfigError(f"{lacking}; type --nproc-per-node {count}, or --device cpu")
@@ -42,12 +43,16 @@ def choose_device(name: str) -> str:
 def device_name(device: torch.device) -> str:
     """Return the name of a device for reports: ``"cpu"``, or ``"cuda (NVIDIA H100)"``."""
     name = getattr(getattr(torch, device.type), "get_device_name", None)
-    return f"{device.type} ({name(device)})" if name is not None else str(device)
+    if name is not None:
+        return f"{device.type} ({name(device)})"
+    return str(device)
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
     """Return torch's autocast to a precision on a device; for ``"float32"`` a context that changes nothing."""
-    return nullcontext() if precision == "float32" else torch.autocast(device.type, getattr(torch, precision))
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, getattr(torch, precision))
 
 
 def check_precision(device: torch.device, precision: Precision) -> None:
@@ -56,7 +61,9 @@ def check_precision(device: torch.device, precision: Precision) -> None:
         with warnings.catch_warnings(), autocast(device, precision):
             warnings.simplefilter("ignore")  # torch warns and falls back to float32, which is an error here
             dtype = (torch.ones(4, 4, device=device) @ torch.ones(4, 4, device=device)).dtype
-        reason = "" if dtype == getattr(torch, precision) else f"torch computes in {dtype} there"
+        reason = ""
+        if dtype != getattr(torch, precision):
+            reason = f"torch computes in {dtype} there"
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
     if reason:
@@ -66,10 +73,20 @@ def check_precision(device: torch.device, precision: Precision) -> None:
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:
     """Return numbers and one-element tensors as numbers; tensors on an accelerator are read in one transfer."""
-    there = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
-    wide = torch.float32 if there and there[0].device.type == "mps" else torch.float64  # MPS has no float64
-    numbers = iter(torch.stack([value.reshape(()).to(wide) for value in there]).tolist() if there else ())
-    return [
-        value if not isinstance(value, Tensor) else value.item() if value.device.type == "cpu" else next(numbers)
-        for value in values
-    ]
+    on_device = [value.detach() for value in values if isinstance(value, Tensor) and value.device.type != "cpu"]
+    transferred: list[float] = []
+    if on_device:
+        is_mps = on_device[0].device.type == "mps"
+        wide = torch.float32 if is_mps else torch.float64  # MPS has no float64
+        transferred = torch.stack([value.reshape(()).to(wide) for value in on_device]).tolist()
+
+    remaining = iter(transferred)
+    numbers = []
+    for value in values:
+        if not isinstance(value, Tensor):
+            numbers.append(value)
+        elif value.device.type == "cpu":
+            numbers.append(value.item())
+        else:
+            numbers.append(next(remaining))
+    return numbers

@@ -14,6 +14,8 @@ from torch import Tensor
 from ..pairwise import shared
 from .processes import collective_device, gather_objects, num_processes, rank
 
+_Kind = tuple[str, list[int]] | None  # dtype and shape of a row; None without a tensor
+
 
 def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None = None) -> dict[str, Any]:
     """Return each tensor, concatenated over all processes in rank order.
@@ -21,17 +23,22 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
     The gradient of this process's own rows is multiplied by the number of processes. Raise ValueError if a tensor
     differs between processes in more than its number of rows, or if ``indices_tuple`` differs.
     """
-    kinds = {name: None if x is None else (str(x.dtype), list(x.shape[1:])) for name, x in batch.items()}
-    lengths = {name: 0 if x is None else len(x) for name, x in batch.items()}
-    everyone = gather_objects((kinds, [(len(index), int(index.sum())) for index in indices_tuple or ()], lengths))
+    kinds: dict[str, _Kind] = {}
+    lengths: dict[str, int] = {}
+    for name, x in batch.items():
+        kinds[name] = None if x is None else (str(x.dtype), list(x.shape[1:]))
+        lengths[name] = 0 if x is None else len(x)
+    indices = [(len(index), int(index.sum())) for index in indices_tuple or ()]
+    everyone = gather_objects((kinds, indices, lengths))
+    kinds_of_0, indices_of_0, _ = everyone[0]
     for other, (kinds_there, indices_there, _) in enumerate(everyone):
-        for name, kind in everyone[0][0].items():
+        for name, kind in kinds_of_0.items():
             if kinds_there[name] != kind:
                 raise ValueError(
                     f"{name} must be alike in all processes except for the number of rows; rank 0 has "
                     f"{_described(kind)}, rank {other} {_described(kinds_there[name])}"
                 )
-        if indices_there != everyone[0][1]:
+        if indices_there != indices_of_0:
             raise ValueError(
                 "indices_tuple must hold rows of the joined batch and be alike in all processes, but that of rank "
                 f"{other} differs from that of rank 0; mine with DistributedMiner(miner)"
@@ -41,14 +48,18 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
         if x is None:
             joined[name] = None
             continue
-        parts = gather_rows(x.detach(), [each[2][name] for each in everyone])
-        parts[rank()] = _ScaledGradient.apply(x, len(everyone)) if x.requires_grad else x  # type: ignore[no-untyped-call]
+        parts = gather_rows(x.detach(), [lengths_there[name] for _, _, lengths_there in everyone])
+        parts[rank()] = x
+        if x.requires_grad:
+            parts[rank()] = _ScaledGradient.apply(x, len(everyone))  # type: ignore[no-untyped-call]
         joined[name] = torch.cat(parts)
     return joined
 
 
-def _described(kind: tuple[str, list[int]] | None) -> str:
-    return "none" if kind is None else kind[0] + "".join(f" of {columns} columns" for columns in kind[1])
+def _described(kind: _Kind) -> str:
+    if kind is None:
+        return "none"
+    return kind[0] + "".join(f" of {columns} columns" for columns in kind[1])
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
@@ -61,10 +72,11 @@ def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         sent[: len(x)] = x.contiguous().view(-1).view(torch.uint8).view(len(x), width)
     received = [torch.empty_like(sent) for _ in lengths]
     dist.all_gather(received, sent)
-    return [
-        part[:length].to(x.device).reshape(-1).view(x.dtype).view(length, *x.shape[1:])
-        for part, length in zip(received, lengths, strict=True)
-    ]
+    rows = []
+    for padded, length in zip(received, lengths, strict=True):
+        stored = padded[:length].to(x.device).reshape(-1)
+        rows.append(stored.view(x.dtype).view(length, *x.shape[1:]))
+    return rows
 
 
 class _ScaledGradient(torch.autograd.Function):
@@ -83,14 +95,20 @@ class SharedTiles:
 
     def part(self, count: int) -> slice:
         """Return this process's slice of ``count`` tiles, which are divided evenly in rank order."""
-        return slice(rank() * count // num_processes(), (rank() + 1) * count // num_processes())
+        start = rank() * count // num_processes()
+        end = (rank() + 1) * count // num_processes()
+        return slice(start, end)
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
         """Return each tensor concatenated in rank order, and the row at which this process's part begins."""
-        lengths = gather_objects([len(x) for x in tensors])
-        columns = [[each[number] for each in lengths] for number in range(len(tensors))]
-        joined = [torch.cat(gather_rows(x.detach(), each)) for x, each in zip(tensors, columns, strict=True)]
-        return joined, [sum(each[: rank()]) for each in columns]
+        lengths_by_rank = gather_objects([len(x) for x in tensors])
+        joined = []
+        starts = []
+        for number, x in enumerate(tensors):
+            lengths = [lengths_there[number] for lengths_there in lengths_by_rank]
+            joined.append(torch.cat(gather_rows(x.detach(), lengths)))
+            starts.append(sum(lengths[: rank()]))
+        return joined, starts
 
     def summed(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return each tensor summed over the processes."""
@@ -102,5 +120,8 @@ class SharedTiles:
 
 def tiles_shared(*tensors: Tensor | None) -> AbstractContextManager[None]:
     """Return a context in which processes share tiles if all need the same gradients; else each computes all tiles."""
-    wanted = gather_objects([torch.is_grad_enabled(), *(x is not None and x.requires_grad for x in tensors)])
-    return shared(SharedTiles()) if all(each == wanted[0] for each in wanted) else contextlib.nullcontext()
+    needed = [x is not None and x.requires_grad for x in tensors]
+    needed_by_rank = gather_objects([torch.is_grad_enabled(), *needed])
+    if all(each == needed_by_rank[0] for each in needed_by_rank):
+        return shared(SharedTiles())
+    return contextlib.nullcontext()

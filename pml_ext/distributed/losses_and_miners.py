@@ -116,9 +116,12 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
             labels, ref_labels = check_call(self.relation, embeddings, labels, None, ref_emb, ref_labels)
             batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
             given = tuple(join(batch).values())
-        mined = self.miner(*given[: 2 if ref_emb is None else 4]) if rank() == 0 else ()
+        if ref_emb is None:
+            given = given[:2]
+        mined = self.miner(*given) if rank() == 0 else ()
         if num_processes() > 1:
-            mined = tuple(index.to(embeddings.device) for index in from_rank_0([index.cpu() for index in mined]))
+            mined_by_rank_0 = from_rank_0([index.cpu() for index in mined])
+            mined = tuple(index.to(embeddings.device) for index in mined_by_rank_0)
         if len(mined) in (3, 4):
             self.output_assertion(mined)  # also records how many were mined
         return mined
@@ -127,13 +130,21 @@ class DistributedMiner(BaseMiner):  # type: ignore[misc]
 @torch.no_grad()
 def _take_state_of_rank_0(module: nn.Module) -> None:
     """Load parameters and buffers of rank 0, as DistributedDataParallel does when constructed."""
-    own = {name: x.cpu() if isinstance(x, Tensor) else x for name, x in module.state_dict().items()}
-    state = from_rank_0(own if rank() == 0 else None)
+    state = None
+    if rank() == 0:
+        state = {name: _on_cpu(value) for name, value in module.state_dict().items()}
+    state = from_rank_0(state)
     if rank() != 0:
         module.load_state_dict(state)
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.cpu() if isinstance(value, Tensor) else value
 
 
 def _random_as_rank_0(device: torch.device) -> AbstractContextManager[None]:
     """Return a context that draws rank 0's random numbers; on exit, other ranks restore their own generators."""
     states = from_rank_0([state.cpu() for state in generator_states(device)])
-    return contextlib.nullcontext() if rank() == 0 else using_generator_states(device, states)
+    if rank() == 0:
+        return contextlib.nullcontext()
+    return using_generator_states(device, states)

@@ -16,7 +16,9 @@ from ..errors import ConfigError
 
 def num_processes() -> int:
     """Return the number of processes, 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_world_size()
+    return 1
 
 
 def rank() -> int:
@@ -40,7 +42,10 @@ def process_group(device: str) -> Iterator[None]:
             f"torch {torch.__version__} has no way for several processes to work together on {device}; "
             f"wanted --device {' or '.join(backends)}, or one process"
         )
-    backend = "gloo" if device == "cpu" else f"cpu:gloo,{device}:{backends[device]}"
+    if device == "cpu":
+        backend = "gloo"
+    else:
+        backend = f"cpu:gloo,{device}:{backends[device]}"
     # A long timeout, because other ranks wait while rank 0 tests. If rank 0 fails, torchrun ends the others.
     dist.init_process_group(backend, timeout=datetime.timedelta(days=2), **_meeting_place())
     yield
@@ -71,7 +76,9 @@ def from_ranks(value: Any) -> list[Any]:
     """Return the picklable values of all processes, by rank, in rank 0, and an empty list in other processes."""
     if num_processes() == 1:
         return [value]
-    gathered = [None] * num_processes() if rank() == 0 else None
+    gathered: list[Any] | None = None
+    if rank() == 0:
+        gathered = [None for _ in range(num_processes())]
     dist.gather_object(value, gathered, dst=0)
     return gathered or []
 
@@ -95,4 +102,6 @@ def max_over_ranks(number: int) -> int:
 
 def collective_device(device: torch.device) -> torch.device:
     """Return the device for tensors of a collective operation: the CPU if gloo is the only backend, else ``device``."""
-    return torch.device("cpu") if dist.get_backend() == "gloo" else device
+    if dist.get_backend() == "gloo":
+        return torch.device("cpu")
+    return device

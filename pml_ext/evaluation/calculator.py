@@ -248,7 +248,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         for name, function in self.curr_function_dict.items():
             arguments.cluster_labels = None
             if name in self.requires_clustering():
-                per_class = self._rows[name].clusters if name in self._rows else 1
+                if name in self._rows:
+                    per_class = self._rows[name].clusters
+                else:
+                    per_class = 1
                 if per_class not in clusters:
                     clusters[per_class] = self._cluster(sides, per_class)
                 arguments.cluster_labels = clusters[per_class]

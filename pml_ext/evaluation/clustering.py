@@ -108,4 +108,6 @@ def pairwise_f1(labels: Any, clusters: Any) -> float:
         np.asarray(labels), np.asarray(clusters)
     )
     total = 2 * true_positive + false_positive + false_negative
-    return float(2 * true_positive / total) if total else 0.0
+    if total:
+        return float(2 * true_positive / total)
+    return 0.0

@@ -214,7 +214,9 @@ def title_of(name: str) -> str:
         if metric.name == name:
             return metric.title
     protocol, _, top = name.partition("_top_")
-    return f"{_PROTOCOLS[protocol]}, top-{top}" if protocol in _PROTOCOLS and top else name
+    if protocol in _PROTOCOLS and top:
+        return f"{_PROTOCOLS[protocol]}, top-{top}"
+    return name
 
 
 def _counts(name: str, values: Iterable[int]) -> list[int]:
@@ -244,7 +246,8 @@ def class_means(values: Tensor, labels: Tensor, counted: Tensor | None = None) -
     default.
     """
     if counted is not None:
-        values, labels = values[counted], labels[counted]
+        values = values[counted]
+        labels = labels[counted]
     classes, places = torch.unique(labels.to(values.device), dim=0, return_inverse=True)
     sums = values.new_zeros(len(classes), *values.shape[1:]).index_add_(0, places, values)
     counts = torch.bincount(places, minlength=len(classes))

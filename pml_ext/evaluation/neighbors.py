@@ -179,7 +179,8 @@ def reranked_under(
                 others = distance.maybe_normalize(reference[rows.flatten()])
                 repeated = query[start : start + tile].repeat_interleave(width, 0)
                 values[start : start + tile] = distance.pairwise_distance(repeated, others).view(rows.shape)
-        values.masked_fill_(candidates < 0, -torch.inf if distance.is_inverted else torch.inf)
+        farthest = -torch.inf if distance.is_inverted else torch.inf
+        values.masked_fill_(candidates < 0, farthest)
         best = values.topk(k, dim=1, largest=distance.is_inverted)
         return best.values, candidates.gather(1, best.indices)
 

@@ -29,7 +29,9 @@ class DamagedError(ValueError):
 def final_path(path: Path) -> Path | None:
     """Return the final path of a temporary file; None for other files."""
     match = _TEMPORARY.fullmatch(path.name)
-    return path.with_name(match[1]) if match is not None else None
+    if match is not None:
+        return path.with_name(match[1])
+    return None
 
 
 def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[Path], None] | None = None) -> None:
@@ -69,7 +71,10 @@ def writing(path: Path) -> Iterator[None]:
     except UnwritableError:
         raise
     except OSError as error:
-        gone = "" if path.parent.is_dir() else f"; the folder {path.parent} is gone"
+        if path.parent.is_dir():
+            gone = ""
+        else:
+            gone = f"; the folder {path.parent} is gone"
         reason = f"{path}: cannot be written ({error.strerror or error}{gone}); what was written before stays"
         raise UnwritableError(reason) from error
 
@@ -82,7 +87,10 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        remedy = f"type: chmod u+r {shlex.quote(str(path))}" if isinstance(error, PermissionError) else "put it back"
+        if isinstance(error, PermissionError):
+            remedy = f"type: chmod u+r {shlex.quote(str(path))}"
+        else:
+            remedy = "put it back"
         raise DataError(f"{path}: cannot be read ({error.strerror or error}); {remedy}") from error
 
 
@@ -156,7 +164,8 @@ def toml_value(text: str) -> Any:
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:
     """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
-    wanted = f"type {option} {'FILE' if file else 'FOLDER'}"
+    kind = "FILE" if file else "FOLDER"
+    wanted = f"type {option} {kind}"
     if file and place.is_dir():
         raise ConfigError(f"{place} is a folder; {wanted}")
     if not file and place.is_file():

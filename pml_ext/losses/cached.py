@@ -52,7 +52,8 @@ class CachedGradients(nn.Module):
         check_module(self, "loss", loss, "ContrastiveLoss()")
         super().__init__()
         self.network = MicroBatched(network, micro_batch)
-        self.loss, self.miner = loss, miner
+        self.loss = loss
+        self.miner = miner
 
     if TYPE_CHECKING:
 
@@ -73,7 +74,8 @@ class MicroBatched(nn.Module):
     def __init__(self, network: nn.Module, micro_batch: int) -> None:
         check_count("CachedGradients", "micro_batch", micro_batch)
         super().__init__()
-        self.network, self.micro_batch = network, micro_batch
+        self.network = network
+        self.micro_batch = micro_batch
         self._warned = False
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -111,7 +113,9 @@ class MicroBatched(nn.Module):
 
 def _kind(value: Any) -> str:
     """Describe a value in one line; the text of a dictionary of tensors has many."""
-    return describe(value) if isinstance(value, (Tensor, list, tuple)) else f"a {type(value).__name__}"
+    if isinstance(value, (Tensor, list, tuple)):
+        return describe(value)
+    return f"a {type(value).__name__}"
 
 
 def _batch_norms(network: nn.Module) -> list[Any]:
@@ -126,8 +130,10 @@ class _StatisticsKept:
         self._network = network
 
     def __enter__(self) -> None:
-        norms = [module for module in _batch_norms(self._network) if module.training]
-        self._kept = [(buffer, buffer.clone()) for module in norms for buffer in module.buffers()]
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        for module in _batch_norms(self._network):
+            if module.training:
+                self._kept += [(buffer, buffer.clone()) for buffer in module.buffers()]
 
     def __exit__(self, *_: object) -> None:
         for buffer, before in self._kept:

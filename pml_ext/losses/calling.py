@@ -20,10 +20,13 @@ class WrapperCapabilities:
     """
 
     def __init__(self, at_most: Iterable[str], of: Callable[[Any], Iterable[str]]) -> None:
-        self._at_most, self._of = frozenset(at_most), of
+        self._at_most = frozenset(at_most)
+        self._of = of
 
     def __get__(self, instance: object | None, owner: type) -> frozenset[str]:
-        return self._at_most if instance is None else frozenset(self._of(instance)) - ({"relation"} - self._at_most)
+        if instance is None:
+            return self._at_most
+        return frozenset(self._of(instance)) - ({"relation"} - self._at_most)
 
 
 class WrapsLoss:
@@ -49,7 +52,9 @@ def check_module(owner: object, name: str, module: Any, example: str) -> None:
 
 def unwrapped(loss: torch.nn.Module) -> torch.nn.Module:
     """Return the loss inside DistributedDataParallel, or the loss itself: the one whose capabilities count."""
-    return loss.module if isinstance(loss, torch.nn.parallel.DistributedDataParallel) else loss
+    if isinstance(loss, torch.nn.parallel.DistributedDataParallel):
+        return loss.module  # type: ignore[no-any-return]
+    return loss
 
 
 def takes_all_pairs(loss: torch.nn.Module) -> bool:
@@ -64,7 +69,9 @@ def counts_repeats(loss: torch.nn.Module) -> bool:
 
 def relation_of(module: torch.nn.Module | None) -> Relation | None:
     """Return the relation of a loss, a wrapper or a miner; None if it compares labels for equality."""
-    return getattr(unwrapped(module), "relation", None) if module is not None else None
+    if module is not None:
+        return getattr(unwrapped(module), "relation", None)
+    return None
 
 
 def check_call(
@@ -73,7 +80,9 @@ def check_call(
     """Check a wrapper's arguments; return labels and ref_labels, converted to tensors if a relation takes lists."""
     check_indices_tuple(indices_tuple)
     check_batch(embeddings, labels if relation is None else None)
-    check_references(embeddings, ref_emb, ref_labels if relation is None or ref_emb is None else None)
+    # a relation checks labels itself; labels of references that are missing are a mistake in any case
+    checked_by_relation = relation is not None and ref_emb is not None
+    check_references(embeddings, ref_emb, None if checked_by_relation else ref_labels)
     if relation is not None and labels is not None and not isinstance(labels, Tensor):
         labels = relation.tensor(labels, len(embeddings), embeddings.device)
     if relation is not None and ref_labels is not None and not isinstance(ref_labels, Tensor):
@@ -92,13 +101,22 @@ def call_loss(
 ) -> Any:
     """Call a loss of PML or of ours, or a wrapper, with labels if it takes them and the other arguments if given."""
     indices_tuple = check_indices_tuple(indices_tuple)
-    arguments = [embeddings, labels] if "labels" in capabilities(unwrapped(loss)) else [embeddings]
-    more = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
-    return loss(*arguments, **{name: value for name, value in more.items() if value is not None})
+    arguments: list[Tensor | None] = [embeddings]
+    if "labels" in capabilities(unwrapped(loss)):
+        arguments = [embeddings, labels]
+    named = {"indices_tuple": indices_tuple, "ref_emb": ref_emb, "ref_labels": ref_labels, "enqueue_mask": enqueue_mask}
+    given = {name: value for name, value in named.items() if value is not None}
+    return loss(*arguments, **given)
 
 
 def shift_indices(indices_tuple: tuple[Tensor, ...], places: Tensor, first: int = 0) -> tuple[Tensor, ...]:
     """Return pairs or triplets with ``first`` added to each anchor and each partner i replaced by ``places[i]``."""
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
-    indices = [index.to(places.device) for index in indices_tuple]
-    return tuple(index + first if number in anchors else places[index] for number, index in enumerate(indices))
+    shifted = []
+    for number, index in enumerate(indices_tuple):
+        index = index.to(places.device)
+        if number in anchors:
+            shifted.append(index + first)
+        else:
+            shifted.append(places[index])
+    return tuple(shifted)

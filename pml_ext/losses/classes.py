@@ -27,7 +27,9 @@ class ClassLabels(nn.Module):
 
     def __init__(self, num_classes: int, labels: Sequence[int] | Tensor | None = None) -> None:
         super().__init__()
-        given = torch.as_tensor(list(range(num_classes) if labels is None else labels))
+        if labels is None:
+            labels = range(num_classes)
+        given = torch.as_tensor(list(labels))
         different = len(set(given.tolist()))
         if given.shape != (num_classes,) or given.is_floating_point() or different < num_classes:
             raise ValueError(
@@ -42,7 +44,9 @@ class ClassLabels(nn.Module):
 
     def forward(self, labels: Tensor) -> Tensor:
         """Return the rows of labels ``[B]``."""
-        return labels.long().clamp(0, len(self.rows) - 1) if self.are_rows else self.rows[self._places(labels)]
+        if self.are_rows:
+            return labels.long().clamp(0, len(self.rows) - 1)
+        return self.rows[self._places(labels)]
 
     def check(self, labels: Tensor, owner: str) -> None:
         """Raise ValueError for unknown labels; on an accelerator only in the first call, so that others do not wait."""
@@ -50,8 +54,11 @@ class ClassLabels(nn.Module):
         if torch.compiler.is_compiling() or (self._checked and labels.device.type != "cpu"):
             return
         self._checked = True
-        if len(unknown := labels[~self.known(labels)]):
-            count, least, some = len(self.rows), int(labels.min()), sorted(set(unknown.tolist()))[:5]
+        unknown = labels[~self.known(labels)]
+        if len(unknown):
+            count = len(self.rows)
+            least = int(labels.min())
+            some = sorted(set(unknown.tolist()))[:5]
             raise ValueError(
                 f"labels {some} have no class: {owner} has num_classes={count} with labels "
                 f"{self.ordered[0]} to {self.ordered[-1]}. Name the label of every class, for example "

@@ -83,10 +83,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     """
 
     # The queue serves as the loss's references; without a miner, pairs that a loss counts once are all there.
-    capabilities = WrapperCapabilities(
-        {"labels", "indices_tuple", "state"},
-        lambda self: {"labels", "state"} | ({"indices_tuple"} if self.takes_more_pairs else set()),
-    )
+    capabilities = WrapperCapabilities({"labels", "indices_tuple", "state"}, lambda self: self._capabilities())
     expected_failed_checks: ClassVar[dict[str, str]] = {
         "check_tensors_are_registered": "the queue is each process's own, and in the state dict without being a buffer"
     }
@@ -108,13 +105,16 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         check_module(self, "loss", loss, "ContrastiveLoss()")
         if getattr(loss, "joins_processes", False):
             raise TypeError("DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))")
-        if missing := _NEEDED - capabilities(loss):
+        missing = _NEEDED - capabilities(loss)
+        if missing:
             name = type(loss).__name__
-            ours = "; type: from pml_ext import MultipleLosses, which passes references on"
-            raise TypeError(
+            text = (
                 f"CrossBatchMemory needs a loss that takes labels, indices_tuple and references; {name} does not take "
-                f"{' and '.join(sorted(missing))}{ours if name == 'MultipleLosses' else ''}"
+                f"{' and '.join(sorted(missing))}"
             )
+            if name == "MultipleLosses":
+                text += "; type: from pml_ext import MultipleLosses, which passes references on"
+            raise TypeError(text)
         if miner is not None and any(getattr(module, "miners", None) for module in loss.modules()):
             raise ValueError("CrossBatchMemory has a miner, and so has the MultipleLosses inside; leave out one")
         check_count(self, "embedding_size", embedding_size)
@@ -123,8 +123,10 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         super().__init__(loss=loss, **kwargs)
         self.loss = loss
         self.miner = miner
-        self.embedding_size, self.memory_size = embedding_size, memory_size
-        self.detach_batch, self.first_epoch = detach_batch, first_epoch
+        self.embedding_size = embedding_size
+        self.memory_size = memory_size
+        self.detach_batch = detach_batch
+        self.first_epoch = first_epoch
         self.active = True
         self.reset_queue()
         names = ["embedding_size", "memory_size", "queue_idx", "filled"]
@@ -139,7 +141,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         self.embedding_memory = torch.zeros(self.memory_size, self.embedding_size)
         self.label_memory = torch.zeros(self.memory_size, dtype=torch.long)
         self.curr_batch_idx = torch.zeros(0, dtype=torch.long)
-        self._cursor, self.has_been_filled = torch.tensor(0, device="cpu"), False
+        self._cursor = torch.tensor(0, device="cpu")
+        self.has_been_filled = False
 
     # The cursor is a tensor, since torch.compile recompiles for every new value of an integer attribute. It is on the
     # CPU, so that reading it does not wait for a device.
@@ -151,7 +154,14 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
     @property
     def filled(self) -> int:
         """The number of rows that hold embeddings."""
-        return self.memory_size if self.has_been_filled else self.queue_idx
+        if self.has_been_filled:
+            return self.memory_size
+        return self.queue_idx
+
+    def _capabilities(self) -> frozenset[str]:
+        if self.takes_more_pairs:
+            return frozenset({"labels", "indices_tuple", "state"})
+        return frozenset({"labels", "state"})
 
     @property
     def takes_more_pairs(self) -> bool:
@@ -197,7 +207,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 entering = enqueue_mask.to(embeddings.device)
                 if writes:
                     run_eagerly(self.add_to_memory, embeddings[entering], labels[entering])
-                embeddings, labels = embeddings[~entering], labels[~entering]
+                embeddings = embeddings[~entering]
+                labels = labels[~entering]
             elif writes:
                 run_eagerly(self.add_to_memory, embeddings, labels)
             queue, queue_labels = run_eagerly(self._queue, embeddings, in_queue)
@@ -212,7 +223,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                 if indices_tuple is not None:
                     mined = _joined(mined, shift_indices(indices_tuple, own))
             if indices_tuple is not None and not in_queue:
-                queue, queue_labels = torch.cat([queue, embeddings]), torch.cat([queue_labels, labels])
+                queue = torch.cat([queue, embeddings])
+                queue_labels = torch.cat([queue_labels, labels])
             return call_loss(self.loss, embeddings, labels, mined, queue, queue_labels)  # type: ignore[no-any-return]
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Tensor | None) -> None:
@@ -248,7 +260,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             shape = self.memory_size, *labels.shape[1:]
             self.label_memory = torch.zeros(shape, dtype=labels.dtype, device=embeddings.device)
         if labels.shape[1:] != self.label_memory.shape[1:]:
-            kept, given = (list(each.shape[1:]) for each in (self.label_memory, labels))
+            kept = list(self.label_memory.shape[1:])
+            given = list(labels.shape[1:])
             raise ValueError(f"the memory keeps labels of shape {kept}, and those of the batch have {given}")
         if labels.is_floating_point():
             self.label_memory = self.label_memory.to(torch.promote_types(self.label_memory.dtype, labels.dtype))
@@ -263,7 +276,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         """Return a function that restores the queue's present state after a call that enters ``count`` embeddings."""
         rows = (self._cursor + torch.arange(min(count, self.memory_size))) % self.memory_size
         rows = rows.to(self.embedding_memory.device)
-        held, labels = self.embedding_memory[rows], self.label_memory[rows]
+        held = self.embedding_memory[rows]
+        labels = self.label_memory[rows]
         before = self._cursor, self.has_been_filled, self.curr_batch_idx
 
         def undo() -> None:
@@ -275,9 +289,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     def _queue(self, embeddings: Tensor, in_queue: bool) -> tuple[Tensor, Tensor]:
         """Return a copy of the filled rows and labels, the batch's own rows with their gradient."""
-        held, labels = self.embedding_memory.to(embeddings), self.label_memory.to(embeddings.device)
+        held = self.embedding_memory.to(embeddings)
+        labels = self.label_memory.to(embeddings.device)
         if not self.has_been_filled:
-            held, labels = held[: self.filled], labels[: self.filled]
+            held = held[: self.filled]
+            labels = labels[: self.filled]
         if in_queue and not self.detach_batch:
             return held.index_put((self.curr_batch_idx,), embeddings), labels.clone()
         return held.clone(), labels.clone()
@@ -298,7 +314,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CrossBatchMemory:
         super()._apply(fn, recurse)
-        self.embedding_memory, self.label_memory = fn(self.embedding_memory), fn(self.label_memory)
+        self.embedding_memory = fn(self.embedding_memory)
+        self.label_memory = fn(self.label_memory)
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

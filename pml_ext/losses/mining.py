@@ -57,7 +57,8 @@ def without_copies(mined: tuple[Tensor, ...], own: Tensor) -> tuple[Tensor, ...]
         kept = p != own[a]
         return a[kept], p[kept], n[kept]
     a1, p, a2, n = mined
-    pulled, pushed = p != own[a1], n != own[a2]
+    pulled = p != own[a1]
+    pushed = n != own[a2]
     return a1[pulled], p[pulled], a2[pushed], n[pushed]
 
 
@@ -99,7 +100,9 @@ def _distance_weighted(
     a, p, n = miner(embeddings, labels, ref_emb, ref_labels)
     others = (labels[:, None] == ref_labels).scatter_(1, own[:, None], False)
     kept = others.any(1)[a]
-    a, p, n = a[kept], p[kept], n[kept]
+    a = a[kept]
+    p = p[kept]
+    n = n[kept]
     itself = p == own[a]
     if itself.any():
         p[itself] = torch.multinomial(others[a[itself]].float(), 1).flatten()

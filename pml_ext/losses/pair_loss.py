@@ -171,7 +171,9 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             self._check_relation(relation)
         if indices_tuple is not None:
             indices_tuple = check_indices_tuple(indices_tuple)
-        given_labels, given_ref_labels, pairs = labels, ref_labels, indices_tuple
+        given_labels = labels
+        given_ref_labels = ref_labels
+        pairs = indices_tuple
         if relation is not None:
             labels, pairs, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if torch.compiler.is_compiling() and self._in_one_graph(embeddings, pairs, ref_emb) is False:
@@ -221,7 +223,10 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         takes_all = self.compiles_to_one_graph(len(embeddings), by_labels)
         if not takes_all:
             return takes_all
-        listed = indices_tuple.indices_tuple if isinstance(indices_tuple, Related) else indices_tuple
+        if isinstance(indices_tuple, Related):
+            listed = indices_tuple.indices_tuple
+        else:
+            listed = indices_tuple
         lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
         if lists_pairs and (len(listed) == 3 or self.counts_repeats):
             return False
@@ -251,7 +256,10 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         size = None
         if self.tiles is not None and (self.tile_size is not None or len(embeddings) * len(ref_emb) > _ALWAYS_DENSE):
             size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
-        terms = self._whole(inputs) if size is None else self._in_tiles(inputs, size)
+        if size is None:
+            terms = self._whole(inputs)
+        else:
+            terms = self._in_tiles(inputs, size)
 
         for name, info in terms.items():
             if info["losses"].ndim and not len(info["losses"]):
@@ -270,7 +278,10 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         positives, negatives, weights = tile.masks.weighted_masks(tile.matrix, rows)
         labels = None
         if inputs.labels is not None and not inputs.references and inputs.indices_tuple is None:
-            labels = inputs.labels if rows is None else inputs.labels[rows]
+            if rows is None:
+                labels = inputs.labels
+            else:
+                labels = inputs.labels[rows]
         return Pairs(
             tile.matrix,
             positives,
@@ -308,7 +319,10 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         embeddings = inputs.embeddings
         ref_emb = inputs.ref_emb
         points = self.distance.maybe_normalize(embeddings)
-        columns = self.distance.maybe_normalize(ref_emb) if inputs.references else points
+        if inputs.references:
+            columns = self.distance.maybe_normalize(ref_emb)
+        else:
+            columns = points
         lists_all = False
         if torch.compiler.is_compiling():
             listed = inputs.indices_tuple if inputs.related is None else inputs.related
@@ -355,7 +369,10 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         if own_rows_alone:
             ref_emb = ref_emb.detach()
         points = self.distance.maybe_normalize(embeddings)
-        columns = self.distance.maybe_normalize(ref_emb) if inputs.references else points
+        if inputs.references:
+            columns = self.distance.maybe_normalize(ref_emb)
+        else:
+            columns = points
         masks = self._masks(inputs, rows=len(points))
         matrices = TiledDistance(self.distance, points, columns)
         joined = _JoinedTerms(type(self).__name__, order)
@@ -402,7 +419,11 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         if not self.collect_stats:
             return
         for name, value in statistics.items():
-            total, count = value if isinstance(value, tuple) else (value.sum(), value.numel())
+            if isinstance(value, tuple):
+                total, count = value
+            else:
+                total = value.sum()
+                count = value.numel()
             divisor = torch.as_tensor(count, dtype=total.dtype, device=total.device)
             self._sums[name] = (total.detach(), divisor)
 
@@ -483,7 +504,10 @@ class _JoinedTerms:
             values.append(losses)
 
             indices = info["indices"]
-            anchors, *partners = (indices,) if isinstance(indices, Tensor) else indices
+            if isinstance(indices, Tensor):
+                anchors, *partners = (indices,)
+            else:
+                anchors, *partners = indices
             rest.append(anchors + start)
             rest.extend(partners)
             rest.append(torch.as_tensor(divisor, device=losses.device).detach().reshape(1).to(losses.dtype))

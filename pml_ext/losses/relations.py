@@ -126,12 +126,20 @@ class SharedLabel(Relation):
         super().__init__()
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold of SharedLabel must be a number from 0 to 1, not {threshold!r}")
-        self.threshold, self.graded, self.num_labels, table = float(threshold), graded, num_labels, None
+        self.threshold = float(threshold)
+        self.graded = graded
+        self.num_labels = num_labels
+        table = None
         if sets is not None:
-            names = sorted({name for each in sets for name in each})
-            places = {name: place for place, name in enumerate(names)}
-            table = multi_hot([{places[name] for name in each} for each in sets], len(names))
-            self.num_labels, self.places = len(names), len(table)
+            sets_of_names = [set(each) for each in sets]
+            names = sorted(set().union(*sets_of_names))
+            numbers = {name: number for number, name in enumerate(names)}
+            sets_of_numbers = []
+            for names_of_class in sets_of_names:
+                sets_of_numbers.append({numbers[name] for name in names_of_class})
+            table = multi_hot(sets_of_numbers, len(names))
+            self.num_labels = len(names)
+            self.places = len(table)
         self._one_each = table is not None and bool((table.sum(1) == 1).all())
         self.register_buffer("table", table, persistent=False)
 
@@ -142,50 +150,66 @@ class SharedLabel(Relation):
             return self._integers(labels, count, device)
         if isinstance(labels, Tensor) and labels.ndim == 2:
             return _counted((labels != 0).to(device), count)
-        if not isinstance(labels, (list, tuple)) or any(
-            isinstance(each, str) or not isinstance(each, Iterable) for each in labels
-        ):
+        if not _are_collections(labels):
             raise TypeError(
                 f"SharedLabel wants multi-hot labels ({count}, C) or {count} lists of integers; got "
                 f"{describe(labels)}. A class for each item needs no relation, or the labels of each class: "
                 "SharedLabel(sets=...)"
             )
-        width = self.num_labels or 1 + max((int(label) for each in labels for label in each), default=0)
+        width = self.num_labels
+        if not width:
+            largest_of_each = (max(map(int, each), default=0) for each in labels)
+            width = 1 + max(largest_of_each, default=0)
         return _counted(multi_hot(labels, width).to(device), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
         """Return the label of each item if each has exactly one, else None; waits for the device without ``sets``."""
         if self.table is not None:
-            return self.table.long().argmax(1).to(labels.device)[labels] if self._one_each else None
-        return labels.long().argmax(1) if labels.shape[1] and bool((labels.sum(1) == 1).all()) else None
+            if self._one_each:
+                return self.table.long().argmax(1).to(labels.device)[labels]
+            return None
+        if labels.shape[1] and bool((labels.sum(1) == 1).all()):
+            return labels.long().argmax(1)
+        return None
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 where a label is shared, or the Jaccard index."""
-        first, second = self._sets(x), self._sets(y)
+        first = self._sets(x)
+        second = self._sets(y)
         return self._weighed((first & second).sum(-1), first.sum(-1), second.sum(-1))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the weights of all pairs, from one product of the sets."""
-        first, second = self._sets(rows).float(), self._sets(columns).float()
+        first = self._sets(rows).float()
+        second = self._sets(columns).float()
         width = max(first.shape[1], second.shape[1])
-        first, second = (nn.functional.pad(each, (0, width - each.shape[1])) for each in (first, second))
+        first = nn.functional.pad(first, (0, width - first.shape[1]))
+        second = nn.functional.pad(second, (0, width - second.shape[1]))
         return self._weighed(first @ second.T, first.sum(1)[:, None], second.sum(1))
 
     def _sets(self, labels: Tensor) -> Tensor:
-        return labels != 0 if self.table is None else self.table.to(labels.device)[labels.long()]
+        if self.table is None:
+            return labels != 0
+        return self.table.to(labels.device)[labels.long()]
 
     def _weighed(self, shared: Tensor, first: Tensor, second: Tensor) -> Tensor:
         positive = (shared > 0).float()
         if not self.graded and self.threshold == 0:
             return positive
         union = first + second - shared
-        weights = shared / union.clamp(min=1) if self.graded else positive
+        if self.graded:
+            weights = shared / union.clamp(min=1)
+        else:
+            weights = positive
         return torch.where((shared > 0) & (shared < self.threshold * union - 1e-4), torch.nan, weights)
 
     @classmethod
     def of_classes(cls, names: Sequence[str], threshold: float = 0.0, graded: bool = False) -> SharedLabel:
         """Return the relation of classes whose names are their labels, separated by ``|``, such as ``"cat|dog"``."""
-        sets = [[part.strip() for part in name.split("|") if part.strip()] for name in names]
+        sets = []
+        for name in names:
+            parts = [part.strip() for part in name.split("|")]
+            sets.append([part for part in parts if part])
         return cls(threshold, graded, sets=sets)
 
 
@@ -212,17 +236,23 @@ class Hierarchy(Relation):
 
     def __init__(self, paths: Sequence[str | Sequence[str]], level: int | None = None, graded: bool = False) -> None:
         super().__init__()
-        self.paths = [tuple(path.split("/") if isinstance(path, str) else path) for path in paths]
+        self.paths = [_path_of(path) for path in paths]
         self.depth = max(map(len, self.paths))
         if level is None:
             level = 1 if graded else self.depth
         if level not in range(1, self.depth + 1):
             raise ValueError(f"level of Hierarchy must be from 1 to {self.depth}, the depth of the tree, not {level!r}")
-        self.level, self.graded, self.places = level, graded, len(self.paths)
+        self.level = level
+        self.graded = graded
+        self.places = len(self.paths)
         self.levels = [each for each in range(1, self.depth + 1) if each != level]
         nodes: dict[tuple[str, ...], int] = {}  # number of each node, by its path
-        filled = [path + ("",) * (self.depth - len(path)) for path in self.paths]
-        codes = [[nodes.setdefault(path[:end], len(nodes)) for end in range(1, self.depth + 1)] for path in filled]
+        codes = []
+        for path in self.paths:
+            missing_levels = self.depth - len(path)
+            filled = path + ("",) * missing_levels
+            ancestors = [filled[:end] for end in range(1, self.depth + 1)]
+            codes.append([nodes.setdefault(ancestor, len(nodes)) for ancestor in ancestors])
         self.register_buffer("codes", torch.tensor(codes), persistent=False)
 
     def at(self, level: int) -> Hierarchy:
@@ -233,20 +263,26 @@ class Hierarchy(Relation):
         """Return integers ``[count]``, the indices of classes in ``paths``."""
         if isinstance(labels, (list, tuple)) and labels and not isinstance(labels[0], int):
             known = {path: place for place, path in enumerate(self.paths)}
-            given = [tuple(each.split("/") if isinstance(each, str) else each) for each in labels]
-            if unknown := [each for each in given if each not in known]:
-                raise ValueError(f"Hierarchy has no class {'/'.join(unknown[0])!r}; its paths name all classes")
-            labels = torch.tensor([known[each] for each in given])
+            places = []
+            for label in labels:
+                path = _path_of(label)
+                if path not in known:
+                    raise ValueError(f"Hierarchy has no class {'/'.join(path)!r}; its paths name all classes")
+                places.append(known[path])
+            labels = torch.tensor(places)
         return self._integers(labels, count, device)
 
     def classes(self, labels: Tensor) -> Tensor | None:
         """Return the ancestors at the level; None where graded."""
-        return None if self.graded else self.codes.to(labels.device)[labels][..., self.level - 1]
+        if self.graded:
+            return None
+        return self.codes.to(labels.device)[labels][..., self.level - 1]
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 where the ancestor at the level is common; if graded, the depth of the lowest common one over D."""
         codes = self.codes.to(x.device)
-        first, second = codes[x.long()], codes[y.long()]
+        first = codes[x.long()]
+        second = codes[y.long()]
         if not self.graded:
             return (first[..., self.level - 1] == second[..., self.level - 1]).float()
         depth = sum(first[..., level] == second[..., level] for level in range(self.depth))
@@ -279,9 +315,14 @@ class FromMatrix(Relation):
         allowed = values.isnan() | ((values >= 0) & (values <= 1) if graded else (values == 0) | (values == 1))
         if not bool(allowed.all()):
             found = float(values[~allowed][0])
-            more = "from 0 to 1, and NaN" if graded else "1, 0 and NaN; graded=True allows weights between"
+            if graded:
+                more = "from 0 to 1, and NaN"
+            else:
+                more = "1, 0 and NaN; graded=True allows weights between"
             raise ValueError(f"matrix of FromMatrix has the value {found:g}; wanted {more}")
-        self.by_label, self.graded, self.needs_labels = by_label, graded, by_label
+        self.by_label = by_label
+        self.graded = graded
+        self.needs_labels = by_label
         self.places = min(values.shape) if by_label else None
         self.register_buffer("values", values, persistent=False)
 
@@ -366,9 +407,12 @@ def label_tensors(
     """Check a batch and its references; return the labels of the rows and of the columns as the relation takes them."""
     check_batch(embeddings)
     check_references(embeddings, ref_emb, ref_labels if ref_emb is None else None)
-    columns = (labels, len(embeddings)) if ref_emb is None else (ref_labels, len(ref_emb))
     rows = relation.tensor(labels, len(embeddings), embeddings.device)
-    return rows, relation.tensor(*columns, embeddings.device, 1)
+    if ref_emb is None:
+        columns = relation.tensor(labels, len(embeddings), embeddings.device, 1)
+    else:
+        columns = relation.tensor(ref_labels, len(ref_emb), embeddings.device, 1)
+    return rows, columns
 
 
 def related(
@@ -381,19 +425,22 @@ def related(
     if labels is None and indices_tuple is not None and not relation.graded:
         return None, indices_tuple, None
     if relation.needs_labels and (labels is None or (ref_emb is not None and ref_labels is None)):
-        raise ValueError(f"{'labels' if labels is None else 'ref_labels'} must be given for {relation}")
+        missing = "labels" if labels is None else "ref_labels"
+        raise ValueError(f"{missing} must be given for {relation}")
     rows, columns = label_tensors(relation, embeddings, labels, ref_emb, ref_labels)
     if not torch.compiler.is_compiling() or rows.ndim == 1:
-        classes = relation.classes(rows), relation.classes(columns)
-        if classes[0] is not None and classes[1] is not None:
-            return classes[0], indices_tuple, None if ref_emb is None else classes[1]
+        classes = relation.classes(rows)
+        ref_classes = relation.classes(columns)
+        if classes is not None and ref_classes is not None:
+            return classes, indices_tuple, None if ref_emb is None else ref_classes
     return None, Related(relation, rows, columns, indices_tuple), None
 
 
 def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself: bool) -> tuple[Tensor, ...]:
     """Return all pairs as an ``indices_tuple`` of four tensors; ``itself``: whether the columns are the rows."""
     weights = relation.matrix(labels, ref_labels)
-    positives, negatives = weights > 0, weights == 0
+    positives = weights > 0
+    negatives = weights == 0
     if itself:
         positives.fill_diagonal_(False)
         negatives.fill_diagonal_(False)
@@ -402,20 +449,40 @@ def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself
 
 def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
     """Convert lists of integers from 0 to ``width`` - 1 to booleans ``[B, width]``."""
-    lists = [[int(label) for label in each] for each in labels]
-    if twice := [each for each in lists if len(set(each)) < len(each)]:
-        raise ValueError(f"the list of labels {twice[0]} has one of them twice; multi-hot labels go as a tensor")
-    if bad := [label for each in lists for label in each if not 0 <= label < width]:
-        raise ValueError(f"the label {bad[0]} is not from 0 to {width - 1}; num_labels of SharedLabel says how many")
+    lists = [list(map(int, each)) for each in labels]
+    for each in lists:
+        if len(set(each)) < len(each):
+            raise ValueError(f"the list of labels {each} has one of them twice; multi-hot labels go as a tensor")
     table = torch.zeros(len(lists), width, dtype=torch.bool)
     for row, each in enumerate(lists):
+        for label in each:
+            if not 0 <= label < width:
+                raise ValueError(
+                    f"the label {label} is not from 0 to {width - 1}; num_labels of SharedLabel says how many"
+                )
         table[row, each] = True
     return table
 
 
+def _are_collections(labels: Any) -> bool:
+    """Return whether labels are a list with a collection of labels for each item."""
+    if not isinstance(labels, (list, tuple)):
+        return False
+    return all(isinstance(each, Iterable) and not isinstance(each, str) for each in labels)
+
+
+def _path_of(path: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names on a path, which may be written with slashes."""
+    if isinstance(path, str):
+        return tuple(path.split("/"))
+    return tuple(path)
+
+
 def _from_array(labels: Any) -> Any:
     """Convert an array to a tensor; return any other value unchanged."""
-    return torch.as_tensor(labels) if hasattr(labels, "__array__") else labels
+    if hasattr(labels, "__array__"):
+        return torch.as_tensor(labels)
+    return labels
 
 
 def _counted(labels: Tensor, count: int) -> Tensor:

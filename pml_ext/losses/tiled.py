@@ -44,9 +44,11 @@ class _SummedByRow(_TiledLoss):
         for name in self._sub_loss_names():
             stated = reducer_of(self.reducer, name)
             if not takes_row_sums(stated, self._of_pairs):
-                own, more = type(self).__name__, " PerAnchorReducer," if self._of_pairs else ""
+                own = type(self).__name__
+                listed = "pairs" if self._of_pairs else "triplets"
+                more = " PerAnchorReducer," if self._of_pairs else ""
                 raise ValueError(
-                    f"{own} lists no {'pairs' if self._of_pairs else 'triplets'} and takes a MeanReducer, SumReducer, "
+                    f"{own} lists no {listed} and takes a MeanReducer, SumReducer, "
                     f"AvgNonZeroReducer, ThresholdReducer,{more} or MultipleReducers of these, not a "
                     f"{type(stated).__name__}; PML's {own.removeprefix('Tiled')} lists them"
                 )
@@ -93,7 +95,8 @@ class TiledContrastiveLoss(_SummedByRow):
         check_number(self, "pos_margin", pos_margin)
         check_number(self, "neg_margin", neg_margin)
         super().__init__(**kwargs)
-        self.pos_margin, self.neg_margin = pos_margin, neg_margin
+        self.pos_margin = pos_margin
+        self.neg_margin = neg_margin
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return two terms with one sum per anchor each."""
@@ -102,7 +105,11 @@ class TiledContrastiveLoss(_SummedByRow):
         negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
         if pairs.weights is not None:
             positive = positive * torch.where(pairs.positives, pairs.weights, 1)
-        pos_times, neg_times = (None, None) if pairs.counts is None else pairs.counts
+        if pairs.counts is None:
+            pos_times = None
+            neg_times = None
+        else:
+            pos_times, neg_times = pairs.counts
         terms = {}
         for name, values, mask, times in (
             ("pos_loss", positive, pairs.positives, pos_times),
@@ -146,12 +153,15 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         check_number(self, "beta", beta, above=0)
         check_number(self, "base", base)
         super().__init__(**kwargs)
-        self.alpha, self.beta, self.base = alpha, beta, base
+        self.alpha = alpha
+        self.beta = beta
+        self.base = base
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per anchor."""
         sign = 1 if self.distance.is_inverted else -1
-        pos, neg = -sign * self.alpha, sign * self.beta
+        pos = -sign * self.alpha
+        neg = sign * self.beta
         sums = (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base)
         matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, pos)
         positive, negative = map(log_one_plus_exp, log_sums_exp(matrix, *sums))
@@ -288,7 +298,9 @@ class TiledTripletMarginLoss(_SummedByRow):
     ) -> None:
         check_number(self, "margin", margin)
         super().__init__(**kwargs)
-        self.margin, self.swap, self.smooth_loss = margin, swap, smooth_loss
+        self.margin = margin
+        self.swap = swap
+        self.smooth_loss = smooth_loss
 
     def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
         """Return False: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
@@ -305,16 +317,19 @@ class TiledTripletMarginLoss(_SummedByRow):
             times = None if pairs.counts is None else pairs.counts[1][a]
             return row_sums(reducer, self._values(pairs, a, p), pairs.negatives[a], times)
 
-        parts = in_parts(sums, max(1, _ENTRIES // pairs.matrix.shape[1]), *pairs.listed)
-        totals, counts = (torch.cat(each) for each in zip(*parts, strict=True))
-        return per_pair(totals, pairs, divisor=counts.sum())
+        pairs_per_part = max(1, _ENTRIES // pairs.matrix.shape[1])
+        totals, counts = zip(*in_parts(sums, pairs_per_part, *pairs.listed), strict=True)
+        return per_pair(torch.cat(totals), pairs, divisor=torch.cat(counts).sum())
 
     def _values(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor | None = None) -> Tensor:
         """Return the losses of triplets, ``[T]``; without ``n``, of pairs (a, p) with every column as n, ``[P, R]``."""
         columns = slice(None) if n is None else n
-        d_ap, d_an = pairs.matrix[a, p], pairs.matrix[a, columns]
+        d_ap = pairs.matrix[a, p]
+        d_an = pairs.matrix[a, columns]
         if self.swap:
             matrix, rows = pairs.between(p)
             d_an = self.distance.smallest_dist(d_an, matrix[rows, columns])
         excess: Tensor = self.distance.margin(d_ap[:, None] if n is None else d_ap, d_an) + self.margin
-        return torch.nn.functional.softplus(excess) if self.smooth_loss else excess.clamp(min=0)
+        if self.smooth_loss:
+            return torch.nn.functional.softplus(excess)
+        return excess.clamp(min=0)

@@ -53,10 +53,7 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         kwargs: as in PML's losses.
     """
 
-    capabilities = WrapperCapabilities(
-        {"labels", "indices_tuple", "references"},
-        lambda self: capabilities(self.loss) | ({"labels"} if self._labeled_regularizer else set()),
-    )
+    capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())
 
     def __init__(
         self,
@@ -81,6 +78,11 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         self.add_to_recordable_attributes(name="weight", is_stat=False)
         self.add_to_recordable_attributes(list_of_names=["loss_value", "regularizer_value"], is_stat=True)
 
+    def _capabilities(self) -> frozenset[str]:
+        if self._labeled_regularizer:
+            return capabilities(self.loss) | {"labels"}
+        return capabilities(self.loss)
+
     @property
     def takes_all_pairs(self) -> bool:
         """Whether the loss accepts AllPairsExceptSelf; see :func:`takes_all_pairs`."""
@@ -102,7 +104,9 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         """Return the weighted sum; arguments are those of the loss."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         if self.relation is not None and labels is not None:  # PML's base takes only integers [B]
-            indices_tuple, labels, ref_labels = _Given(labels, indices_tuple, ref_labels), None, None
+            indices_tuple = _Given(labels, indices_tuple, ref_labels)
+            labels = None
+            ref_labels = None
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
 
     def compute_loss(
@@ -111,11 +115,17 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         """Return the two parts, both already reduced."""
         if isinstance(indices_tuple, _Given):
             labels, indices_tuple, ref_labels = indices_tuple
-        references = (ref_emb, ref_labels) if ref_emb is not embeddings else (None, None)
-        loss = call_loss(self.loss, embeddings, labels, indices_tuple, *references)
-        regularizer = self.regularizer(embeddings, *([labels] if self._labeled_regularizer else []))
+        if ref_emb is embeddings:
+            loss = call_loss(self.loss, embeddings, labels, indices_tuple, None, None)
+        else:
+            loss = call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        if self._labeled_regularizer:
+            regularizer = self.regularizer(embeddings, labels)
+        else:
+            regularizer = self.regularizer(embeddings)
         if self.collect_stats:
-            self.loss_value, self.regularizer_value = loss.detach(), regularizer.detach()
+            self.loss_value = loss.detach()
+            self.regularizer_value = regularizer.detach()
         return {"loss": reduced(loss)["loss"], "regularizer": reduced(regularizer * self.weight)["loss"]}
 
     def _sub_loss_names(self) -> list[str]:
@@ -138,10 +148,7 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
         weights: a number for each loss; 1 by default, 0 is allowed.
     """
 
-    capabilities = WrapperCapabilities(
-        {"labels", "indices_tuple", "references"},
-        lambda self: frozenset.intersection(*(capabilities(loss) for _, loss in self.items())) | {"labels"},
-    )
+    capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())
 
     def __init__(
         self,
@@ -153,12 +160,23 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             raise ValueError("MultipleLosses needs at least one loss; got none")
         kind: Any = dict if isinstance(losses, Mapping) else list
         try:
-            super().__init__(*(each if each is None else kind(each) for each in (losses, miners, weights)))
+            super().__init__(
+                kind(losses),
+                None if miners is None else kind(miners),
+                None if weights is None else kind(weights),
+            )
         except (AssertionError, TypeError, ValueError) as error:
-            wanted = f"the keys {sorted(losses)}" if isinstance(losses, Mapping) else f"the length {len(losses)}"
+            if isinstance(losses, Mapping):
+                wanted = f"the keys {sorted(losses)}"
+            else:
+                wanted = f"the length {len(losses)}"
             raise ValueError(
                 f"miners and weights of MultipleLosses must have {wanted} of its losses: {error}"
             ) from None
+
+    def _capabilities(self) -> frozenset[str]:
+        common = frozenset.intersection(*(capabilities(loss) for _, loss in self.items()))
+        return common | {"labels"}
 
     @property
     def takes_all_pairs(self) -> bool:
@@ -173,7 +191,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     @property
     def relation(self) -> Relation | None:
         """The relation of the first loss that has one."""
-        return next((found for _, loss in self.items() if (found := relation_of(loss)) is not None), None)
+        for _, loss in self.items():
+            found = relation_of(loss)
+            if found is not None:
+                return found
+        return None
 
     def items(self) -> Iterator[tuple[Any, torch.nn.Module]]:
         """Iterate over the losses by name or number."""
@@ -189,12 +211,16 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     ) -> Tensor:
         """Return the weighted sum; arguments as of PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        own = indices_tuple.columns if isinstance(indices_tuple, AllPairsExceptSelf) else None
+        own = None
+        if isinstance(indices_tuple, AllPairsExceptSelf):
+            own = indices_tuple.columns
         if self.miners and indices_tuple is not None and own is None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)
         for key, loss in self.items():
-            miner = self.miners[key] if self.miners and (not self.is_dict or key in self.miners) else None
+            miner = None
+            if self.miners and (not self.is_dict or key in self.miners):
+                miner = self.miners[key]
             if miner is not None:
                 mined: Any = mine(miner, embeddings, labels, ref_emb, ref_labels, own)
             elif own is None or takes_all_pairs(loss):
@@ -252,7 +278,8 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
 
 def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
     """Return the reason why a loss does not fit into SelfSupervisedLoss, or an empty string."""
-    name, has = type(unwrapped(loss)).__name__, capabilities(unwrapped(loss))
+    name = type(unwrapped(loss)).__name__
+    has = capabilities(unwrapped(loss))
     if "labels" not in has:
         return f"{name} takes no labels"
     for module in loss.modules():
@@ -265,7 +292,9 @@ def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
             return f"{part} has a fixed number of classes; take a loss that compares embeddings with each other"
     # PML's list also has NCALoss, which takes references if they are not the batch itself.
     fits = symmetric or "references" in has or name in pml.SelfSupervisedLoss.supported_losses()
-    return "" if fits else f"{name} takes no references; type symmetric=True"
+    if fits:
+        return ""
+    return f"{name} takes no references; type symmetric=True"
 
 
 class WithRelation(torch.nn.Module):
@@ -317,7 +346,8 @@ class WithRelation(torch.nn.Module):
             raise TypeError(f"WithRelation tells a loss of pairs by its indices_tuple; {name} compares no pairs")
         if relation.graded and not (self.takes_relation and getattr(unwrapped(loss_or_miner), "graded", self.mines)):
             raise ValueError(f"{name} has no weights of pairs; take a relation with graded=False")
-        self.inner, self.relation = loss_or_miner, relation
+        self.inner = loss_or_miner
+        self.relation = relation
 
     def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
         """Return the loss or the mined indices; arguments are those of the loss or miner inside."""
@@ -331,7 +361,10 @@ class WithRelation(torch.nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Any = None,
     ) -> Any:
-        references = {"ref_emb": ref_emb, "ref_labels": ref_labels} if ref_emb is not None else {}
+        if ref_emb is not None:
+            references = {"ref_emb": ref_emb, "ref_labels": ref_labels}
+        else:
+            references = {}
         if self.takes_relation:
             return self.inner(embeddings, labels, indices_tuple, **references, relation=self.relation)
         check_indices_tuple(indices_tuple)
@@ -344,7 +377,9 @@ class WithRelation(torch.nn.Module):
     ) -> tuple[Tensor, ...]:
         rows, columns = label_tensors(self.relation, embeddings, labels, ref_emb, ref_labels)
         pairs = related_pairs(self.relation, rows, columns, ref_emb is None or ref_emb is embeddings)
-        return pairs if but is None else without_copies(pairs, but.columns)
+        if but is None:
+            return pairs
+        return without_copies(pairs, but.columns)
 
     @torch.no_grad()
     def _mined(
@@ -356,7 +391,10 @@ class WithRelation(torch.nn.Module):
         indices_tuple: Any = None,
     ) -> tuple[Tensor, ...]:
         if self.takes_relation:
-            listed = {} if indices_tuple is None else {"indices_tuple": indices_tuple}
+            if indices_tuple is None:
+                listed = {}
+            else:
+                listed = {"indices_tuple": indices_tuple}
             return self.inner(embeddings, labels, ref_emb, ref_labels, relation=self.relation, **listed)  # type: ignore[no-any-return]
         if indices_tuple is not None and not isinstance(indices_tuple, AllPairsExceptSelf):
             name = type(self.inner).__name__

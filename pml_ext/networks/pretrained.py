@@ -108,7 +108,10 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
         raise ConfigError(f"model.trunk.weights: no file {places}; put the weights into one of the two") from None
     except Exception as error:  # pickle, zip and safetensors raise many types
         advises_to_run_code = "weights_only" in str(error)
-        reason = type(error).__name__ if advises_to_run_code else one_line(error)
+        if advises_to_run_code:
+            reason = type(error).__name__
+        else:
+            reason = one_line(error)
         wanted = "wanted tensors alone, as torch.save(model.state_dict(), FILE) or safetensors writes them"
         raise ConfigError(f"model.trunk.weights: {path} cannot be read as weights ({reason}); {wanted}") from None
 
@@ -178,7 +181,9 @@ def hf_trunk(
             f"model.save_pretrained(FOLDER), and type trunk = '{HF}FOLDER'"
         ) from None
     trunk = _Pooled(getattr(model, "vision_model", model), pool)
-    return trunk if in_channels == 3 else nn.Sequential(RepeatedGray(), trunk)
+    if in_channels == 3:
+        return trunk
+    return nn.Sequential(RepeatedGray(), trunk)
 
 
 class _Pooled(nn.Module):
@@ -197,7 +202,9 @@ class _Pooled(nn.Module):
         tokens: Tensor = output.last_hidden_state
         if tokens.ndim == 4:  # convolutional network, [B, F, H, W]
             return tokens.mean((2, 3))
-        return tokens.mean(1) if self.pool == "mean" else tokens[:, 0]
+        if self.pool == "mean":
+            return tokens.mean(1)
+        return tokens[:, 0]
 
 
 def pretrained_images(name: str, options: Mapping[str, Any]) -> PretrainedImages | None:
@@ -248,10 +255,18 @@ def _of_transformers(name: str) -> PretrainedImages | None:
     pixels = wanted.get("crop_size") or wanted.get("size") or {}
     if not isinstance(pixels, int):
         pixels = pixels.get("height") or pixels.get("shortest_edge")
-    mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's BICUBIC
+    # Pillow's BICUBIC
+    if wanted.get("resample") == 3:
+        mode = "bicubic"
+    else:
+        mode = "bilinear"
     return _images(wanted["image_mean"], wanted["image_std"], pixels, mode)
 
 
 def _images(mean: Sequence[float], std: Sequence[float], size: int | None, mode: str) -> PretrainedImages:
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic" if mode == "bicubic" else "bilinear"
+    interpolation: Literal["bilinear", "bicubic"]
+    if mode == "bicubic":
+        interpolation = "bicubic"
+    else:
+        interpolation = "bilinear"
     return PretrainedImages(tuple(mean), tuple(std), size, interpolation)

@@ -236,7 +236,10 @@ class BNInception(nn.Module):
         x = F.max_pool2d(self._unit(x, "conv2_3x3_reduce", "conv2_3x3"), 3, 2, ceil_mode=True)
         for name, block in _BLOCKS.items():
             x = self._block(x, name, block)
-        pooled = x.amax((2, 3)) if self.pooling == "max" else x.mean((2, 3))
+        if self.pooling == "max":
+            pooled = x.amax((2, 3))
+        else:
+            pooled = x.mean((2, 3))
         return self.last_linear(pooled)  # type: ignore[no-any-return]
 
 
@@ -373,6 +376,9 @@ def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
     finally:
         trunk.train(training)
     if not isinstance(output, Tensor) or output.ndim != 2:
-        gave = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        if isinstance(output, Tensor):
+            gave = str(tuple(output.shape))
+        else:
+            gave = type(output).__name__
         raise ConfigError(f"model.trunk must give vectors, [B, F]; two images gave {gave}")
     return int(output.shape[1])

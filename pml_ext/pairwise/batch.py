@@ -55,10 +55,16 @@ def check_indices_tuple(indices_tuple: Any) -> Any:
     if indices_tuple is None or type(indices_tuple) not in (tuple, list):  # or a named tuple of ours
         return indices_tuple
     try:
-        return tuple(x if isinstance(x, Tensor) else torch.as_tensor(x, dtype=torch.long) for x in indices_tuple)
+        return tuple(_index_tensor(index) for index in indices_tuple)
     except (TypeError, ValueError) as error:
         found = ", ".join(describe(x) for x in indices_tuple)
         raise TypeError(f"indices_tuple must hold tensors, arrays or lists of integers; got {found}") from error
+
+
+def _index_tensor(index: Any) -> Tensor:
+    if isinstance(index, Tensor):
+        return index
+    return torch.as_tensor(index, dtype=torch.long)
 
 
 def check_references(embeddings: Tensor, ref_emb: Any, ref_labels: Any) -> None:

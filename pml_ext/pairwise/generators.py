@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,13 +12,15 @@ from torch import Tensor
 
 def accelerator() -> str | None:
     """Return the type of the accelerator of this machine, such as ``"cuda"``; None if there is none."""
-    available = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return available.type if available is not None else None
+    if not torch.accelerator.is_available():
+        return None
+    available = torch.accelerator.current_accelerator()
+    return None if available is None else available.type
 
 
 def generator_states(device: torch.device | None = None) -> list[Tensor]:
     """Return random generator states: the CPU's, then those of ``device``, or of all accelerators if None."""
-    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
+    module = _module_of(device)
     states = [torch.get_rng_state()]
     if device is None and hasattr(module, "get_rng_state_all"):
         return states + list(module.get_rng_state_all())
@@ -28,17 +31,26 @@ def generator_states(device: torch.device | None = None) -> list[Tensor]:
 
 def set_generator_states(states: Sequence[Tensor], device: torch.device | None = None) -> None:
     """Restore the states of :func:`generator_states`; accelerators that are no longer there are skipped."""
-    module = getattr(torch, accelerator() or "cpu" if device is None else device.type)
-    first, *others = [state.cpu() for state in states]
-    torch.set_rng_state(first)
+    module = _module_of(device)
+    torch.set_rng_state(states[0].cpu())
+    others = [state.cpu() for state in states[1:]]
     if device is None and hasattr(module, "set_rng_state_all"):
         module.set_rng_state_all(others[: module.device_count()])
     elif others and hasattr(module, "set_rng_state"):
         module.set_rng_state(others[0], *_index(device))
 
 
+def _module_of(device: torch.device | None) -> Any:
+    """Return torch's module of a device, such as ``torch.cuda``; by default of the accelerator."""
+    if device is not None:
+        return getattr(torch, device.type)
+    return getattr(torch, accelerator() or "cpu")
+
+
 def _index(device: torch.device | None) -> tuple[torch.device, ...]:
-    return () if device is None or device.type == "mps" else (device,)  # torch.mps has one generator
+    if device is None or device.type == "mps":  # torch.mps has one generator
+        return ()
+    return (device,)
 
 
 @contextlib.contextmanager

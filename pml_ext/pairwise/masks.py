@@ -124,8 +124,8 @@ class PairsOfRows:
             return self._lists[number]
         starts = self._starts[number]
         listed = slice(starts[rows.start], starts[rows.stop])
-        anchors, *others = (index[listed] for index in self._lists[number])
-        return (anchors - rows.start, *others)
+        anchors, *others = self._lists[number]
+        return (anchors[listed] - rows.start, *(index[listed] for index in others))
 
     def masks(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor]:
         """Return the masks of positive and negative pairs of a slice of rows; of all rows by default."""
@@ -180,7 +180,10 @@ class PairsOfRows:
     def _leave_out_self(self, mask: Tensor, rows: slice | None) -> None:
         """Clear each anchor's own copy in a mask, in place."""
         assert self._self_column is not None
-        columns = self._self_column if rows is None else self._self_column[rows]
+        if rows is None:
+            columns = self._self_column
+        else:
+            columns = self._self_column[rows]
         mask.scatter_(1, columns[:, None], False)
 
     def counts(self, matrix: Tensor, rows: slice | None = None) -> tuple[Tensor, Tensor] | None:

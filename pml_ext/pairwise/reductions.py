@@ -19,7 +19,8 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Tensor:
     """Return the mean of each row's masked values, ``[B]``, 0 where there are none; ``count`` is ``mask.sum(1)``."""
-    count = mask.sum(1, dtype=values.dtype) if count is None else count
+    if count is None:
+        count = mask.sum(1, dtype=values.dtype)
     return masked_sum(values, mask) / count.clamp(min=1)
 
 
@@ -108,7 +109,9 @@ def with_log_weights(matrix: Tensor, mask: Tensor, weights: Tensor | None, slope
 
     Without weights, return the matrix itself; ``weights``, ``[B, R]``, are above 0 in the mask.
     """
-    return matrix if weights is None else matrix + torch.where(mask, weights, 1).log() / slope
+    if weights is None:
+        return matrix
+    return matrix + torch.where(mask, weights, 1).log() / slope
 
 
 def log_one_plus_exp(x: Tensor) -> Tensor:
@@ -136,7 +139,9 @@ class _LogSumsExp(torch.autograd.Function):
     def forward(
         ctx: Any, matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor
     ) -> tuple[Tensor, ...]:
-        results, shares, weights = [], [], []
+        results = []
+        shares = []
+        weights = []
         for mask, slope, center in zip(masks, slopes, centers, strict=True):
             outside = _outside(matrix, slope)
             masked = torch.where(mask, matrix, outside)
@@ -154,7 +159,9 @@ class _LogSumsExp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         matrix, *saved = ctx.saved_tensors
         count = len(grads)
-        masks, shares, weights = saved[:count], saved[count : 2 * count], saved[2 * count :]
+        masks = saved[:count]
+        shares = saved[count : 2 * count]
+        weights = saved[2 * count :]
         if torch.is_grad_enabled():  # double backward: recompute from the matrix
             kept = zip(masks, ctx.slopes, strict=True)
             shares = [torch.softmax(k * torch.where(mask, matrix, _outside(matrix, k)), 1) for mask, k in kept]

@@ -84,7 +84,9 @@ class _Gram(torch.autograd.Function):
 def cosine_similarity(x: Tensor, references: Tensor | None = None) -> Tensor:
     """Return the cosines of the angles between rows ``[B, D]`` and references ``[R, D]``, or the rows themselves."""
     x = normalize(x)
-    return gram(x) if references is None else x @ normalize(references).T
+    if references is None:
+        return gram(x)
+    return x @ normalize(references).T
 
 
 def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized: bool = True) -> Tensor:
@@ -108,28 +110,42 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized:
 
 
 def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
-    squares, others = x.square().sum(1, keepdim=True), y.square().sum(1)
-    rounding = 0 if normalized else torch.finfo(x.dtype).eps ** 2 * x.shape[1] * (squares + others)
+    squares = x.square().sum(1, keepdim=True)
+    others = y.square().sum(1)
+    rounding: Tensor | int
+    if normalized:
+        rounding = 0
+    else:
+        rounding = torch.finfo(x.dtype).eps ** 2 * x.shape[1] * (squares + others)
     if torch.compiler.is_compiling() and x.device.type != "mps":  # no shape may depend on which pairs are near
         squared = _squared_in_float64(x, y)
-        return squared if normalized else torch.where(squared <= rounding, 0, squared)
+        if normalized:
+            return squared
+        return torch.where(squared <= rounding, 0, squared)
     if 4 * x.shape[1] <= min(len(x), len(y)):  # two columns more save a pass over the matrix
         one = torch.cat([x, squares, torch.ones_like(squares)], 1)
         squared = one @ torch.cat([-2 * y, y.new_ones(len(y), 1), others[:, None]], 1).T
     else:
         squared = torch.addmm(others, x, y.T, alpha=-2).add_(squares)
-    near_length = _NEAR**2 if normalized else _NEAR**2 / 2 * (squares + others)
+    near_length: Tensor | float
+    if normalized:
+        near_length = _NEAR**2
+    else:
+        near_length = _NEAR**2 / 2 * (squares + others)
     rows, columns = torch.where(squared < near_length)  # also catches negative rounding errors
     step = max(1, _CHUNK // x.shape[1])
     near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
     if near:
         squared.index_put_((rows, columns), torch.cat(near))
-    return squared if normalized else torch.where(squared <= rounding, 0, squared)
+    if normalized:
+        return squared
+    return torch.where(squared <= rounding, 0, squared)
 
 
 def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
     """Return squared distances with an error of 1e-15; rows nearer than 1e-7 count as equal."""
-    one, other = x.double(), y.double()
+    one = x.double()
+    other = y.double()
     squared = one.square().sum(1)[:, None] + other.square().sum(1) - 2 * one @ other.T
     return torch.where(squared < 1e-14, 0, squared).to(x.dtype)
 
@@ -137,7 +153,8 @@ def _squared_in_float64(x: Tensor, y: Tensor) -> Tensor:
 def _distances_written_out(x: Tensor, references: Tensor | None, normalized: bool) -> Tensor:
     """Return the same values by plain operations; if ``normalized``, squares have the gradient of ``-2 x @ y.T``."""
     y = x if references is None else references
-    fixed, moving = x.detach(), -2 * x @ y.T
+    fixed = x.detach()
+    moving = -2 * x @ y.T
     if not normalized:
         moving = moving + x.square().sum(1, keepdim=True) + y.square().sum(1)
     squared = _squared_distances(fixed, fixed if y is x else y.detach(), normalized) + (moving - moving.detach())
@@ -165,7 +182,9 @@ class _EuclideanDistances(torch.autograd.Function):
 
         def gradient(rows: Tensor, weights: Tensor, others: Tensor) -> Tensor:
             product = weights @ others
-            return -product if ctx.normalized else weights.sum(1, keepdim=True) * rows - product
+            if ctx.normalized:
+                return -product
+            return weights.sum(1, keepdim=True) * rows - product
 
         if references is None:
             return gradient(x, weights + weights.T, x), None, None

@@ -23,9 +23,12 @@ Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor
 
 # Defaults by device, if no size is given. On a CPU, tiles of up to 256 rows stay in its caches, and a tensor above
 # 32 MiB is allocated by the system anew each time.
-_ENTRIES, _ENTRIES_ELSEWHERE = {"cpu": 1 << 22}, 1 << 25
-_MOST_ROWS, _LEAST_ROWS = {"cpu": 256}, 8
-_DENSE, _DENSE_ELSEWHERE = {"cpu": 1 << 21}, 1 << 26  # entries up to which tiles are not faster, or not needed
+_ENTRIES = {"cpu": 1 << 22}
+_ENTRIES_ELSEWHERE = 1 << 25
+_MOST_ROWS = {"cpu": 256}
+_LEAST_ROWS = 8
+_DENSE = {"cpu": 1 << 21}  # entries up to which tiles are not faster, or not needed
+_DENSE_ELSEWHERE = 1 << 26
 _SHARED = 1 << 18  # entries up to which processes do not share: waiting for each other takes longer than computing
 
 
@@ -64,7 +67,10 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
     """Return the rows per tile of a matrix: ``tile_size`` or a default; None for a dense matrix if small enough."""
     if tile_size is not None:
         return tile_size
-    dense = _DENSE.get(device.type, _DENSE_ELSEWHERE) if sharing() is None else _SHARED
+    if sharing() is None:
+        dense = _DENSE.get(device.type, _DENSE_ELSEWHERE)
+    else:
+        dense = _SHARED
     if torch.compiler.is_compiling() or rows * columns <= dense:
         return None
     size = _ENTRIES.get(device.type, _ENTRIES_ELSEWHERE) // columns
@@ -72,10 +78,14 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
 
 
 def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
-    """Return one slice or more of ``size`` rows; with ascending ``ends``, each stops at the first end that fills it."""
+    """Split rows into tiles of ``size`` rows, at least one.
+
+    With ascending ``ends``, of classes for example, a tile has at least ``size`` rows and stops at an end.
+    """
     if ends is None:
         return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]
-    slices, start = [], 0
+    slices = []
+    start = 0
     for end in ends:
         if end - start >= size or end == rows:
             slices.append(slice(start, end))
@@ -90,7 +100,8 @@ def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[
     """
     if torch.compiler.is_compiling():
         return [function(*tensors)]
-    parts = list(zip(*(torch.split(tensor, size) for tensor in tensors), strict=True))
+    split = [torch.split(tensor, size) for tensor in tensors]
+    parts = list(zip(*split, strict=True))
     if len(parts) == 1 or transformed() or not torch.is_grad_enabled():
         return [function(*part) for part in parts]
     return [checkpoint(function, *part, use_reentrant=False) for part in parts]
@@ -109,7 +120,9 @@ class _Plan:
     sharing: Sharing | None
 
     def own(self) -> Sequence[slice]:
-        return self.tiles if self.sharing is None else self.tiles[self.sharing.part(len(self.tiles))]
+        if self.sharing is None:
+            return self.tiles
+        return self.tiles[self.sharing.part(len(self.tiles))]
 
     def compute(self, tile: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         sliced = tuple(tensor[tile] for tensor in tensors[: self.by_row])
@@ -156,30 +169,25 @@ class _Gradients:
     """Gradients of a plan's tensors, added up over tiles."""
 
     def __init__(self, plan: _Plan, tensors: Sequence[Tensor], needed: Sequence[bool]) -> None:
-        self.plan, self.needed = plan, needed
+        self.plan = plan
+        self.needed = needed
         self.total: list[Tensor | None] = [None] * len(tensors)
         kept = plan.by_row + plan.whole
         self.by_row = tensors[: plan.by_row]
-        whole = zip(tensors[plan.by_row : kept], needed[plan.by_row : kept], strict=True)
-        self.whole = [x.detach().requires_grad_(want) for x, want in whole]
+        self.whole = _leaves(tensors[plan.by_row : kept], needed[plan.by_row : kept])
         self.parameters = list(tensors[kept:])
 
     def add(self, tile: slice, weights: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> tuple[Tensor, ...]:
         """Compute a tile, add its gradient, each value weighted by ``weights(values)``, and return its results."""
-        sliced = [x[tile].detach().requires_grad_(want) for x, want in zip(self.by_row, self.needed, strict=False)]
+        rows = [tensor[tile] for tensor in self.by_row]
+        sliced = _leaves(rows, self.needed[: len(rows)])
         with torch.enable_grad():
             results = self.plan.part(tile, tuple(sliced), tuple(self.whole))
         values = results[: self.plan.values]
-        pairs = [(v, w) for v, w in zip(values, weights(values), strict=True) if v.requires_grad]
         inputs = [*sliced, *self.whole, *self.parameters]
-        wanted = [number for number, want in enumerate(self.needed) if want]
-        if pairs and wanted:
-            slopes = torch.autograd.grad(
-                [v for v, _ in pairs], [inputs[number] for number in wanted], [w for _, w in pairs], allow_unused=True
-            )
-            for number, gradient in zip(wanted, slopes, strict=True):
-                if gradient is not None:
-                    self._add(number, tile, gradient)
+        for number, gradient in enumerate(_slopes(values, inputs, weights(values), self.needed)):
+            if gradient is not None:
+                self._add(number, tile, gradient)
         return tuple(result.detach() for result in results)
 
     def _add(self, number: int, tile: slice, gradient: Tensor) -> None:
@@ -197,15 +205,22 @@ class _Gradients:
         """Return the total gradients, summed over the processes if they share tiles."""
         if self.plan.sharing is None:
             return self.total
-        numbers = [number for number, want in enumerate(self.needed) if want]
-        filled = [torch.zeros_like(tensors[n]) if (t := self.total[n]) is None else t for n in numbers]
-        for number, gradient in zip(numbers, self.plan.sharing.summed(filled), strict=True):
+        numbers = []
+        totals = []
+        for number, total in enumerate(self.total):
+            if self.needed[number]:
+                numbers.append(number)
+                totals.append(torch.zeros_like(tensors[number]) if total is None else total)
+        for number, gradient in zip(numbers, self.plan.sharing.summed(totals), strict=True):
             self.total[number] = gradient
         return self.total
 
 
 class _Results:
-    """Results of tiles, in memory allocated before the tiles: a small tensor between two keeps both allocated."""
+    """Results of tiles, in memory that is allocated before the tiles.
+
+    Between two large tensors, small ones would keep the allocator from using the space again.
+    """
 
     def __init__(self, tiles: int) -> None:
         self._tiles = tiles
@@ -218,7 +233,8 @@ class _Results:
             self._buffers = [result.new_empty(len(result) * max(1, self._tiles)) for result in results]
             self._lengths = [0] * len(results)
         for number, result in enumerate(results):
-            start, stop = self._lengths[number], self._lengths[number] + len(result)
+            start = self._lengths[number]
+            stop = self._lengths[number] + len(result)
             if stop > len(self._buffers[number]):
                 larger = result.new_empty(2 * stop)
                 larger[:start] = self._buffers[number][:start]
@@ -228,46 +244,56 @@ class _Results:
 
     def joined(self) -> tuple[Tensor, ...]:
         """Return each result, concatenated over the tiles."""
-        return tuple(b[:n].clone() for b, n in zip(self._buffers, self._lengths, strict=True))
+        filled = zip(self._buffers, self._lengths, strict=True)
+        return tuple(buffer[:length].clone() for buffer, length in filled)
 
 
 class _InTiles(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         needed = ctx.needs_input_grad[1:]
-        ctx.plan, ctx.gradients, own = plan, None, plan.own()
+        ctx.plan = plan
+        ctx.gradients = None
+        own = plan.own()
         results = _Results(len(own))
         ctx.save_for_backward(*tensors)
         if plan.at_once and any(needed):
             gradients = _Gradients(plan, tensors, needed)
             for tile in own:
-                results.add(gradients.add(tile, lambda values: [torch.ones_like(v) for v in values]))
+                results.add(gradients.add(tile, _ones))
             ctx.gradients = gradients.total
         else:
             for tile in own:
                 results.add(plan.compute(tile, tensors))
         if not own:  # there are more processes than tiles
             results.add(tuple(result[:0] for result in plan.compute(plan.tiles[0], tensors)))
-        joined, ctx.starts = results.joined(), [0] * plan.values
+        joined = results.joined()
+        ctx.starts = [0] * plan.values
         if plan.sharing is not None:
             gathered, starts = plan.sharing.gathered(joined)
-            joined, ctx.starts = tuple(gathered), starts[: plan.values]
+            joined = tuple(gathered)
+            ctx.starts = starts[: plan.values]
         ctx.mark_non_differentiable(*joined[plan.values :])
         return joined
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        plan, tensors, needed = ctx.plan, ctx.saved_tensors, ctx.needs_input_grad[1:]
+        plan = ctx.plan
+        tensors = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:]
         grads = grads[: plan.values]
         if torch.is_grad_enabled():  # double backward: all tiles with a graph
-            kept = plan.by_row + plan.whole  # views, since rows and columns may be one tensor
-            tensors = (*(tensor.view_as(tensor) for tensor in tensors[:kept]), *tensors[kept:])
+            kept = plan.by_row + plan.whole
+            views = [tensor.view_as(tensor) for tensor in tensors[:kept]]  # since rows and columns may be one tensor
+            tensors = (*views, *tensors[kept:])
             results = _joined([plan.compute(tile, tensors) for tile in plan.tiles])
-            return (None, *_differentiable(results[: plan.values], tensors, grads, needed))
+            return (None, *_slopes(results[: plan.values], tensors, grads, needed, create_graph=True))
         gradients = _Gradients(plan, tensors, needed)
         if ctx.gradients is not None and _alike(grads[0]):
             weight = grads[0][0] if len(grads[0]) else grads[0].new_zeros(())
-            gradients.total = [None if total is None else total * weight for total in ctx.gradients]
+            for number, total in enumerate(ctx.gradients):
+                if total is not None:
+                    gradients.total[number] = total * weight
             return (None, *gradients.summed_over_processes(tensors))
         starts = list(ctx.starts)
         for tile in plan.own():
@@ -275,17 +301,45 @@ class _InTiles(torch.autograd.Function):
         return (None, *gradients.summed_over_processes(tensors))
 
 
-def _differentiable(
-    values: Sequence[Tensor], tensors: Sequence[Tensor], grads: Sequence[Tensor], needed: Sequence[bool]
+def _leaves(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
+    """Return the tensors as leaves of a new graph; those that are needed take a gradient."""
+    return [tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, needed, strict=True)]
+
+
+def _ones(values: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.ones_like(value) for value in values]
+
+
+def _slopes(
+    values: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    needed: Sequence[bool],
+    create_graph: bool = False,
 ) -> list[Tensor | None]:
-    inputs = [tensor for tensor, want in zip(tensors, needed, strict=True) if want]
-    pairs = [(v, g) for v, g in zip(values, grads, strict=True) if v.requires_grad]
-    if not pairs:
-        return [None] * len(tensors)
-    slopes = iter(
-        torch.autograd.grad([v for v, _ in pairs], inputs, [g for _, g in pairs], create_graph=True, allow_unused=True)
-    )
-    return [next(slopes) if want else None for want in needed]
+    """Return the gradient of the weighted values to each input; None where it is not needed or does not depend on it.
+
+    Values without a graph are left out, as ``torch.autograd.grad`` refuses them.
+    """
+    outputs = []
+    output_weights = []
+    for value, weight in zip(values, weights, strict=True):
+        if value.requires_grad:
+            outputs.append(value)
+            output_weights.append(weight)
+    slopes: list[Tensor | None] = [None for _ in inputs]
+    wanted = [number for number, want in enumerate(needed) if want]
+    if outputs and wanted:
+        gradients = torch.autograd.grad(
+            outputs,
+            [inputs[number] for number in wanted],
+            output_weights,
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        for number, gradient in zip(wanted, gradients, strict=True):
+            slopes[number] = gradient
+    return slopes
 
 
 def _alike(grad: Tensor) -> bool:

@@ -47,7 +47,7 @@ _FILLED_FOR_TRUNK = ("in_channels", "image_size")
 FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
-    "labels": [label for label in range(4096) for _ in range(2)],
+    "labels": sorted([*range(4096), *range(4096)]),
     "length_before_new_iter": 1 << 20,
     "batch_size": 2,
     "seed": 0,
@@ -100,7 +100,10 @@ def build_network(
     from ..networks.trunks import freeze
 
     trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
-    hidden_sizes = None if table.embedder == "none" else table.hidden_sizes
+    if table.embedder == "none":
+        hidden_sizes = None
+    else:
+        hidden_sizes = table.hidden_sizes
     network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
     network.embedder.requires_grad_(table.embedder != "pca")
     if table.lora is None:
@@ -464,7 +467,7 @@ def check_weights(table: ModelTable) -> None:
 
 def _stand_ins(table: DataTable) -> list[str]:
     """Return placeholder class names, to check a recipe before its data are available."""
-    settings = table.relation.settings if table.relation is not None else {}
+    settings = {} if table.relation is None else table.relation.settings
     depth = settings.get("level", 1)
     above = "parent"
     if isinstance(depth, int) and 0 < depth < 100:
@@ -559,14 +562,17 @@ def _settings(
 
 def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
     """Convert a value strictly (16.0 is not an integer) by the annotation, or check it by the default's type."""
-    kind, default = parameter.name.rsplit("_", 1)[-1], parameter.default
+    kind = parameter.name.rsplit("_", 1)[-1]
+    default = parameter.default
     if kind in KINDS and isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return value  # a component; building it checks it
-    annotation, known = parameter.annotation, not isinstance(parameter.annotation, str)
+    annotation = parameter.annotation
+    known = not isinstance(parameter.annotation, str)
     if annotation is parameter.empty or not known:
         if kind in KINDS and default is None:
             raise ConfigError(f"{key}: found {value!r}; wanted a table with the name of a {kind}")
-        annotation, known = {bool: bool, str: str, int: float, float: float}.get(type(default), Any), False
+        annotation = {bool: bool, str: str, int: float, float: float}.get(type(default), Any)
+        known = False
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
         result = adapter.validate_json(json.dumps(value, default=str), strict=True)

@@ -104,7 +104,9 @@ def _fitting_split(place: Path, parts: list[LabeledImages]) -> str:
     if few_images and classes < FEW_IMAGES:
         found = f"{classes} classes, most with fewer than {FEW_IMAGES} images"
         raise DataError(f"{place}: {found}; wanted two classes of {FEW_IMAGES} images, or {FEW_IMAGES} classes")
-    return "class" if few_images or classes >= MANY_CLASSES else "image"
+    if few_images or classes >= MANY_CLASSES:
+        return "class"
+    return "image"
 
 
 def _description_of_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
@@ -117,7 +119,9 @@ def _description_of_split(parts: list[LabeledImages], split_is_chosen: bool) -> 
         tested = len(_images_per_class(parts)) - len(trained_labels)
         text = f"{len(trained_labels)} classes to train, {tested} others, never trained on, to test"
         other = "image"
-    return text if split_is_chosen else f"{text}; otherwise: --set data.split={other}"
+    if split_is_chosen:
+        return text
+    return f"{text}; otherwise: --set data.split={other}"
 
 
 def _parts(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:
@@ -134,7 +138,9 @@ def _images_per_class(parts: list[LabeledImages]) -> Any:
 def _range_of(counts: Any) -> str:
     smallest = counts.min()
     largest = counts.max()
-    return f"{smallest} to {largest}" if smallest < largest else str(smallest)
+    if smallest < largest:
+        return f"{smallest} to {largest}"
+    return str(smallest)
 
 
 def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
@@ -164,4 +170,6 @@ def _fitting_side(sizes: list[tuple[int, int]]) -> int:
 def _size_range(sizes: list[tuple[int, int]]) -> str:
     smallest = "{} x {}".format(*min(sizes, key=np.prod))
     largest = "{} x {}".format(*max(sizes, key=np.prod))
-    return smallest if smallest == largest else f"{smallest} to {largest} pixels"
+    if smallest == largest:
+        return smallest
+    return f"{smallest} to {largest} pixels"

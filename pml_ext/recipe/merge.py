@@ -274,7 +274,10 @@ def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, li
     for recipe, variants in recipes.items():
         first = next(iter(variants.values()))
         data = first.get("data") or {}
-        scale = "full" if is_full(table, str(data.get("name"))) else "small"
+        if is_full(table, str(data.get("name"))):
+            scale = "full"
+        else:
+            scale = "small"
         by_scale[scale].append(recipe)
     return by_scale
 
@@ -305,7 +308,9 @@ def _kind_named_by(key: str) -> str:
         return ""
     table = owner.rpartition(".")[2].rpartition("_")[2]
     kind = _KINDS_OF_TABLES.get(table, table)
-    return kind if kind in ("data set", "trunk", "tracker", *registry.KINDS) else ""
+    if kind in ("data set", "trunk", "tracker", *registry.KINDS):
+        return kind
+    return ""
 
 
 def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
@@ -392,7 +397,10 @@ def _choices(key: str, values: Any, source: str) -> list[_Choice]:
     choices = []
     if key and isinstance(values, list):
         for value in values:
-            label = value.get("name", value) if isinstance(value, dict) else value
+            if isinstance(value, dict):
+                label = value.get("name", value)
+            else:
+                label = value
             choices.append(_Choice(str(label), key, value))
     elif isinstance(values, dict) and all(isinstance(tables, dict) for tables in values.values()):
         for label, tables in values.items():
@@ -485,7 +493,10 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
     result = merged(base, tables)
     if pipeline_images:
         data = tables.get("data")
-        images_of_file = data.get("images", {}) if isinstance(data, dict) else {}
+        if isinstance(data, dict):
+            images_of_file = data.get("images", {})
+        else:
+            images_of_file = {}
         images = merged(pipeline_images, images_of_file)
         result["data"] = {**result.get("data", {}), "images": images}
     return result
@@ -494,7 +505,10 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
 def _tables_of_parent(name: str, children: tuple[str, ...]) -> Tables:
     """Return what a recipe inherits from another one, or from one of its variants."""
     is_variant = _without_variant(name) != name
-    tables = variant_tables(name)[name] if is_variant else _read(name, children).tables
+    if is_variant:
+        tables = variant_tables(name)[name]
+    else:
+        tables = _read(name, children).tables
     tables.pop("paper", None)  # a paper's results belong to the settings of the recipe that names them
     return tables
 

@@ -333,7 +333,9 @@ class EvaluationTable(Table):
     @property
     def validated_on(self) -> str:
         """A description of the validation images."""
-        return "training classes, which trained too" if self.validation_trains else "held-out training classes"
+        if self.validation_trains:
+            return "training classes, which trained too"
+        return "held-out training classes"
 
     def metric_names(self) -> list[str]:
         """Return the names of the metrics that a run reports."""

@@ -98,7 +98,10 @@ def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[
     found = {}
     for key in settings:
         has_no_effect = key in unused and key not in origins
-        found[key] = NO_EFFECT if has_no_effect else origin_of(key, origins)
+        if has_no_effect:
+            found[key] = NO_EFFECT
+        else:
+            found[key] = origin_of(key, origins)
     return found
 
 

@@ -143,7 +143,10 @@ def capabilities(component: object) -> frozenset[str]:
     declared = getattr(component, "capabilities", None)
     if declared is not None:
         return frozenset(declared)
-    cls = component if isinstance(component, type) else type(component)
+    if isinstance(component, type):
+        cls = component
+    else:
+        cls = type(component)
     for base in cls.__mro__:
         if base.__module__.startswith("pytorch_metric_learning."):
             return _OF_PML.get(base.__name__, _USUAL)

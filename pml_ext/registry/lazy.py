@@ -73,14 +73,19 @@ def _source_file(module: str) -> Path:
     if not inner:
         return file
     place = file.parent.joinpath(*inner)
-    return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    if place.is_dir():
+        return place / "__init__.py"
+    return place.with_suffix(".py")
 
 
 @functools.cache
 def _imports(module: str) -> dict[str, str]:
     """Return ``{name: "package.module.Name"}`` of all imports of a module, or of its stub."""
     file = _source_file(module)
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    if file.name == "__init__.py":
+        package = module
+    else:
+        package = module.rpartition(".")[0]
     stub = file.with_suffix(".pyi")
     if stub.exists():
         file = stub

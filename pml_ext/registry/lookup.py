@@ -46,7 +46,10 @@ def plugins() -> list[PluginRecord]:
 def _record_name_clash(kind: str, name: str, plugins: list[str]) -> None:
     """Add a text about a name of several plugins to the records of those that are entry points."""
     meant = list(_candidates(kind, name))
-    meaning = f"means that of {meant[0]!r}" if len(meant) == 1 else "is an error"
+    if len(meant) == 1:
+        meaning = f"means that of {meant[0]!r}"
+    else:
+        meaning = "is an error"
     for plugin in plugins:
         if plugin in _plugins.loaded:
             others = " and ".join(repr(other) for other in plugins if other != plugin)
@@ -211,7 +214,9 @@ def version_of(plugin: str) -> dict[str, str]:
     """Return the distribution and version of a plugin; an empty dict for the core, PML and local classes."""
     _plugins.load()
     record = _plugins.loaded.get(plugin)
-    return {"distribution": record.distribution, "version": record.version} if record else {}
+    if record:
+        return {"distribution": record.distribution, "version": record.version}
+    return {}
 
 
 def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:

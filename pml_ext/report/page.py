@@ -58,4 +58,6 @@ def render(template: str, **values: Any) -> str:
 def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
     """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None is empty."""
     text = "" if value is None else f"{100 * value:{sign}.1f}"
-    return Markup("<b>{}</b>").format(text) if bold else text
+    if bold:
+        return Markup("<b>{}</b>").format(text)
+    return text

@@ -12,6 +12,7 @@ import math
 import re
 import statistics
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
 LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # default of scale()
 ENOUGH = 5.0  # total seconds after which a function with three rounds is not run again
-LIMIT, MEMORY = 300.0, 16 << 30  # seconds and bytes that a function may take
+LIMIT = 300.0  # seconds that a function may take
+MEMORY = 16 << 30  # bytes that a function may take
 _COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
 
 
@@ -61,7 +63,8 @@ class Shape:
         return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
 
 
-SHAPES, START = (Shape(1024, 512, 4), Shape(120, 512, 8)), Shape(1024, 128, 4)
+SHAPES = (Shape(1024, 512, 4), Shape(120, 512, 8))
+START = Shape(1024, 128, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +101,14 @@ def tiled_floor(embeddings: Tensor, labels: Tensor) -> Tensor:
 
 def default_losses() -> list[str]:
     """Return the names of registered losses and regularizers, except PML's, that can be built without settings."""
-    ours = [c for kind in ("loss", "regularizer") for c in registry.components(kind) if not c.name.startswith("pml/")]
-    return [registry.short_name(c) for c in ours if not fill_settings(c.cls, SHAPES[0].context)[1]]
+    names = []
+    for component in (*registry.components("loss"), *registry.components("regularizer")):
+        if component.name.startswith("pml/"):
+            continue
+        _, missing = fill_settings(component.cls, SHAPES[0].context)
+        if not missing:
+            names.append(registry.short_name(component))
+    return names
 
 
 def bench(
@@ -130,9 +139,7 @@ def bench(
     """
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
-    names = [loss if isinstance(loss, str) else type(loss).__name__ for loss in chosen]
-    counts = [names[:number].count(name) for number, name in enumerate(names)]
-    names = [f"{name} {count + 1}" if count else name for name, count in zip(names, counts, strict=True)]
+    names = _names_of(chosen)
     functions: dict[Shape, dict[str, Compute]] = {}
     for shape in shapes:  # raise errors before measuring
         built = {name: _built(loss, shape).to(place) for name, loss in zip(names, chosen, strict=True)}
@@ -144,12 +151,27 @@ def bench(
     try:
         for shape, every in functions.items():
             progress(f"measuring at {shape}, {repeats} rounds")
-            rows += (new := _measure(shape, {key: every[key] for key in every if key not in left_out}, repeats, place))
-            too_large = {row.loss for row in new if 4 * row.milliseconds > 1e3 * LIMIT or 4 * row.peak_bytes > MEMORY}
-            left_out |= too_large | {row.loss for row in new if row.failed}
+            remaining = {name: function for name, function in every.items() if name not in left_out}
+            for row in _measure(shape, remaining, repeats, place):
+                rows.append(row)
+                too_slow = 4 * row.milliseconds > 1e3 * LIMIT
+                too_large = 4 * row.peak_bytes > MEMORY
+                if row.failed or too_slow or too_large:
+                    left_out.add(row.loss)
     finally:
         torch.set_num_threads(before)
     return rows
+
+
+def _names_of(losses: Sequence[str | nn.Module]) -> list[str]:
+    """Return the names of losses; a second one of a class is ``CBMLLoss 2``."""
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    for loss in losses:
+        name = loss if isinstance(loss, str) else type(loss).__name__
+        counts[name] += 1
+        names.append(name if counts[name] == 1 else f"{name} {counts[name]}")
+    return names
 
 
 def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: torch.device) -> list[Row]:
@@ -159,7 +181,9 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
     source, copy = torch.zeros(2, side, side, device=device)
     times: dict[str, list[float]] = {name: [] for name in functions}
     copies: list[float] = []
-    peaks, traffic, errors = dict[str, int](), dict[str, int](), dict[str, str]()
+    peaks = dict[str, int]()
+    traffic = dict[str, int]()
+    errors = dict[str, str]()
     for round_, (name, function) in itertools.product(range(repeats), functions.items()):
         if name in errors or (round_ >= 3 and sum(times[name]) > ENOUGH):
             continue
@@ -174,11 +198,21 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
         copy.copy_(source)
         copies.append(timer() - start)
     medians = {name: 1e3 * statistics.median(times[name]) for name in functions if name not in errors}
-    lowest, per_byte = medians.get(FLOOR, math.nan), 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
+    lowest = medians.get(FLOOR, math.nan)
+    per_byte = 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
     rows = [Row(str(shape), name, failed=text) for name, text in errors.items()]
     for name, median in medians.items():
-        sizes = peaks[name], traffic[name] / (4 * shape.batch**2), traffic[name] * per_byte
-        rows.append(Row(str(shape), name, median, median / lowest, *sizes, len(times[name])))
+        row = Row(
+            str(shape),
+            name,
+            milliseconds=median,
+            to_floor=median / lowest,
+            peak_bytes=peaks[name],
+            traffic=traffic[name] / (4 * shape.batch**2),
+            limit=traffic[name] * per_byte,
+            rounds=len(times[name]),
+        )
+        rows.append(row)
     return rows
 
 
@@ -193,14 +227,18 @@ def scale(losses: Sequence[str] = LOSSES, start: Shape = START, to: int = 32768,
 def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
     if not isinstance(loss, str):
         return loss
-    kind = "regularizer" if {c.kind for c in registry.candidates(loss)} == {"regularizer"} else "loss"
-    if missing := fill_settings(registry.get(loss, kind).cls, shape.context)[1]:
+    kinds = {component.kind for component in registry.candidates(loss)}
+    kind = "regularizer" if kinds == {"regularizer"} else "loss"
+    _, missing = fill_settings(registry.get(loss, kind).cls, shape.context)
+    if missing:
         raise ConfigError(
             f"{loss} cannot be measured by its name: it needs {', '.join(missing)}; "
             "pass an object to pml_ext.testing.benchmark.bench instead"
         )
     module: nn.Module = registry.build(loss, kind, shape.context)
-    return module if kind == "loss" else RegularizedLoss(ContrastiveLoss(), module)
+    if kind == "loss":
+        return module
+    return RegularizedLoss(ContrastiveLoss(), module)
 
 
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
@@ -256,13 +294,19 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._add(tensor.untyped_storage())
         name = func.overloadpacket.__name__.removeprefix("new_")
         if not func.is_view and not name.startswith(("_unsafe_view", "empty")):
-            only_written = args[:1] if name in ("copy_", "fill_", "zero_") else args if name.startswith(_FILLED) else ()
+            if name in ("copy_", "fill_", "zero_"):
+                only_written = args[:1]
+            elif name.startswith(_FILLED):
+                only_written = args
+            else:
+                only_written = ()
             read = args[len(only_written) :], (kwargs or {}) | {"out": None}
             self.traffic += sum(x.nbytes for x in tree_leaves([read, result]) if isinstance(x, Tensor))
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage.data_ptr(), storage.nbytes()
+        key = storage.data_ptr()
+        size = storage.nbytes()
         if size and key not in self._known:
             self._known.add(key)
             self._now += size

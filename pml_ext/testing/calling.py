@@ -25,7 +25,8 @@ def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable:
         raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
     if (fixed or repeatable) and is_random(subject):
         raise SkipCheck("its values are random")
-    batch, component = batch_of(subject), subject.make()
+    batch = batch_of(subject)
+    component = subject.make()
     if repeatable and not equal(seeded(component, batch), seeded(component, batch)):
         raise SkipCheck("its values depend on earlier calls")
 
@@ -69,7 +70,8 @@ def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
 
 def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
     """Return the outcome of a batch in another order, restored to that of the batch."""
-    other, back = batch.ordered(order), order.argsort()
+    other = batch.ordered(order)
+    back = order.argsort()
     result = seeded(component, other)
     if isinstance(result, tuple):
         return [sorted_rows(tuple(order[index] for index in result))]
@@ -93,7 +95,8 @@ def call_forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[s
 def is_random(subject: Subject) -> bool:
     """Return whether two seeds give different values."""
     if "random" not in subject.cache:
-        batch, values = batch_of(subject), []
+        batch = batch_of(subject)
+        values = []
         for seed in (0, 1):
             torch.manual_seed(seed)
             values.append(call(subject.make(), batch))
@@ -107,13 +110,21 @@ def error_location(error: BaseException) -> str:
     if not frames or frames[-1].filename.startswith(KIT):
         return ""
     theirs = [frame for frame in frames if not frame.filename.startswith((TORCH, KIT))]
-    return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}" if theirs else ""
+    if theirs:
+        return f"{Path(theirs[-1].filename).name}:{theirs[-1].lineno}"
+    return ""
 
 
 def error_summary(error: BaseException) -> str:
     """Return an error as one line: its type, its text, and the author's file and line, if known."""
-    text, place = " ".join(str(error).split()), error_location(error)
-    return f"{type(error).__name__}{f': {text}' if text else ''}{f' (at {place})' if place else ''}"
+    text = " ".join(str(error).split())
+    place = error_location(error)
+    summary = type(error).__name__
+    if text:
+        summary += f": {text}"
+    if place:
+        summary += f" (at {place})"
+    return summary
 
 
 class CountedOperations(TorchFunctionMode):
@@ -126,7 +137,8 @@ class CountedOperations(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
         result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple) else [result]:
+        results = result if isinstance(result, tuple) else (result,)
+        for each in results:
             if isinstance(each, Tensor):
                 self.largest = max(self.largest, each.numel())
         return result

@@ -109,10 +109,14 @@ def check_component(
 def _chosen(subject: Subject, names: Iterable[str] | None = None) -> list[Check]:
     """Return the checks of a subject, or those of the given names; ValueError for another name."""
     by_name = {check.__name__: check for check in checks_of(subject.kind)}
-    names = [*by_name] if names is None else [*names]
-    if unknown := [name for name in names if name not in by_name]:
-        raise ValueError(f"{unknown[0]!r} is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}")
-    return [by_name[name] for name in names]
+    if names is None:
+        return list(by_name.values())
+    chosen = []
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"{name!r} is no check of a {subject.kind}; checks: {', '.join(sorted(by_name))}")
+        chosen.append(by_name[name])
+    return chosen
 
 
 def _expected(subject: Subject, given: Expected) -> Expected:
@@ -130,7 +134,9 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     result = functools.partial(CheckResult, subject.name, name)
     subject.cache.setdefault("settings of the process", settings_of_process())  # before the component's first call
     silenced = logging.root.manager.disable
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
+    devices: Iterable[int] = ()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices = range(torch.cuda.device_count())
     try:
         if subject.kind == "loss" and check is not check_call_forms and check_call_forms.__name__ not in expected:
             _require_callable(subject)
@@ -141,7 +147,9 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     except SkipCheck as reason:
         return result("skipped", str(reason))
     except (Exception, SystemExit) as error:
-        return result("xfail", expected[name], error) if name in expected else result("failed", _message(error), error)
+        if name in expected:
+            return result("xfail", expected[name], error)
+        return result("failed", _message(error), error)
     finally:
         logging.disable(silenced)
     if name in expected:
@@ -161,8 +169,8 @@ def _require_callable(subject: Subject) -> None:
     if "calls" not in subject.cache:
         result = _run(subject, check_call_forms, {})
         subject.cache["calls"] = f"check_call_forms fails: {result.text}" if result.fails else ""
-    if why := subject.cache["calls"]:
-        raise SkipCheck(why)
+    if subject.cache["calls"]:
+        raise SkipCheck(subject.cache["calls"])
 
 
 def parametrize_with_checks(
@@ -190,10 +198,14 @@ def parametrize_with_checks(
     parameters = []
     for component in components:
         subject = subject_of(component, **options)
-        expected = _expected(subject, expected_failed_checks(component) if expected_failed_checks else {})
+        expected = _expected(subject, {})
+        if expected_failed_checks is not None:
+            expected = _expected(subject, expected_failed_checks(component))
         for check in _chosen(subject):
             name = check.__name__
-            marks = [pytest.mark.xfail(reason=expected[name], strict=True)] if name in expected else []
+            marks = []
+            if name in expected:
+                marks = [pytest.mark.xfail(reason=expected[name], strict=True)]
             test = _as_test(check, subject, expected)
             parameters.append(pytest.param(component, test, id=f"{subject.name}-{name}", marks=marks))
     return pytest.mark.parametrize(("component", "check"), parameters)

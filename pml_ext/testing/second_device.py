@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 TORCH = str(Path(torch.__file__).parent)
 M = TypeVar("M", bound=torch.nn.Module)
@@ -115,12 +115,16 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         there = bool(elsewhere)
         if kwargs.get("device") is not None:
             there = _there(kwargs["device"])
-            kwargs["device"] = torch.device("cpu") if there else kwargs["device"]
+            if there:
+                kwargs["device"] = torch.device("cpu")
         name = str(func).removeprefix("aten.").partition(".")[0].strip("_")
         if name == "copy":
             there = isinstance(args[0], _Elsewhere)
         if elsewhere and name not in _COPIES:
-            for tensor in (args[0], *args[2:3]) if name in _INDEXED else tensors:  # not the index itself
+            mixed = tensors
+            if name in _INDEXED:
+                mixed = [args[0], *args[2:3]]  # not the index itself
+            for tensor in mixed:
                 if not isinstance(tensor, _Elsewhere) and tensor.ndim:
                     raise OtherDeviceError(
                         f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
@@ -152,10 +156,11 @@ class _Factories(TorchFunctionMode):
             return func(args[0], _index(args[1]), *args[2:])
         if func is torch.Tensor.new_tensor and isinstance(args[0], _Elsewhere):
             like, *args = args
-            func, kwargs = torch.tensor, {"dtype": like.dtype, "device": like.device, **kwargs}
+            func = torch.tensor
+            kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
         if func not in (torch.tensor, torch.as_tensor, torch.asarray) or isinstance(args[0], Tensor):
             return func(*args, **kwargs)
-        data = tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, _Elsewhere) else leaf, args[0])
+        data = tree_map_only(_Elsewhere, _Elsewhere.tolist, args[0])
         if not _there(kwargs.get("device")):
             return func(data, *args[1:], **kwargs)
         wanted = kwargs.pop("requires_grad", False)
@@ -167,12 +172,17 @@ def _index(index: Any) -> Any:
     if isinstance(index, tuple) or (isinstance(index, list) and any(isinstance(part, list) for part in index)):
         return tuple(map(_index, index))
     numbers = isinstance(index, np.ndarray) or (isinstance(index, list) and not any(map(torch.is_tensor, index)))
-    return torch.as_tensor(index).to(DEVICE) if numbers else index
+    if numbers:
+        return torch.as_tensor(index).to(DEVICE)
+    return index
 
 
 def in_words(counted: Counter[str]) -> str:
     """Return the counts in words, the most frequent first; empty without any."""
-    return ", ".join(f"{what} ({count} times)" if count > 1 else what for what, count in counted.most_common())
+    parts = []
+    for what, count in counted.most_common():
+        parts.append(what if count == 1 else f"{what} ({count} times)")
+    return ", ".join(parts)
 
 
 def _there(device: Any) -> bool:
@@ -180,7 +190,7 @@ def _there(device: Any) -> bool:
 
 
 def _held(tree: Any) -> Any:
-    return tree_map(lambda leaf: leaf.held if isinstance(leaf, _Elsewhere) else leaf, tree)
+    return tree_map_only(_Elsewhere, lambda leaf: leaf.held, tree)
 
 
 def _place() -> str:

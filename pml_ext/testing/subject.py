@@ -8,6 +8,7 @@ import functools
 import inspect
 import itertools
 import pkgutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -90,6 +91,11 @@ def takes_labels(component: Any) -> bool:
     return "labels" in getattr(component, "capabilities", ())
 
 
+def label_arguments(component: Any, labels: torch.Tensor) -> list[torch.Tensor]:
+    """Return the arguments of a call that follow the embeddings: the labels, if the component takes them."""
+    return [labels] if takes_labels(component) else []
+
+
 def subject_of(
     component: Any,
     reference: Callable[..., Any] | None = None,
@@ -99,12 +105,14 @@ def subject_of(
     num_classes: int | None = None,
 ) -> Subject:
     """Return a component as a subject; arguments and errors as of :func:`pml_ext.testing.check_component`."""
-    grid, fixed = _grid(settings or {}), dict[str, Any]()
+    grid = _grid(settings or {})
+    fixed = dict[str, Any]()
     if isinstance(component, functools.partial):
         names = inspect.signature(component.func).parameters
         fixed = dict(zip(names, component.args, strict=False)) | component.keywords
         component = component.func
-    component = component.cls if isinstance(component, registry.Component) else component
+    if isinstance(component, registry.Component):
+        component = component.cls
     if isinstance(component, type):
         sizes = {"embedding_size": embedding_size or SIZE, "num_classes": num_classes or CLASSES}
         subject = _of_class(component, fixed, grid[0], sizes)
@@ -120,7 +128,10 @@ def subject_of(
 
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:
-    tables = [settings] if isinstance(settings, Mapping) else list(settings)
+    if isinstance(settings, Mapping):
+        tables = [settings]
+    else:
+        tables = list(settings)
     for table in tables:
         for name, values in table.items():
             if not isinstance(values, (list, tuple)) or not values:
@@ -137,7 +148,9 @@ def _grid(settings: Settings) -> list[dict[str, Any]]:
 
 def _of_instance(component: Any, size: int | None, classes: int | None) -> Subject:
     def first(*names: str) -> int:
-        parts = component.modules() if isinstance(component, torch.nn.Module) else [component]
+        parts = [component]
+        if isinstance(component, torch.nn.Module):
+            parts = list(component.modules())
         for part in parts:
             for name in names:
                 value = getattr(part, name, None)
@@ -156,7 +169,8 @@ def _of_instance(component: Any, size: int | None, classes: int | None) -> Subje
 
 def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: dict[str, int]) -> Subject:
     labels = torch.arange(CLASSES).repeat_interleave(4).numpy()
-    kind, settings = registry.kind_of(cls), {**fixed, **first}
+    kind = registry.kind_of(cls)
+    settings = {**fixed, **first}
     context: BuildContext = {"labels": labels, "batch_size": 12, "length_before_new_iter": 24, **sizes}  # type: ignore[typeddict-item]
     if missing := fill_settings(cls, context, settings)[1]:
         raise ConfigError(
@@ -170,7 +184,8 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
             torch.manual_seed(0)  # instances with random parameters are equal
             return _in_float64(cls(**fill_settings(cls, context, chosen)[0], **chosen))
 
-    size, classes = (settings.get(name, value) for name, value in sizes.items())
+    size = settings.get("embedding_size", sizes["embedding_size"])
+    classes = settings.get("num_classes", sizes["num_classes"])
     return Subject(cls.__name__, kind, make, size, classes, cls, settings)
 
 
@@ -184,7 +199,9 @@ def with_noise(component: Any) -> Any:
 
 
 def _in_float64(component: Any) -> Any:
-    return component.double() if isinstance(component, torch.nn.Module) else component
+    if isinstance(component, torch.nn.Module):
+        return component.double()
+    return component
 
 
 def find_components(what: str) -> list[tuple[str, Any]]:
@@ -195,11 +212,14 @@ def find_components(what: str) -> list[tuple[str, Any]]:
     """
     if what == "pml":
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
-    served = [c for c in registry.components() if what in (c.plugin, c.path.partition(":")[0].partition(".")[0])]
+    served = []
+    for component in registry.components():
+        package = component.path.partition(":")[0].partition(".")[0]
+        if what in (component.plugin, package):
+            served.append(component)
     found = served or registry.candidates(what)
     if found:
-        names = [c.name for c in found]
-        return [(c.name if names.count(c.name) == 1 else f"{c.name} ({c.kind})", c) for c in found]
+        return _with_titles(found)
     try:
         imported = pkgutil.resolve_name(what)
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
@@ -209,7 +229,7 @@ def find_components(what: str) -> list[tuple[str, Any]]:
         ) from None
     if isinstance(imported, type):
         return [(imported.__name__, imported)]
-    bases = tuple(base for each in pml.BASES.values() for base in each)
+    bases = tuple(itertools.chain.from_iterable(pml.BASES.values()))
     members = getattr(imported, "__dict__", {})
     classes = [(name, c) for name, c in members.items() if isinstance(c, type) and issubclass(c, bases)]
     defined_here = [(name, c) for name, c in classes if f"{c.__module__}.".startswith(f"{imported.__name__}.")]
@@ -217,3 +237,15 @@ def find_components(what: str) -> list[tuple[str, Any]]:
         wanted = "classes that extend PML's losses, miners, regularizers, distances, samplers or reducers"
         raise ConfigError(f"{what}: no component in it; wanted {wanted}")
     return defined_here
+
+
+def _with_titles(components: Iterable[Any]) -> list[tuple[str, Any]]:
+    """Return components with their names; of those that share a name, with the kind behind it."""
+    counts = Counter(component.name for component in components)
+    titled = []
+    for component in components:
+        title = component.name
+        if counts[component.name] > 1:
+            title = f"{component.name} ({component.kind})"
+        titled.append((title, component))
+    return titled

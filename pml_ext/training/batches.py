@@ -37,13 +37,19 @@ Batches = list[list[Item]]
 
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own."""
-    batches = sampler if isinstance(sampler, BatchSampler) else BatchSampler(sampler, batch_size, drop_last=True)
+    if isinstance(sampler, BatchSampler):
+        batches = sampler
+    else:
+        batches = BatchSampler(sampler, batch_size, drop_last=True)
     return [list(map(int, batch)) for batch in islice(batches, iterations)]
 
 
 def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> Batches:
     """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks."""
-    drawn = draw(sampler, batch_size, iterations) if rank() == 0 else None
+    if rank() == 0:
+        drawn = draw(sampler, batch_size, iterations)
+    else:
+        drawn = None
     if rank() > 0:
         torch.manual_seed(hash((seed, epoch, rank())))
     return epoch_batches(from_rank_0(drawn), seed, epoch, rank(), num_processes())
@@ -75,7 +81,8 @@ class BatchReader:
         device: torch.device,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> None:
-        self._device, self._memory_format = device, memory_format
+        self._device = device
+        self._memory_format = memory_format
         self._now: Batches = []  # the batches that the loader reads next
         self.images = WorkerDataset(images, workers)
         self.naming_images = self.images.naming_images
@@ -158,8 +165,10 @@ def embed_batches(
     Both modules are in evaluation mode for each batch, and as they were when the pass ends.
     """
     dataset = WorkerDataset(images, workers)
-    order = {"batch_size": batch_size} if batches is None else {"batch_sampler": batches}
-    loader = data_loader(dataset, workers, device, **order)
+    if batches is None:
+        loader = data_loader(dataset, workers, device, batch_size=batch_size)
+    else:
+        loader = data_loader(dataset, workers, device, batch_sampler=batches)
     with preserved_modes(trunk, embedder), dataset.naming_images():
         for batch, labels in loader:
             trunk.eval()
@@ -172,7 +181,10 @@ def embed_batches(
 @contextlib.contextmanager
 def preserved_modes(*networks: nn.Module) -> Iterator[None]:
     """Restore the mode of each module, training or evaluation, after the block."""
-    modes = {module: module.training for network in networks for module in network.modules()}
+    modes: dict[nn.Module, bool] = {}
+    for network in networks:
+        for module in network.modules():
+            modes[module] = module.training
     try:
         yield
     finally:
@@ -206,10 +218,16 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
 
     def __getitems__(self, items: Sequence[int | Item]) -> list[tuple[Tensor, int]]:
         """Return a whole batch, called by torch's data loader."""
-        worker, state, read = get_worker_info(), torch.get_rng_state(), []
+        worker = get_worker_info()
+        state = torch.get_rng_state()
+        read = []
         try:
             for item in items:
-                index, seed = item if isinstance(item, tuple) else (item, None)
+                if isinstance(item, tuple):
+                    index, seed = item
+                else:
+                    index = item
+                    seed = None
                 if worker is not None:
                     self.reading[worker.id, 1] = index
                 if seed is not None:
@@ -232,7 +250,8 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
-            raise self._worker_died(set(map(int, re.findall(r"\d+", str(error)))), error) from error
+            processes = {int(number) for number in re.findall(r"\d+", str(error))}
+            raise self._worker_died(processes, error) from error
 
     def _ended_workers(self) -> set[int]:
         """Return the process ids of the workers that have ended, or end within five seconds."""
@@ -248,11 +267,10 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
         """Return the error that names the images of dead workers."""
         paths = getattr(self._images, "paths", None)
-        images = [
-            f"image {image}" if paths is None else str(paths[image])
-            for process, image in self.reading.tolist()
-            if process in dead and image >= 0
-        ]
+        images = []
+        for process, image in self.reading.tolist():
+            if process in dead and image >= 0:
+                images.append(f"image {image}" if paths is None else str(paths[image]))
         if images:
             text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; else mend or remove the file"

@@ -95,7 +95,8 @@ def load_to_resume(path: Path, device: torch.device | str, of: str) -> tuple[dic
         return load(path, device, of), ""
     except DataError as error:
         with contextlib.suppress(DataError):
-            state, reason = load(previous, device, of), str(error).partition("; ")[0]
+            state = load(previous, device, of)
+            reason = str(error).partition("; ")[0]
             resumed = f"the run goes on from the checkpoint before it, {previous} (epoch {state['epoch']})"
             return state, f"{reason}; {resumed}"
         raise
@@ -109,9 +110,13 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
     except torch.cuda.OutOfMemoryError:
         raise
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        old, now = state.get("versions", {}), versions()
+        old = state.get("versions", {})
+        now = versions()
         changed = [f"{key} {old[key]} (now {now.get(key)})" for key in old if old[key] != now.get(key)]
-        written = f" (written by {', '.join(changed)})" if changed else ""
+        if changed:
+            written = f" (written by {', '.join(changed)})"
+        else:
+            written = ""
         reason = f"{type(error).__name__}: {shortened(error, 200)}"
         raise _refused(path, f"it does not fit the run's recipe ({reason}){written}") from error
 
@@ -156,7 +161,9 @@ def set_sampler_state(sampler: Any, state: Any) -> None:
 
 def _plain(value: Any) -> Any:
     """Return dictionaries of other classes, such as ``defaultdict``, as ``dict``."""
-    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
 
 
 def random_state() -> dict[str, Any]:

@@ -51,7 +51,9 @@ class Checkpointer:
 
     def finished_losses(self) -> list[float]:
         """Return the losses of the iterations that the unfinished epoch has behind it."""
-        return [] if self.unfinished is None else list(self.unfinished["losses"])
+        if self.unfinished is None:
+            return []
+        return list(self.unfinished["losses"])
 
     def enter_epoch(self) -> None:
         """Restore the state within an unfinished epoch, after its batches are drawn; start the clock."""

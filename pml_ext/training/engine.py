@@ -68,21 +68,28 @@ class Engine:
         skip_nonfinite: bool = False,
     ) -> None:
         self.frozen: Sequence[nn.Module] = ()  # parts of the trunk that stay in evaluation mode
-        self._skips, self._undo = skip_nonfinite, _nothing
-        self.settings, self.device = settings or EngineTable(), device
+        self._skips = skip_nonfinite
+        self._undo = _nothing
+        self.settings = settings or EngineTable()
+        self.device = device
         self._freeze_batch_norm = freeze_batch_norm
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parameters = [*trunk.parameters(), *embedder.parameters()]
         # Memory format of the images, the same as that of the weights.
-        self.memory_format = torch.channels_last if self.settings.channels_last else torch.contiguous_format
+        self.memory_format = torch.contiguous_format
         if self.settings.channels_last:
+            self.memory_format = torch.channels_last
             trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        parts: Any = [torch.compile(part) if self.settings.compile else part for part in (trunk, embedder)]
+        parts: list[Any] = [trunk, embedder]
+        if self.settings.compile:
+            parts = [torch.compile(part) for part in parts]
         if self.settings.micro_batch is not None:
             parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
         self._parts = [data_parallel(module) for module in parts]
-        self._scaler = torch.amp.GradScaler(device.type) if self.settings.precision == "float16" else None
+        self._scaler: torch.amp.GradScaler | None = None
+        if self.settings.precision == "float16":
+            self._scaler = torch.amp.GradScaler(device.type)
         self._overflows = 0  # consecutive skipped steps
 
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
@@ -93,20 +100,20 @@ class Engine:
         """
         for module in (*self._parts, objective.loss):
             module.train()
-        for module in self.networks["trunk"].modules() if self._freeze_batch_norm else ():
-            if "BatchNorm" in type(module).__name__:
-                module.eval()
+        if self._freeze_batch_norm:
+            for module in self.networks["trunk"].modules():
+                if "BatchNorm" in type(module).__name__:
+                    module.eval()
         for module in self.frozen:
             module.eval()
-        parameters = {
-            f"{name}.{key}": parameter
-            for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss)))
-            for key, parameter in module.named_parameters()
-        }
+        parameters: dict[str, nn.Parameter] = {}
+        for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss))):
+            parameters |= module.named_parameters(prefix=name)
         reading = iter(batches)
         batch = next(reading, None)
         while batch is not None:
-            self._undo = self._make_undo(objective, len(batch[1])) if self._skips else _nothing
+            if self._skips:
+                self._undo = self._make_undo(objective, len(batch[1]))
             pending = self._forward_and_backward(*batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
@@ -124,14 +131,19 @@ class Engine:
             for module in self._parts:
                 embeddings = module(embeddings)
         embeddings = to_full_precision(embeddings)
-        indices_tuple = objective.miner(embeddings, labels) if objective.miner is not None else None
+        indices_tuple = None
+        if objective.miner is not None:
+            indices_tuple = objective.miner(embeddings, labels)
         loss = objective.loss(embeddings, labels, indices_tuple)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            given = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            given = f"a {type(loss).__name__}"
+            if isinstance(loss, Tensor):
+                given = f"a tensor of shape {list(loss.shape)}"
             raise TrainingError(f"the loss gave {given}, wanted one value; its reducer should give a mean or a sum")
         if not loss.requires_grad:
             raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
-        (self._scaler.scale(loss) if self._scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
         return loss.detach(), embeddings.detach()
 
     def _update(
@@ -141,11 +153,10 @@ class Engine:
         if self._scaler is not None:
             for optimizer in optimizers:
                 self._scaler.unscale_(optimizer)
-        gradients = {
-            f"gradient of {name}": stored_values(parameter.grad)
-            for name, parameter in parameters.items()
-            if parameter.grad is not None
-        }
+        gradients: dict[str, Tensor] = {}
+        for name, parameter in parameters.items():
+            if parameter.grad is not None:
+                gradients[f"gradient of {name}"] = stored_values(parameter.grad)
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
         bad: tuple[str, float] | None = None
@@ -173,24 +184,27 @@ class Engine:
         if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
             raise NotFiniteError(f"the {name} became {value}")
         if self._overflows > MOST_SKIPPED:
-            times = f"the {name} became {value} in {self._overflows} iterations one after the other"
-            wanted = "wanted engine.precision = 'bfloat16', which has a wider range than float16"
-            raise NotFiniteError(times if self._skips else f"{times}; {wanted}")
+            text = f"the {name} became {value} in {self._overflows} iterations one after the other"
+            if not self._skips:
+                text += "; wanted engine.precision = 'bfloat16', which has a wider range than float16"
+            raise NotFiniteError(text)
         self._undo()
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
-        buffers = [(buffer, buffer.clone()) for module in self.networks.values() for buffer in module.buffers()]
+        buffers = []
+        for module in self.networks.values():
+            buffers += [(buffer, buffer.clone()) for buffer in module.buffers()]
         loss = unwrapped(objective.loss)
         rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
         undo_queues = [module.snapshot(entering) for module in rings.values()]
         parameters = {name for name, _ in loss.named_parameters()}
-        state = {
-            name: copy.deepcopy(value)
-            for name, value in loss.state_dict().items()
-            if name not in parameters and name.rpartition(".")[0] not in rings
-        }
+        state = {}
+        for name, value in loss.state_dict().items():
+            owner = name.rpartition(".")[0]
+            if name not in parameters and owner not in rings:
+                state[name] = copy.deepcopy(value)
 
         def undo() -> None:
             for buffer, before in buffers:
@@ -203,7 +217,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loss scale of float16 and the number of consecutive skipped steps."""
-        scaler = self._scaler.state_dict() if self._scaler is not None else {}
+        scaler = {} if self._scaler is None else self._scaler.state_dict()
         return {"scaler": scaler, "overflows": self._overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,13 +244,18 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
         return None
     # maximum absolute value of each: NaN stays NaN, and squares, which could overflow, are avoided
     greatest = torch.stack(torch._foreach_norm(list(filled.values()), math.inf)).tolist()
-    return next(((name, value) for name, value in zip(filled, greatest, strict=True) if not math.isfinite(value)), None)
+    for name, value in zip(filled, greatest, strict=True):
+        if not math.isfinite(value):
+            return name, value
+    return None
 
 
 def stored_values(tensor: Tensor) -> Tensor:
     """Return the values that a tensor stores, without gradient; of a sparse tensor, its entries."""
     tensor = tensor.detach()
-    return tensor.coalesce().values() if tensor.is_sparse else tensor
+    if tensor.is_sparse:
+        return tensor.coalesce().values()
+    return tensor
 
 
 def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str, float] | None:
@@ -244,11 +263,15 @@ def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -
 
     A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.
     """
-    parameters, buffers = dict[str, Tensor](), dict[str, Tensor]()
+    parameters = dict[str, Tensor]()
+    buffers = dict[str, Tensor]()
     for group, module in {**networks, "loss": loss}.items():
         parameters |= {f"weight {group}.{name}": parameter for name, parameter in module.named_parameters()}
-        for name, buffer in module.named_buffers() if group in networks else ():
-            if buffer.is_floating_point():
-                mean = name.endswith("running_mean")
-                buffers[f"{group}.{name}"] = buffer if mean else buffer.nan_to_num(math.nan, 0.0, 0.0)
+        if group == "loss":
+            continue
+        for name, buffer in module.named_buffers():
+            if name.endswith("running_mean"):
+                buffers[f"{group}.{name}"] = buffer
+            elif buffer.is_floating_point():
+                buffers[f"{group}.{name}"] = buffer.nan_to_num(math.nan, 0.0, 0.0)
     return first_nonfinite(parameters) or first_nonfinite(buffers)

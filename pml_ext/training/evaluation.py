@@ -295,4 +295,6 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
         return f"no batch has a positive pair, which takes two images of one class; {remedy}"
     if not negative_pairs:
         return "no batch has a negative pair, which takes two classes; let the sampler draw several classes"
-    return "" if triplets else "no batch has an image with both a positive and a negative, so there are no triplets"
+    if triplets:
+        return ""
+    return "no batch has an image with both a positive and a negative, so there are no triplets"

@@ -28,7 +28,10 @@ from ..networks.pretrained import is_file, is_pretrained, merged_lora
 from ..recipe import Recipe
 from ..registry.lazy import require_packages
 
-WEIGHTS, ONNX, ABOUT, CARD = "model.safetensors", "model.onnx", "preprocess.json", "README.md"
+WEIGHTS = "model.safetensors"
+ONNX = "model.onnx"
+ABOUT = "preprocess.json"
+CARD = "README.md"
 MOST = 1e-4  # largest accepted absolute difference of an embedding's component
 COMPARED = 100  # noise images on which the graph is compared with the network
 
@@ -38,7 +41,8 @@ class Normalized(nn.Module):
 
     def __init__(self, trunk: nn.Module, embedder: nn.Module) -> None:
         super().__init__()
-        self.trunk, self.embedder = trunk, embedder
+        self.trunk = trunk
+        self.embedder = embedder
 
     def forward(self, images: Tensor) -> Tensor:
         """Return embeddings, ``[B, D]``."""
@@ -57,7 +61,8 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         require_packages(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
     folder.mkdir(parents=True, exist_ok=True)
     _check_folder(folder, (WEIGHTS, ABOUT, *([ONNX] if onnx else [])))
-    seen, model = network.preprocessing, recipe.model
+    seen = network.preprocessing
+    model = recipe.model
     about: dict[str, Any] = {
         "trunk": {"name": model.trunk.name, **model.trunk.settings},
         "embedding_size": model.embedding_size,
@@ -102,7 +107,10 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
     own = (WEIGHTS, ONNX, ABOUT, CARD)
     listed = read_sums(folder)
     written_by_export = WEIGHTS in listed and listed.keys() <= {*own}
-    foreign = [SUMS] if (folder / SUMS).exists() and not written_by_export else []
+    if (folder / SUMS).exists() and not written_by_export:
+        foreign = [SUMS]
+    else:
+        foreign = []
     if not foreign:
         recover(folder, own)
         foreign = [name for name in names if (folder / name).exists() and not is_unchanged(folder, name)]
@@ -161,7 +169,10 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private
     trunk = recipe.model.trunk.settings
     weights = trunk["weights"] if is_pretrained(trunk) else None
-    values["weights"] = Path(str(weights)).name if is_file(weights) else weights
+    if is_file(weights):
+        values["weights"] = Path(str(weights)).name
+    else:
+        values["weights"] = weights
     return str(template.render(values, about={"onnx": None, **about}, recipe=recipe, title_of=title_of))
 
 

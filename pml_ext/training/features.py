@@ -39,7 +39,8 @@ class Features:
     """Features of a split, ``[N, F]``, float32, mapped from a file: indexing reads rows."""
 
     def __init__(self, vectors: Tensor, numbers: Tensor) -> None:
-        self._vectors, self._numbers = vectors, numbers
+        self._vectors = vectors
+        self._numbers = numbers
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -133,8 +134,9 @@ class FeatureCache:
         if not indices:
             return numbers
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
-        seeds = {index: int.from_bytes(hashlib.sha256(keys[index]).digest()[:7]) for index in indices}
-        seeded = [[(index, seeds[index]) for index in batch] for batch in batches]
+        seeded = []
+        for batch in batches:
+            seeded.append([(index, _seed_of(keys[index])) for index in batch])
         embedding = embed_batches(
             self._trunk, nn.Identity(), images, self._device, workers=self._workers, batches=seeded
         )
@@ -142,7 +144,10 @@ class FeatureCache:
             rows = features.float().cpu().numpy()
             bad = np.flatnonzero(~np.isfinite(rows).all(1))
             if len(bad):
-                where = images.images[batch[bad[0]]] if images.paths else f"image {batch[bad[0]]}"
+                if images.paths:
+                    where = images.images[batch[bad[0]]]
+                else:
+                    where = f"image {batch[bad[0]]}"
                 raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
             own = [keys[index] for index in batch]
             numbers |= self.store.append(own, [files[key] for key in own], rows)
@@ -196,7 +201,10 @@ def _keys(images: LabeledImages) -> list[bytes]:
         keys = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
     else:
         keys = [_file_key(path) for path in images.paths]
-    boxes = [b""] * len(keys) if images.boxes is None else [repr(box.tolist()).encode() for box in images.boxes]
+    if images.boxes is None:
+        boxes = [b""] * len(keys)
+    else:
+        boxes = [repr(box.tolist()).encode() for box in images.boxes]
     return [key + b"\0" + box for key, box in zip(keys, boxes, strict=True)]
 
 
@@ -206,7 +214,9 @@ def _file_key(path: str | Path) -> bytes:
 
 def _stat_of(path: Path | None) -> FileStat:
     """Return size and time of a file, which is embedded, or refused, if it is missing; of pixels always the same."""
-    return (0, 0) if path is None else file_stat(Path(path)) or MISSING
+    if path is None:
+        return (0, 0)
+    return file_stat(Path(path)) or MISSING
 
 
 @torch.no_grad()
@@ -227,11 +237,16 @@ class FeatureReader:
     """Reader of batches of features instead of images; see :class:`~.batches.BatchReader`."""
 
     def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
-        self.views, self.labels, self._device = views, torch.as_tensor(labels), device
+        self.views = views
+        self.labels = torch.as_tensor(labels)
+        self._device = device
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield features ``[B, F]`` and labels ``[B]``; an image's view follows from the seed of its augmentation."""
-        own = self.labels if labels is None else torch.from_numpy(labels)
+        if labels is None:
+            own = self.labels
+        else:
+            own = torch.from_numpy(labels)
         torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: random numbers stay the same
         for batch in batches:
             indices, seeds = torch.tensor(batch, dtype=torch.int64).T
@@ -245,3 +260,8 @@ class FeatureReader:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+def _seed_of(key: bytes) -> int:
+    """Return the seed of an image's random transforms."""
+    return int.from_bytes(hashlib.sha256(key).digest()[:7])

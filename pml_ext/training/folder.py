@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import DataError
 from ..files import final_path
 from ..files.checksums import SUMS, read_sums, replace_file, write_sums
 
@@ -18,6 +19,14 @@ FILES = ("checkpoints", "figures", METRICS, NETWORK, RECIPE, "records", REPORT, 
 # What processes write under temporary names first.
 WRITTEN = (METRICS, NETWORK, RECIPE, REPORT, "checkpoints/*.pt", "figures/*.png", "records/*.csv")
 DERIVED = ("figures/", NETWORK, RECIPE, REPORT, SUMS)  # written again for a finished run
+
+
+def no_finished_run(folder: Path, missing: str) -> DataError:
+    """Return the error of a folder that lacks a file of a finished run; an unfinished run can be resumed."""
+    command = f"pml-ext train RECIPE --out {folder}"
+    if (folder / "checkpoints").is_dir():
+        command += " --resume"
+    return DataError(f"{folder}: no finished run (no {missing} in it); type: {command}")
 
 
 def write_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:

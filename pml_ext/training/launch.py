@@ -22,7 +22,7 @@ from ..files import DamagedError, checksums, final_path, locked_folder, read_jso
 from ..files.checksums import SUMS
 from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
 from . import signals
-from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN
+from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
 from .listener import Listener
 from .loop import train_run
 from .report import setback
@@ -68,7 +68,10 @@ def plan(
     recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
         time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        shown = Path(name).stem if name.endswith(".toml") else name.replace("/", "-")
+        if name.endswith(".toml"):
+            shown = Path(name).stem
+        else:
+            shown = name.replace("/", "-")
         out = Path("runs") / f"{shown}-{seed}-{time}"
     if out.exists() and not (resume and out.is_dir()):
         raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
@@ -185,7 +188,10 @@ def _first_line(plan: Plan, is_longer: bool) -> str:
     if not is_longer:
         return text
     schedule = plan.recipe.schedule
-    falls = ", the learning rate falls along the longer cosine" if schedule.name == "cosine" else ""
+    if schedule.name == "cosine":
+        falls = ", the learning rate falls along the longer cosine"
+    else:
+        falls = ""
     text += f": {schedule.epochs} epochs in place of {plan.epochs_before}{falls}"
     return f"{text}; metrics and report are made again"
 
@@ -233,8 +239,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     """Regenerate the report of a finished run, and its damaged or missing derived files."""
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
-            text = f"{folder}: no finished run (no {name} in it)"
-            raise DataError(f"{text}; type: pml-ext train RECIPE --out {folder} --resume")
+            raise no_finished_run(folder, name)
     _check_unchanged(folder, RECIPE)
     try:
         read_toml(folder / RECIPE, "run")
@@ -302,9 +307,15 @@ def train(
         try:
             with process_group(choose_device(device).partition(":")[0]):
                 # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
-                planned = plan(name, out, seed, seeds, overrides, resume) if rank() == 0 else None
+                if rank() == 0:
+                    planned = plan(name, out, seed, seeds, overrides, resume)
+                else:
+                    planned = None
                 plans += from_rank_0(planned)
-                place = plans[0].folder.parent if len(plans) > 1 else plans[0].folder
+                if len(plans) > 1:
+                    place = plans[0].folder.parent
+                else:
+                    place = plans[0].folder
                 for each in plans:
                     signals.check("before a run began")
                     try:
@@ -343,7 +354,10 @@ class _Results:
 
     def add_failure(self, plan: Plan, error: Exception) -> None:
         """Add the text of an error; the error itself would keep the networks of its run in memory."""
-        text = str(error) if isinstance(error, PmlExtError) else one_line(error)
+        if isinstance(error, PmlExtError):
+            text = str(error)
+        else:
+            text = one_line(error)
         failure = {"recipe": plan.name, "seed": plan.seed, "folder": str(plan.folder), "error": text}
         self.failures.append(failure)
         if self._listener is not None:

@@ -15,7 +15,7 @@ from ..networks.network import Network, Preprocessing
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
 from . import checkpoint
-from .folder import METRICS, NETWORK, RECIPE
+from .folder import METRICS, NETWORK, RECIPE, no_finished_run
 
 with needs_extra("train", "a run"):
     from pydantic import Field, ValidationError
@@ -63,8 +63,7 @@ class LoadedRun:
                 continue
             if (self.folder / METRICS).is_file():
                 raise DataError(f"{self.folder / name} is gone; {how_to_redo(self.folder, name)}")
-            text = f"{self.folder}: no finished run (no {name} in it)"
-            raise DataError(f"{text}; type: pml-ext train RECIPE --out {self.folder}")
+            raise no_finished_run(self.folder, name)
 
     def _read_recipe(self) -> Recipe:
         """Read the recipe; import plugins, which takes a second, only if a plugin provides the trunk."""

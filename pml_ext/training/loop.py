@@ -16,16 +16,16 @@ from . import outcome, signals
 from .batches import BatchReader, draw_for_all, indices_of
 from .checkpointing import Checkpointer
 from .engine import NotFiniteError, Step
-from .evaluation import evaluate_split, metrics_before
 from .features import FeatureReader
 from .folder import NETWORK, REPORT, write_json
 from .listener import forward_warnings
 from .pseudo_labels import relabel
 from .recording import open_records
-from .records import CURVE, VALIDATION, RecordedValues, Records
+from .records import RecordedValues, Records
 from .results import finish
 from .run import Run
 from .trackers import import_tracker
+from .validation import test_before, validate
 
 Metrics = dict[str, Any]
 Reader = BatchReader | FeatureReader
@@ -93,17 +93,6 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     return checkpointer
 
 
-def test_before(run: Run, checkpointer: Checkpointer) -> None:
-    """Test raw pixels and the untrained network, on rank 0."""
-    if run.rank > 0 or not run.recipe.evaluation.baselines:
-        return
-    run.listener.step("testing raw pixels and the untrained network")
-    started = time.perf_counter()
-    run.history.metrics = metrics_before(run)
-    checkpointer.save_untrained()
-    run.history.baseline_seconds += time.perf_counter() - started
-
-
 # An epoch
 
 
@@ -167,30 +156,6 @@ def record(run: Run, records: Records | None, recorded: RecordedValues, losses: 
     if records is not None:
         iteration = run.stages.iterations_until(run.epoch - 1) + len(losses)
         records.add(iteration, recorded.rows(step))
-
-
-def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
-    """Run the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
-    started = time.perf_counter()
-    table = run.recipe.evaluation
-    is_last = run.epoch == run.recipe.schedule.epochs
-    measured: dict[str, dict[str, float]] = {}
-    if table.test_every and (is_last or run.epoch % table.test_every == 0):
-        run.listener.step(f"testing epoch {run.epoch}")
-        measured[run.queries] = evaluate_split(run, run.queries, clustering=False)
-    if table.select is not None and (is_last or run.epoch % table.every == 0):
-        run.listener.step(f"validating epoch {run.epoch}")
-        deciding = run.queries if table.select_on == "test" else "validation"
-        measured[deciding] = evaluate_split(run, deciding)
-        value = measured[deciding][table.select]
-        if value > run.history.best["value"]:
-            run.history.best = {"epoch": run.epoch, "value": value}
-            checkpointer.save_best()
-    for split, metrics in measured.items():
-        records.add(run.epoch, {VALIDATION if split == "validation" else CURVE: metrics})
-    records.save()
-    run.history.test_seconds += time.perf_counter() - started
-    checkpointer.save_epoch()
 
 
 def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:

@@ -25,7 +25,10 @@ def stopped(run: Run, problem: object, when: str) -> TrainingError:
         kept = f"the checkpoint of epoch {run.epoch - 1} is kept"
     else:
         kept = "there is no checkpoint yet"
-    advice = remedy[:1].upper() + remedy[1:] if remedy else "Try a lower optimizer.lr"
+    if remedy:
+        advice = remedy[:1].upper() + remedy[1:]
+    else:
+        advice = "Try a lower optimizer.lr"
     return TrainingError(f"{what} {when}; {kept}. {advice}")
 
 
@@ -39,7 +42,10 @@ def check_weights(run: Run, stage: Stage) -> None:
 
 def warn_of_collapse(run: Run, embeddings: Tensor, indices: Any) -> None:
     """Warn if the embeddings of an epoch's last batch have collapsed, and those of the epoch before had not."""
-    labels = run.training_images.labels if run.pseudo_labels is None else run.pseudo_labels
+    if run.pseudo_labels is None:
+        labels = run.training_images.labels
+    else:
+        labels = run.pseudo_labels
     similarity = collapse(embeddings, labels[indices])
     if similarity is not None and not run.history.collapsed:
         run.warn(
@@ -78,5 +84,8 @@ def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
     if stage.table.loss.memory is not None:  # whose pairs are of several batches
         drawn = [torch.cat(drawn)]
     labels = run.labels("train").cpu()
-    relation = run.relation if stage.table.loss.relation == "data" else None
+    if stage.table.loss.relation == "data":
+        relation = run.relation
+    else:
+        relation = None
     return missing_pairs([labels[indices].to(run.device) for indices in drawn], relation)

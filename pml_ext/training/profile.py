@@ -57,24 +57,30 @@ def profile_steps(
         network.train()
         own.loss.train()
         for images, labels in plain:
-            images, labels = images.to(engine.device), labels.to(engine.device)
+            images = images.to(engine.device)
+            labels = labels.to(engine.device)
             for optimizer in own.optimizers.values():
                 optimizer.zero_grad()
             embeddings = network(images)
-            indices_tuple = own.miner(embeddings, labels) if own.miner is not None else None
+            indices_tuple = None
+            if own.miner is not None:
+                indices_tuple = own.miner(embeddings, labels)
             own.loss(embeddings, labels, indices_tuple).backward()
             for optimizer in own.optimizers.values():
                 optimizer.step()
             yield
 
-    steps, bare = map(record, engine.epoch(batches, objective)), bare_loop()
+    steps = map(record, engine.epoch(batches, objective))
+    bare = bare_loop()
     times: dict[Any, list[float]] = {steps: [], bare: []}
     for number in range(count):
-        for loop in (steps, bare) if number % 2 else (bare, steps):
+        both = (steps, bare) if number % 2 else (bare, steps)
+        for loop in both:
             started = timer()
             next(loop)
             times[loop].append(1e3 * (timer() - started))
-    ours, theirs = times[steps][warm_up:], times[bare][warm_up:]
+    ours = times[steps][warm_up:]
+    theirs = times[bare][warm_up:]
     ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
     return StepProfile(statistics.median(ours), statistics.median(theirs), ratio, len(ours))
 
@@ -89,7 +95,9 @@ def profile_recipe(
     warm_up: int = 5,
 ) -> StepProfile:
     """Profile training steps of a recipe in a temporary folder; arguments as of :func:`pml_ext.training.train`."""
-    recipe, before, steps = load_recipe(name, overrides), torch.get_num_threads(), steps + warm_up
+    recipe = load_recipe(name, overrides)
+    before = torch.get_num_threads()
+    steps = steps + warm_up
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
         torch.set_num_threads(threads or before)
@@ -102,13 +110,22 @@ def profile_recipe(
         drawn: list[list[int]] = []
         while len(drawn) < steps:
             drawn += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(drawn)))
-        (objective, held), labels = run.objective(stage, recorded=True), run.pseudo_labels
-        reader, numbers = stack.enter_context(contextlib.closing(run.reader())), itertools.count(1)
+        objective, held = run.objective(stage, recorded=True)
+        labels = run.pseudo_labels
+        reader = stack.enter_context(contextlib.closing(run.reader()))
+        numbers = itertools.count(1)
         if isinstance(reader, FeatureReader):
-            rows, known = reader.views[0][:], reader.labels if labels is None else torch.from_numpy(labels)
+            rows = reader.views[0][:]
+            if labels is None:
+                known = reader.labels
+            else:
+                known = torch.from_numpy(labels)
             plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in drawn)
         else:
-            images = run.training_images if labels is None else run.training_images.replace(labels=labels)
+            if labels is None:
+                images = run.training_images
+            else:
+                images = run.training_images.replace(labels=labels)
             workers = recipe.data.workers
             context = worker_context() if workers > 0 else None
             plain = DataLoader(images, batch_sampler=drawn, num_workers=workers, multiprocessing_context=context)

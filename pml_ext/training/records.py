@@ -208,7 +208,10 @@ def _flattened(tables: Rows) -> dict[str, float]:
     for table, row in tables.items():
         name = re.sub(r"\W", "_", table)  # record-keeper does not quote names
         for column, value in row.items():
-            values[f"{name}/{column}"] = int(value) if isinstance(value, int) else float(value)
+            if isinstance(value, int):
+                values[f"{name}/{column}"] = int(value)
+            else:
+                values[f"{name}/{column}"] = float(value)
     return values
 
 
@@ -263,8 +266,11 @@ class RecordedValues:
 
 
 def _number(value: Any) -> Any:
-    value = value.item() if isinstance(value, np.number) else value
-    return value if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1) else None
+    if isinstance(value, np.number):
+        value = value.item()
+    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+        return value
+    return None
 
 
 def metric_series(folder: Path, metric: str) -> Series:
@@ -284,7 +290,11 @@ def metric_by_epoch(folder: Path, metric: str) -> tuple[list[int], list[float]] 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
     found = _series(folder, dict.fromkeys(["total_loss", *terms]), ("loss_histories", "metric_loss"))
-    series: Series = {"loss": found.pop("loss_histories")["total_loss"]} if "loss_histories" in found else {}
+    series: Series
+    if "loss_histories" in found:
+        series = {"loss": found.pop("loss_histories")["total_loss"]}
+    else:
+        series = {}
     for table, columns in found.items():
         for term, (iterations, values) in columns.items():
             label = term.removesuffix("_loss")

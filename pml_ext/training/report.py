@@ -61,7 +61,10 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if not few:
         title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
         yield draw(title, lambda: _projections(view), "Colored by class.")
-    searched = "test images" if view.queries == "test" else "gallery images"
+    if view.queries == "test":
+        searched = "test images"
+    else:
+        searched = "gallery images"
     yield draw(
         f"Queries and their nearest {searched}",
         lambda: _gallery(view, nearest(view, view.queries)),
@@ -75,7 +78,9 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
 
 
 def _tested_images(view: View) -> str:
-    return "test images" if view.queries == "test" else "queries"
+    if view.queries == "test":
+        return "test images"
+    return "queries"
 
 
 def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -98,13 +103,19 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     names = {VALIDATION: table.validated_on, CURVE: tested}
     panels: dict[str, Series] = {}
     for metric in dict.fromkeys(["recall_at_1", "map_at_r", table.select]):
-        curves = {} if metric is None else metric_series(view.folder, metric)
+        if metric is None:
+            curves = {}
+        else:
+            curves = metric_series(view.folder, metric)
         if metric is not None and curves:
             panels[title_of(metric)] = {names[name]: curve for name, curve in curves.items()}
     if panels:
         chosen = "The last epoch is tested."
         if table.select is not None:
-            images = f"the {tested} themselves" if table.select_on == "test" else f"{table.validated_on} alone"
+            if table.select_on == "test":
+                images = f"the {tested} themselves"
+            else:
+                images = f"{table.validated_on} alone"
             chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
 
@@ -198,7 +209,8 @@ def _batch(view: View) -> Figure:
 
 def _as_bytes(image: Tensor) -> Tensor:
     """Return a network's input as uint8, its minimum black and its maximum white."""
-    low, high = image.min(), image.max()
+    low = image.min()
+    high = image.max()
     return ((image - low) / (high - low).clamp(min=1e-6) * 255).to(torch.uint8)
 
 
@@ -213,6 +225,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
     kind, _, path = view.recipe.data.name.partition(":")
+    photos = shlex.quote(path) if kind == "folder" else "FOLDER"
     text = render(
         "report",
         title=metrics["recipe"],
@@ -221,11 +234,11 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         seen=bool(trained_classes & tested_classes),
         setback=setback(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
-        photos=shlex.quote(path) if kind == "folder" else "FOLDER",
+        photos=photos,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *class_tables(view), _images_table(view)],
         figures=drawn,
-        appendix=[*paper_tables(view.recipe, metrics)],
+        appendix=list(paper_tables(view.recipe, metrics)),
         settings=tomli_w.dumps(view.recipe.as_dict()),
     )
     write_text(view.folder / "report.html", text)
@@ -265,9 +278,15 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
 
     titles = dict(PHASES)
     if "frozen" in metrics:  # the trunk is pretrained
-        titles["after"] = "head" if view.frozen else "fine-tuned network"
+        if view.frozen:
+            titles["after"] = "head"
+        else:
+            titles["after"] = "fine-tuned network"
     columns = ["%", *(titles[phase] for phase in phases)]
-    where = "of the queries" if view.queries == "query" else "on the test images"
+    if view.queries == "query":
+        where = "of the queries"
+    else:
+        where = "on the test images"
     return ReportTable(f"Retrieval and clustering {where}", columns, rows, _metrics_caption(view))
 
 
@@ -313,7 +332,8 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     if phase is None or not metrics["after"][name] < untrained[phase]:  # NaN is not behind
         return ""
     trained = "head" if frozen else "trained network"
-    after, before = percent(metrics["after"][name]), percent(untrained[phase])
+    after = percent(metrics["after"][name])
+    before = percent(untrained[phase])
     numbers = f"{title_of(name)} is {after} %, and {before} % before training"
     return f"The {trained} is behind the {PHASES[phase]}: {numbers}."
 

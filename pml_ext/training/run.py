@@ -96,7 +96,9 @@ class Run(View):
     def epochs(self) -> int:
         """The number of epochs; 0 if there are no parameters to train in the trunk, the embedder and the losses."""
         trains_losses = any(stage.optimizer is not None for stage in self.stages)
-        return self.recipe.schedule.epochs if self.optimizers or trains_losses else 0
+        if self.optimizers or trains_losses:
+            return self.recipe.schedule.epochs
+        return 0
 
     def reader(self) -> BatchReader | FeatureReader:
         """Return the reader of training batches: of images, or of features if the trunk is frozen."""
@@ -193,11 +195,13 @@ class Run(View):
 
     def model_state(self, trunk: bool = True) -> dict[str, Any]:
         """Return the weights of the networks and of all stages' losses (for example a learned metric)."""
-        *earlier, last = [stage.loss.state_dict() for stage in self.stages]
-        state: dict[str, Any] = {"trunk": self.trunk.state_dict()} if trunk else {}
+        losses = [stage.loss.state_dict() for stage in self.stages]
+        state: dict[str, Any] = {}
+        if trunk:
+            state["trunk"] = self.trunk.state_dict()
         state["embedder"] = self.embedder.state_dict()
-        state["loss"] = last
-        state["earlier_losses"] = earlier
+        state["loss"] = losses[-1]
+        state["earlier_losses"] = losses[:-1]
         state["epoch"] = self.epoch
         return state | self._origin()
 
@@ -239,7 +243,10 @@ class Run(View):
                 self._restore_part(name, part, state)
             for stage, sampler in zip(self.stages, state["samplers"], strict=True):
                 checkpoint.set_sampler_state(stage.sampler, sampler)
-            random = state["ranks"][self.rank] if "ranks" in state else state["random"]
+            if "ranks" in state:
+                random = state["ranks"][self.rank]
+            else:
+                random = state["random"]
             checkpoint.set_random_state(random)
             kept = {name: state[name] for name in vars(self.history) if name in state}
             self.history = RunHistory(**kept)
@@ -259,7 +266,11 @@ class Run(View):
 
     def _parts(self) -> dict[str, Any]:
         """Return all objects whose state training changes, by name; samplers are saved separately."""
-        parts: dict[str, Any] = {} if self.frozen else {"trunk": self.trunk}
+        parts: dict[str, Any]
+        if self.frozen:
+            parts = {}
+        else:
+            parts = {"trunk": self.trunk}
         parts["embedder"] = self.embedder
         parts["engine"] = self.engine
         parts |= self.optimizers

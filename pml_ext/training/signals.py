@@ -40,7 +40,9 @@ def listening() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in ENDING}
     hook = sys.unraisablehook
     sys.unraisablehook = functools.partial(_send_again, hook)
-    _SignalState.process, _SignalState.waits, _SignalState.received = os.getpid(), False, None
+    _SignalState.process = os.getpid()
+    _SignalState.waits = False
+    _SignalState.received = None
     try:
         for number in ENDING:
             if before[number] is not signal.SIG_IGN:  # as nohup wants it
@@ -63,7 +65,8 @@ def _receive(number: int, _frame: FrameType | None) -> None:
         for each in ENDING:  # a third one ends the process whatever it does
             signal.signal(each, signal.SIG_DFL)
         raise stopped(_SignalState.received, "at once; what the last checkpoint does not have is lost")
-    _SignalState.received, _SignalState.at = number, time.monotonic()
+    _SignalState.received = number
+    _SignalState.at = time.monotonic()
     if not _SignalState.waits:
         raise stopped(number)
     if os.environ.get("RANK", "0") == "0":
@@ -88,7 +91,8 @@ def waiting(waits: bool = True) -> Iterator[None]:
     """Record a first signal inside the block, see :func:`received`; with ``False``, end the run at once."""
     if not waits:
         check()
-    before, _SignalState.waits = _SignalState.waits, waits
+    before = _SignalState.waits
+    _SignalState.waits = waits
     try:
         yield
     finally:
@@ -107,7 +111,9 @@ def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
 
 def received() -> int | None:
     """Return the recorded signal; None if there was no signal, or outside a listening block."""
-    return _SignalState.received if _SignalState.process == os.getpid() else None
+    if _SignalState.process == os.getpid():
+        return _SignalState.received
+    return None
 
 
 def check(where: str = "") -> None:
@@ -118,4 +124,7 @@ def check(where: str = "") -> None:
 
 def stopped(number: int, where: str = "") -> StoppedError:
     """Return the error that ends a run for a signal; ``where`` the run is, for the text."""
-    return StoppedError(number, f"stopped by {signal.Signals(number).name}{' ' * bool(where)}{where}")
+    text = f"stopped by {signal.Signals(number).name}"
+    if where:
+        text += f" {where}"
+    return StoppedError(number, text)

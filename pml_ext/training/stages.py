@@ -71,7 +71,11 @@ class Stages(list[Stage]):
 
     def parts(self) -> list[Any]:
         """Return the parts of all stages, each once."""
-        return list({id(part): part for stage in self for part in stage.parts()}.values())
+        parts: dict[int, Any] = {}
+        for stage in self:
+            for part in stage.parts():
+                parts[id(part)] = part
+        return list(parts.values())
 
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
@@ -97,7 +101,10 @@ def _build_stage(
     """Return a stage that begins with the epoch ``first``."""
     assert table.sampler is not None
     number = recipe.all_stages().index(table)
-    prefix = f"stages.{number}." if number < len(recipe.stages) else ""
+    if number < len(recipe.stages):
+        prefix = f"stages.{number}."
+    else:
+        prefix = ""
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")
     pseudo = recipe.data.pseudo
     if pseudo is None:

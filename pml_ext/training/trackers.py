@@ -43,8 +43,11 @@ def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the numbers of ``metrics.json`` by phase and metric, ``"after/recall_at_1"``."""
-    tests = phases_of(metrics).items()
-    return {f"{phase}/{name}": value for phase, values in tests for name, value in values.items()}
+    numbers: dict[str, float] = {}
+    for phase, values in phases_of(metrics).items():
+        for name, value in values.items():
+            numbers[f"{phase}/{name}"] = value
+    return numbers
 
 
 def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
@@ -59,9 +62,15 @@ def persistent_id(folder: Path, tracker: str, new: Callable[[], str]) -> str:
 
 def import_tracker(name: str) -> None:
     """Import the package of a built-in tracker; raise MissingExtraError if it is not installed."""
-    if name in builtin_trackers():
-        with needs_extra("train" if name == "tensorboard" else name, f"track.name = {name!r}"):
-            importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+    if name not in builtin_trackers():
+        return
+    extra = name
+    package = name
+    if name == "tensorboard":
+        extra = "train"
+        package = "torch.utils.tensorboard"
+    with needs_extra(extra, f"track.name = {name!r}"):
+        importlib.import_module(package)
 
 
 def builtin_trackers() -> dict[str, Callable[..., Tracker]]:
@@ -83,9 +92,12 @@ class TensorBoard:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         for writer, epochs in ((self._iterations, False), (self._epochs, True)):
-            known = {k: v for k, v in values.items() if of_epochs(k) is epochs and not math.isnan(v)}
-            if known:  # add_scalar would take 50 microseconds per value
-                summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in known.items()])
+            entries = []
+            for name, value in values.items():
+                if of_epochs(name) is epochs and not math.isnan(value):
+                    entries.append(Summary.Value(tag=name, simple_value=value))
+            if entries:  # add_scalar would take 50 microseconds per value
+                summary = Summary(value=entries)
                 writer.file_writer.add_summary(summary, step)  # type: ignore[attr-defined]
 
     def flush(self) -> None:
@@ -148,7 +160,8 @@ class MLflow:
     def __init__(self, folder: Path, recipe: Mapping[str, Any], experiment: str = "pml-ext") -> None:
         import mlflow
 
-        self._client, self._values = mlflow.MlflowClient(), list[Any]()
+        self._client = mlflow.MlflowClient()
+        self._values = list[Any]()
         self._id = persistent_id(folder, "mlflow", lambda: self._created(folder, recipe, experiment))
         known = self._client.get_run(self._id).data.metrics
         self._last = {name: self._client.get_metric_history(self._id, name)[-1].step for name in known}
@@ -158,7 +171,10 @@ class MLflow:
         from mlflow.utils.validation import MAX_PARAMS_TAGS_PER_BATCH
 
         found = self._client.get_experiment_by_name(experiment)
-        place = found.experiment_id if found is not None else self._client.create_experiment(experiment)
+        if found is not None:
+            place = found.experiment_id
+        else:
+            place = self._client.create_experiment(experiment)
         run = self._client.create_run(place, run_name=folder.name).info.run_id
         settings = [Param(name, str(value)[:500]) for name, value in recipe.items()]
         for start in range(0, len(settings), MAX_PARAMS_TAGS_PER_BATCH):
@@ -176,7 +192,8 @@ class MLflow:
         """Write the buffered values to the store."""
         from mlflow.utils.validation import MAX_METRICS_PER_BATCH
 
-        values, self._values = self._values, []
+        values = self._values
+        self._values = []
         for start in range(0, len(values), MAX_METRICS_PER_BATCH):
             self._client.log_batch(self._id, metrics=values[start : start + MAX_METRICS_PER_BATCH])
 

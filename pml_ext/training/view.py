@@ -96,7 +96,10 @@ class View:
         """The split whose images are searched for in a test."""
         self.training_images = self.splits["train"].with_transform(augmented)
         relation = build_relation(self.recipe.data, self.training_images.class_names)
-        self.relation = None if relation is None else relation.to(self.device)
+        if relation is None:
+            self.relation = None
+        else:
+            self.relation = relation.to(self.device)
 
     def _check_protocols(self) -> None:
         if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
@@ -203,14 +206,20 @@ class View:
     def features(self, split: str, view: int = 0) -> Features:
         """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images."""
         if (split, view) not in self._features:
-            images = self.training_images if view else self.images(split)
+            if view:
+                images = self.training_images
+            else:
+                images = self.images(split)
             self._features[split, view] = self._cache_for(images, is_augmented=bool(view)).of(images, view)
         return self._features[split, view]
 
     def _cache_for(self, images: LabeledImages, is_augmented: bool) -> FeatureCache:
         """Return the cache of features of plain, or of augmented images."""
         if is_augmented not in self._caches:
-            augmentation = repr(images.transform) if is_augmented else ""
+            if is_augmented:
+                augmentation = repr(images.transform)
+            else:
+                augmentation = ""
             self._caches[is_augmented] = FeatureCache(
                 self.trunk,
                 self.network.features,
@@ -318,8 +327,9 @@ def listing_of(images: LabeledImages) -> dict[str, Any]:
 def _counted_listing(listing: Mapping[str, Any] | None) -> str:
     if listing is None:
         return "no images"
-    classes = listing["classes"]
-    return f"{counted(listing['images'], 'image')} of {classes} {'class' if classes == 1 else 'classes'}"
+    images = counted(listing["images"], "image")
+    classes = "1 class" if listing["classes"] == 1 else f"{listing['classes']} classes"
+    return f"{images} of {classes}"
 
 
 def open_run(folder: Path, seed: int, device: str, root: Path | None = None) -> View:

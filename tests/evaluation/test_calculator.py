@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.distances import CosineSimilarity, LpDistance, SNRDistance
+from pytorch_metric_learning.distances import SNRDistance
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator, precision_at_k
 from pytorch_metric_learning.utils.inference import CustomKNN
 from typer.testing import CliRunner
@@ -18,18 +18,12 @@ from pml_ext.evaluation import (
     default_neighbors,
     kmeans,
     neighbors,
-    neighbors_under,
     pairwise_f1,
     purity,
-    reranked_under,
 )
 from pml_ext.training.launch import train
 
-
-def data(count=60, classes=7, size=5, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(classes, (count,), generator=generator)
-    return torch.randn(count, size, generator=generator) + 0.8 * labels[:, None], labels
+from .points import data
 
 
 def with_lone_queries():
@@ -111,18 +105,6 @@ def test_large_labels_stay_apart():
     assert AccuracyCalculator(include=("precision_at_1",)).get_accuracy(points, labels)["precision_at_1"] == 1  # PML's
 
 
-def test_exact_duplicates_leave_out_the_query_itself(monkeypatch):
-    """In any tile, and where it is not among so many duplicates."""
-    points, labels = torch.zeros(50, 3), torch.arange(50) // 2
-    found = [search(points, 4, points, True)[1] for search in (default_neighbors(), neighbors_under(LpDistance()))]
-    for limit in (50, 1 << 20):
-        monkeypatch.setattr(neighbors, "_NEIGHBORS", limit)
-        found.append(RetrievalAccuracyCalculator(include=("recall_at_4",)).evaluate(points, labels, keep=4).indices)
-    for indices in found:
-        assert indices.shape == (50, 4)
-        assert not (indices == torch.arange(50)[:, None]).any()
-
-
 def test_f1_and_purity_equal_loops():
     generator = np.random.default_rng(0)
     for _ in range(5):
@@ -135,54 +117,6 @@ def test_f1_and_purity_equal_loops():
         right = sum(max((labels[clusters == k] == c).sum() for c in range(4)) for k in set(clusters.tolist()))
         assert purity(labels, clusters) == pytest.approx(right / 25)
     assert (pairwise_f1([0, 1, 2], [2, 1, 0]), purity([0, 1, 2], [2, 1, 0])) == (0, 1)
-
-
-def test_without_faiss_torch_and_scikit_learn_serve(monkeypatch):
-    points, labels = data()
-    with_faiss = RetrievalAccuracyCalculator().get_accuracy(points, labels)
-    monkeypatch.setitem(__import__("sys").modules, "faiss", None)
-    assert not neighbors.has_faiss()
-    without = RetrievalAccuracyCalculator().get_accuracy(points, labels)
-    for name in set(without) - {"NMI", "AMI", "nmi_majority", "f1", "purity"}:
-        assert without[name] == pytest.approx(with_faiss[name]), name
-    assert 0 < without["NMI"] <= 1
-    assert torch.equal(kmeans(points, 7), kmeans(points, 7))
-
-
-def test_under_a_learned_metric():
-    points, labels = data()
-    normalized = torch.nn.functional.normalize(points)
-    wanted = RetrievalAccuracyCalculator().get_accuracy(normalized, labels)
-    by_cosine = RetrievalAccuracyCalculator(knn_func=neighbors_under(CosineSimilarity(), tile=7))
-    assert by_cosine.get_accuracy(points, labels)["recall_at_4"] == wanted["recall_at_4"]
-
-    class Learned(LpDistance):
-        def __init__(self):
-            super().__init__(normalize_embeddings=False)
-            self.weight = torch.nn.Parameter(torch.tensor([0.0, 0, 0, 0, 1]))
-
-        def compute_mat(self, query, reference):
-            assert not self.training
-            return super().compute_mat(query * self.weight, reference * self.weight)
-
-    learned = Learned()
-    found = RetrievalAccuracyCalculator(knn_func=neighbors_under(learned)).get_accuracy(points, labels)
-    assert found["recall_at_1"] == RetrievalAccuracyCalculator().get_accuracy(points[:, 4:], labels)["recall_at_1"]
-    assert learned.training
-
-
-def test_a_shortlist_nears_the_exact_answer_as_it_grows():
-    generator = torch.Generator().manual_seed(0)
-    points = torch.nn.functional.normalize(torch.randn(300, 8, generator=generator))
-    metric = LpDistance(p=1, normalize_embeddings=False)
-    exact = neighbors_under(metric)(points, 10, points, ref_includes_query=True)[1]
-    shares = []
-    for shortlist in (11, 30, 100, 300):
-        found = reranked_under(metric, shortlist)(points, 10, points, ref_includes_query=True)[1]
-        shares.append((found[:, :, None] == exact[:, None]).any(2).double().mean().item())
-    assert shares == sorted(shares)
-    assert shares[-1] == 1
-    assert shares[0] < 0.95
 
 
 def extended(base):
@@ -361,7 +295,7 @@ def test_a_plugins_metrics_are_computed_as_pmls(install_plugin):
 
 
 @pytest.mark.usefixtures("isolated_registry")
-def test_a_plugins_metric_takes_no_name_of_ours_and_is_named_where_it_fails(install_plugin):
+def test_a_plugins_metric_is_named_where_it_fails(install_plugin):
     install_plugin("far", PLUGIN.replace("{METRICS}", '{"nmi": calculate_nmi, "broken": calculate_broken}'))
     with pytest.warns(PluginWarning, match="the metric 'nmi' of a plugin is left out: the name is taken"):
         calculator = RetrievalAccuracyCalculator(include=("broken",))

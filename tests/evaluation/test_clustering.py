@@ -31,7 +31,7 @@ def test_k_means_has_the_starts_of_the_rule(installed, monkeypatch):
     assert made == [10 if installed else 3, 2]
 
 
-def test_agreement_of_many_classes_and_clusters_takes_memory_of_the_points_alone():
+def test_agreement_takes_memory_of_the_points_alone():
     generator = np.random.default_rng(0)
     labels, clusters = (generator.integers(11_316, size=60_502) for _ in range(2))
     tracemalloc.start()

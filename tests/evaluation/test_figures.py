@@ -9,10 +9,8 @@ import torch
 from matplotlib.colors import to_rgba
 from matplotlib.image import imread
 from pytorch_metric_learning.distances import LpDistance
-from sklearn.decomposition import PCA
 
 from pml_ext.evaluation import figures
-from pml_ext.evaluation.projection import flattened
 
 
 def pixels(figure):
@@ -129,10 +127,3 @@ def test_names_from_data_are_shown_as_they_are():
             assert pixels(figure).size > 0
     legend = [text.get_text() for text in drawn[0].axes[0].get_legend().get_texts()]
     assert legend == [*NAMES[:3], "two��", "�.png", *NAMES[5:]]
-
-
-def test_principal_components_are_those_of_scikit_learn():
-    points = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * [5, 3, 1, 1, 1, 1]
-    found, wanted = flattened(points.astype(np.float32), "pca"), PCA(2, svd_solver="full").fit_transform(points)
-    signs = np.sign((found * wanted).sum(axis=0))
-    assert np.allclose(found, wanted * signs, atol=1e-4)

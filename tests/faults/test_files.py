@@ -41,7 +41,7 @@ def test_a_file_that_is_damaged_is_told_or_made_again(made, what):
 
 
 @pytest.mark.parametrize("name", ["report.html", "checkpoints/last.pt"])
-def test_a_damaged_report_is_named_and_a_damaged_checkpoint_keeps_its_checksum(made, name):
+def test_a_damaged_checkpoint_keeps_its_checksum(made, name):
     assert files.surprise(made, "finished", name, "flipped") == ""
 
 

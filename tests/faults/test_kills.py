@@ -54,7 +54,7 @@ def test_a_finished_run_writes_no_records_any_more(whole):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_ends_a_run_with_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd, number):
+def test_a_signal_leaves_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd, number):
     """Right after an iteration, in a validation, and in the test at the end, by turns."""
     scenario, out = kills.SCENARIOS["selection"], tmp_path / "stopped"
     at = {
@@ -73,7 +73,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_inside_of_the_epoch(whole, tmp_pa
     assert kills.difference(whole.folder, out) == ""
 
 
-def test_a_run_killed_inside_of_an_epoch_goes_on_from_its_last_checkpoint(tmp_path):
+def test_a_run_killed_inside_of_an_epoch_goes_on(tmp_path):
     """With clusters of each epoch as labels; twice, the second time after one iteration more."""
     clusters = kills.SCENARIOS["clusters"]
     scenario = dataclasses.replace(clusters, overrides=(*clusters.overrides, "engine.checkpoint_minutes=1e-9"))

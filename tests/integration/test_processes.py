@@ -129,9 +129,7 @@ DIES = """
 """
 
 
-def test_a_run_whose_process_is_killed_is_gone_on_with_when_torchrun_restarts_it(
-    tmp_path, two, recipe, install_plugin, monkeypatch
-):
+def test_a_killed_process_goes_on_when_torchrun_restarts_it(tmp_path, two, recipe, install_plugin, monkeypatch):
     killed, whole, name = tmp_path / "killed", two[0] / "memory", f"{recipe}@memory"
     folder = install_plugin("dies", DIES).parent
     monkeypatch.setenv("DIES_IN", str(killed))

@@ -137,7 +137,7 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
     assert drawn[0] == drawn[1]
 
 
-def test_a_curve_on_the_test_images_chooses_nothing_unless_the_recipe_says_so(tmp_path, projected):
+def test_a_curve_on_the_test_images_chooses_nothing(tmp_path, projected):
     """Nor does a test that is left out change a number, or read an image."""
     read, item = [], LabeledImages.__getitem__
     with pytest.MonkeyPatch.context() as patch:

@@ -1,6 +1,5 @@
 """CrossBatchMemory: against the plain loss, against a loop that keeps every embedding, and its state."""
 
-import functools
 from types import SimpleNamespace
 
 import pytest
@@ -9,36 +8,16 @@ from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
 
 from pml_ext import (
-    AnchorSwapMiner,
     CBMLLoss,
     CrossBatchMemory,
-    DistributedMiner,
     HardPairMiner,
-    HardQuadrupletMiner,
     MetricVarianceRegularizer,
     MultipleLosses,
-    NegativesOnly,
     RegularizedLoss,
-    WithRelation,
     registry,
 )
-from pml_ext.errors import TrainingWarning
 
-
-def batch(seed=0, size=12, classes=4, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, 6, generator=generator, dtype=dtype).requires_grad_(), torch.arange(size) % classes
-
-
-def with_references():
-    """Every loss, PML's and registered, that says it takes references and can be built without further settings."""
-    for component in registry.components("loss"):
-        required = [s for s in component.settings.values() if s.default is s.empty]
-        if component.name == "pml/dynamic-soft-margin":  # keeps a histogram of its own
-            continue
-        if not required and registry.capabilities(component.cls) >= {"labels", "indices_tuple", "references"}:
-            yield component.name, lambda name=component.name: registry.build(name, "loss")
-    yield "regularized", lambda: RegularizedLoss(losses.ContrastiveLoss(), MetricVarianceRegularizer(), weight=0.5)
+from .remembered import Spy, batch, with_references
 
 
 @pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in with_references()])
@@ -80,14 +59,8 @@ def test_against_all_that_was_seen():
         assert memory.filled == len(seen)
 
 
-class Spy(losses.TripletMarginLoss):
-    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        self.seen, self.references = indices_tuple, ref_emb
-        return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
-
-
 @pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
-def test_a_miner_over_the_queue_never_pairs_an_embedding_with_itself(miner):
+def test_a_miner_pairs_no_embedding_with_itself(miner):
     spy = Spy()
     memory = CrossBatchMemory(spy, 6, 20, miner=miner)
     for number in range(3):
@@ -170,7 +143,7 @@ def test_the_queue_is_moved_as_buffers_are():
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
 @pytest.mark.parametrize("miner", [None, miners.TripletMarginMiner()])
-def test_validation_is_compared_with_the_queue_and_leaves_it_as_it_is(mode, miner):
+def test_validation_leaves_the_queue_as_it_is(mode, miner):
     memory = CrossBatchMemory(losses.TripletMarginLoss(), 6, 30, miner=miner)
     memory(*batch(1))
     before = {name: value.clone() for name, value in memory.state_dict().items()}
@@ -265,105 +238,6 @@ def test_wrong_calls():
         memory(x, labels, miners.BatchHardMiner()(x, labels), torch.ones(4, dtype=torch.bool))
     x, labels = batch()
     assert memory(x, labels, enqueue_mask=torch.arange(12) < 8).isfinite()
-
-
-# A miner, and each embedding's own copy in the queue
-
-
-WITHOUT_REFERENCES = ("EmbeddingsAlreadyPackagedAsTriplets", "AnchorSwapMiner", "HardQuadrupletMiner")
-
-
-def registered_miners():
-    """Every miner, PML's and registered, that looks for partners among references."""
-    for component in registry.components("miner"):
-        if component.class_name not in (
-            "EmbeddingsAlreadyPackagedAsTriplets",
-            "AnchorSwapMiner",
-            "HardQuadrupletMiner",
-        ):
-            yield component.name, lambda name=component.name: registry.build(name, "miner")
-    for positives, negatives in (("easy", "semihard"), ("easy", "easy"), ("semihard", "hard"), ("all", "easy")):
-        yield f"{positives}, {negatives}", functools.partial(miners.BatchEasyHardMiner, positives, negatives)
-    yield "local, 30", lambda: registry.build("local-positive", "miner", percentile=30)
-    yield "tiled", lambda: registry.build("local-positive", "miner", tile_size=5)
-    yield "related", lambda: WithRelation(miners.MultiSimilarityMiner(), NegativesOnly())
-
-
-@pytest.mark.parametrize("build", [pytest.param(build, id=name) for name, build in registered_miners()])
-def test_a_miner_sees_no_own_copy(build):
-    """A memory as large as the batch gives the plain loss with the same miner, for every loss."""
-    for name, build_loss in with_references():
-        x, _ = batch()
-        twin = x.detach().clone().requires_grad_()
-        miner = build()
-        labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
-        if isinstance(miner, miners.DistanceWeightedMiner):
-            labels = torch.arange(12) // 2  # with one positive each, both draw the same negatives
-        plain, memory = build_loss().double(), CrossBatchMemory(build_loss().double(), 6, 12, miner=build())
-        for seed in range(2):  # the second time the queue is written over
-            torch.manual_seed(seed)
-            expected = plain(x, labels, miner(x, labels))
-            torch.manual_seed(seed)
-            found = memory(twin, labels)
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12, msg=lambda text, name=name: name + text)
-        torch.testing.assert_close(
-            *(torch.autograd.grad(value, at)[0] for value, at in ((found, twin), (expected, x))), rtol=1e-7, atol=1e-9
-        )
-
-
-def test_random_positives_are_drawn_without_own_copy():
-    """As many triplets as without references, and each other member of the class as often."""
-    x, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
-    spy, miner = Spy(), miners.DistanceWeightedMiner()
-    memory = CrossBatchMemory(spy, 6, 8, miner=miner)
-    torch.manual_seed(0)
-    drawn = torch.zeros(8, 8)
-    for _ in range(400):
-        memory(x, labels)
-        a, p, _ = spy.seen
-        assert len(a) == len(miner(x, labels)[0])
-        drawn.index_put_((a, (p - memory.curr_batch_idx[0]) % 8), torch.ones(()), accumulate=True)
-    same = labels[:, None] == labels
-    same.fill_diagonal_(False)
-    assert not drawn[~same].any()
-    expected = (drawn.sum(1, keepdim=True) / same.sum(1, keepdim=True).clamp(min=1)).expand(8, 8)
-    torch.testing.assert_close(drawn[same], expected[same], rtol=0.15, atol=0)
-
-
-class Untold(miners.MultiSimilarityMiner):
-    """A miner of somebody else, of which nothing is known."""
-
-    def mine(self, embeddings, labels, ref_emb, ref_labels):
-        return super().mine(embeddings, labels, ref_emb, ref_labels)
-
-
-def test_an_unknown_miner_is_called_by_anchor_and_speaks():
-    x, labels = batch()
-    miner = Untold()
-    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)
-    with pytest.warns(TrainingWarning, match="Untold is called once for each embedding .* pml_ext.plugin.TiledMiner"):
-        found = memory(x, labels)
-    mined = miners.MultiSimilarityMiner()(x, labels)
-    torch.testing.assert_close(found, losses.ContrastiveLoss()(x, labels, mined))
-    assert (miner.num_pos_pairs, miner.num_neg_pairs) == (len(mined[0]), len(mined[2]))
-
-
-def test_a_miner_without_references_is_refused():
-    x, labels = batch()
-    for miner, text in (
-        (miners.EmbeddingsAlreadyPackagedAsTriplets(), "takes no references, such as those of a CrossBatchMemory"),
-        (HardQuadrupletMiner(), "takes no references"),
-        (AnchorSwapMiner(), "takes no references"),
-        (DistributedMiner(miners.BatchHardMiner()), "give the miner without DistributedMiner"),
-    ):
-        with pytest.raises(ValueError, match=text):
-            CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)(x, labels)
-
-
-def test_a_queue_of_one_row_has_no_pairs():
-    x = torch.randn(1, 6, requires_grad=True)
-    for miner in (miners.BatchHardMiner(), miners.HDCMiner(), miners.UniformHistogramMiner(), HardPairMiner()):
-        assert CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)(x, torch.tensor([0])) == 0
 
 
 # A sum of losses with miners of their own, and pairs that are there already

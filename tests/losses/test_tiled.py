@@ -9,119 +9,21 @@ from pytorch_metric_learning import losses, miners, reducers
 from pytorch_metric_learning.distances import LpDistance
 
 from pml_ext import (
-    AngularLoss,
-    AngularTripletLoss,
     BatchAllTripletLoss,
     CBMLLoss,
     CrossBatchMemory,
     MetricVarianceRegularizer,
     MultipleLosses,
     NPairAngularLoss,
-    NPairLoss,
-    PDDMDistance,
     RegularizedLoss,
     TiledContrastiveLoss,
-    TiledMultiSimilarityLoss,
     TiledNTXentLoss,
     TiledSupConLoss,
     TiledTripletMarginLoss,
 )
-from pml_ext.losses import PairLoss, reduced
-from pml_ext.pairwise import rows_per_tile
 from pml_ext.testing.benchmark import peak_bytes
-from pml_ext_triplets.functional import KINDS
 
-SIZE = 5
-LOSSES = {
-    "cbml": (CBMLLoss, {}),
-    "cbml, other settings": (CBMLLoss, {"averaging": "sqrt", "delta": "ratio", "skip_unmined": True}),
-    "angular": (AngularLoss, {"alpha": 44}),
-    "angular, gathered rows": (AngularLoss, {"alpha": 70}),
-    "angular, raw": (AngularLoss, {"alpha": 44, "normalize_embeddings": False}),
-    "n-pair": (NPairLoss, {}),
-    "n-pair-angular": (NPairAngularLoss, {"alpha": 44}),
-    "angular-triplet": (AngularTripletLoss, {"alpha": 44}),
-    **{f"batch-all, {kind}": (BatchAllTripletLoss, {"kind": kind}) for kind in KINDS},
-    "batch-all, local": (BatchAllTripletLoss, {"positives": "local", "triplets": "all"}),
-    "contrastive": (TiledContrastiveLoss, {"pos_margin": 0.3}),
-    "multi-similarity": (TiledMultiSimilarityLoss, {}),
-    "nt-xent": (TiledNTXentLoss, {}),
-    "sup-con": (TiledSupConLoss, {}),
-    "triplet-margin": (TiledTripletMarginLoss, {"margin": 0.3}),
-    "triplet-margin, swap": (TiledTripletMarginLoss, {"margin": 0.3, "swap": True, "smooth_loss": True}),
-}
-
-
-def batch(count=23, seed=0, classes=6):
-    """Ragged classes in no order, one of them of a single image, and some images twice."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(0, classes, (count,), generator=generator)
-    labels[7] = 99
-    x = torch.randn(count, SIZE, generator=generator, dtype=torch.float64)
-    x[1] = x[0]
-    return x.requires_grad_(), labels
-
-
-X, LABELS = batch()
-REFERENCES = batch(17, seed=1)
-CALLS = {
-    "labels": {},
-    "pairs": {"indices_tuple": miners.MultiSimilarityMiner(0.3)(X, LABELS)},
-    "triplets": {"indices_tuple": miners.TripletMarginMiner(0.3)(X, LABELS)},
-    "references": {"ref_emb": REFERENCES[0], "ref_labels": REFERENCES[1]},
-    "references and pairs": {
-        "ref_emb": REFERENCES[0],
-        "ref_labels": REFERENCES[1],
-        "indices_tuple": miners.MultiSimilarityMiner(0.3)(X, LABELS, *REFERENCES),
-    },
-}
-
-
-def outcome(loss, call, x=X, labels=LABELS):
-    """Value, gradients to both sides, and recorded statistics."""
-    value = loss(x, labels, **call)
-    sides = [x, *([call["ref_emb"]] if "ref_emb" in call else [])]
-    return [value, *torch.autograd.grad(value, sides), *(torch.as_tensor(getattr(loss, n, 0.0)) for n in loss.recorded)]
-
-
-def agree(one, other, tolerance=1e-11):
-    for a, b in zip(one, other, strict=True):
-        torch.testing.assert_close(a.double(), b.double(), rtol=tolerance, atol=tolerance)
-
-
-class Above(reducers.BaseReducer):
-    """The mean of the values above 0.1; PML's ThresholdReducer is refused where values are sums."""
-
-    def pos_pair_reduction(self, losses, *_):
-        return losses[losses > 0.1].mean()
-
-    triplet_reduction = pos_pair_reduction
-
-
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("name", LOSSES)
-def test_tiles_give_what_the_whole_matrix_gives(name, call):
-    """Tiles that do not divide the batch, and larger ones than it; means, and weights that differ."""
-    kind, settings = LOSSES[name]
-    above = Above() if kind.sums_triplets else reducers.ThresholdReducer(low=0.1)
-    for reducer, sizes in ((None, (4, 40)), (above, (6,))):
-        dense = outcome(kind(reducer=reducer, collect_stats=True, **settings), CALLS[call])
-        assert dense[1].abs().max() > 0
-        for size in sizes:
-            tiled = kind(reducer=reducer, collect_stats=True, tile_size=size, **settings)
-            agree(outcome(tiled, CALLS[call]), dense)
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_batches_without_pairs(name):
-    kind, settings = LOSSES[name]
-    for labels in (torch.arange(4), torch.zeros(4, dtype=torch.long), torch.tensor([0, 0, 1, 2])):
-        x = torch.randn(4, SIZE, dtype=torch.float64, requires_grad=True)
-        dense, tiled = (outcome(kind(tile_size=size, **settings), {}, x, labels) for size in (None, 3))
-        agree(tiled, dense)
-        assert tiled[1].isfinite().all()
-    assert kind(tile_size=3, **settings)(X[:0], LABELS[:0]) == 0
-
+from .tiled_batches import CALLS, LABELS, LOSSES, SIZE, X, agree, batch
 
 PML = {
     "contrastive": losses.ContrastiveLoss(pos_margin=0.3),
@@ -189,43 +91,6 @@ def test_a_reducer_that_needs_the_list_is_refused(reducer):
         TiledContrastiveLoss(reducer=reducers.PerAnchorReducer(aggregation_func=lambda x, count: x.amax(1)))
 
 
-def test_a_learned_metric_draws_its_dropout_once():
-    """In tiles every pair sees the masks of the whole matrix, and generators go on alike; its parameters learn."""
-    torch.manual_seed(0)
-    distance, results = PDDMDistance(SIZE).double(), []
-    for size in (None, 6):
-        loss = CBMLLoss(distance=distance, tile_size=size)
-        torch.manual_seed(1)
-        value = loss(X, LABELS)
-        results.append([value, torch.rand(1), *torch.autograd.grad(value, [X, *distance.parameters()])])
-    agree(*results)
-
-
-def test_an_equation_of_the_whole_matrix_is_not_torn():
-    class Torn(PairLoss):
-        tiles = "rows"
-
-        def equation(self, pairs):
-            return reduced(pairs.matrix.mean())
-
-    with pytest.raises(ValueError, match="PairLoss has no tiles: .* leave out tile_size"):
-        PairLoss(tile_size=4)
-    with pytest.raises(TypeError, match="Torn gives one value for the whole batch"):
-        Torn(tile_size=4)(X, LABELS)
-
-
-def test_memory_is_linear_and_tiles_come_by_themselves():
-    assert rows_per_tile(None, 1024, 1024, torch.device("cpu")) is None
-    assert rows_per_tile(None, 32768, 32768, torch.device("cpu")) == 128
-    assert rows_per_tile(3, 8, 8, torch.device("cpu")) == 3
-    peaks = []
-    for count in (400, 800):
-        x, y = torch.randn(count, 8, requires_grad=True), torch.arange(count) // 4
-        peaks.append(peak_bytes(CBMLLoss(tile_size=12800 // count), x, y))
-    assert peaks[1] < 1.4 * peaks[0]
-    assert peaks[1] < peak_bytes(CBMLLoss(), x, y) / 10
-
-
 def wrapped(tile_size):
     two = MultipleLosses([CBMLLoss(tile_size=tile_size), TiledNTXentLoss(tile_size=tile_size)])
     return RegularizedLoss(two, MetricVarianceRegularizer())
@@ -260,26 +125,6 @@ def test_a_large_memory_lists_no_pair():
     memory.add_to_memory(torch.randn(3900, 8), torch.arange(3900) // 4)
     x, labels = torch.randn(64, 8, requires_grad=True), torch.arange(64) // 4
     assert peak_bytes(memory, x, labels) < 64 * 4000 * 8  # of one list of indices
-
-
-OF_SINGLE_VALUES = [
-    reducers.MeanReducer(),
-    reducers.AvgNonZeroReducer(),
-    reducers.ThresholdReducer(low=0.1),
-    reducers.PerAnchorReducer(),
-    reducers.ClassWeightedReducer(torch.ones(100)),
-    reducers.MultipleReducers({"loss": reducers.AvgNonZeroReducer()}),
-]
-
-
-@pytest.mark.parametrize("reducer", OF_SINGLE_VALUES, ids=lambda reducer: type(reducer).__name__)
-@pytest.mark.parametrize("kind", [BatchAllTripletLoss, AngularTripletLoss])
-def test_sums_of_triplets_are_no_single_values(kind, reducer):
-    """BatchAllTripletLoss gave 3.2 with AvgNonZeroReducer where PML's triplet loss gives 0.4."""
-    for call in ("labels", "pairs", "references"):
-        for tile_size in (None, 4):
-            with pytest.raises(ValueError, match=f"{kind.__name__} lists no triplets .*Reducer would take"):
-                kind(reducer=reducer, tile_size=tile_size)(X, LABELS, **CALLS[call])
 
 
 def test_reducers_of_triplets_have_the_meaning_of_pml():

@@ -9,23 +9,16 @@ from pml_ext import (
     CrossBatchMemory,
     DensityRegularizer,
     DistributedLoss,
-    HardPairMiner,
     MetricVarianceRegularizer,
     MultipleLosses,
-    NegativesOnly,
     RegularizedLoss,
     SelfSupervisedLoss,
-    WithRelation,
     registry,
 )
 from pml_ext.distances import GramCosineSimilarity, GramDotProductSimilarity
 from pml_ext.testing import SecondDevice
 
-
-@pytest.fixture
-def batch():
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(12, 4, generator=generator).requires_grad_(), torch.arange(12) % 4
+from .registered import registered
 
 
 def test_is_pmls_sum(batch):
@@ -49,68 +42,6 @@ def test_references_reach_losses_and_miners(batch):
     torch.testing.assert_close(found, expected)
 
 
-def test_never_sums_in_half_precision(batch):
-    x, labels = batch
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        value = MultipleLosses([losses.MultiSimilarityLoss(), CBMLLoss()])(x, labels)
-    assert value.dtype == torch.float32
-
-
-WRAPPED = [
-    CBMLLoss(),
-    MultipleLosses([CBMLLoss()]),
-    DistributedLoss(CBMLLoss()),
-    CrossBatchMemory(CBMLLoss(), 4),
-    RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()),
-]
-
-
-@pytest.mark.parametrize("loss", WRAPPED, ids=lambda loss: type(loss).__name__)
-def test_arguments_in_pmls_order(loss, batch):
-    """A loss has the tuple before the references, a miner has none; who mixes the two up is told."""
-    x, labels = batch
-    y, others = x.detach() + 0.1, labels.flip(0)
-    mined = HardPairMiner()(x, labels, y, others)
-    if not isinstance(loss, CrossBatchMemory):
-        by_name = loss(x, labels, indices_tuple=mined, ref_emb=y, ref_labels=others)
-        torch.testing.assert_close(loss(x, labels, mined, y, others), by_name)
-    text = r"indices_tuple, the third argument .* \(12, 4\).* type ref_emb=..., ref_labels="
-    with pytest.raises(TypeError, match=text):
-        loss(x, labels, y, others)
-
-
-# Every registered loss
-
-
-def registered():
-    """``{name: loss}`` of ours, for embeddings of size 4 and 6 classes."""
-    context = {"embedding_size": 4, "num_classes": 6}
-    found = [c for c in registry.components("loss") if not c.name.startswith("pml/") and c.cls is not RegularizedLoss]
-    return {c.name: registry.build(c.qualified_name, "loss", context) for c in found}
-
-
-def short_rows(seed):
-    """16 rows of float16 whose lengths are between 1e-8 and 1, and labels."""
-    generator = torch.Generator().manual_seed(seed)
-    rows = torch.nn.functional.normalize(torch.randn(16, 4, generator=generator))
-    rows = rows * 10 ** (-8 * torch.rand(16, 1, generator=generator))
-    return rows.half().requires_grad_(), torch.randint(0, 6, (16,), generator=generator)
-
-
-@pytest.mark.filterwarnings("ignore:a class of the batch has")
-@pytest.mark.parametrize("inside_memory", [False, True])
-@pytest.mark.parametrize("name", list(registered()))
-def test_short_rows_of_float16_have_finite_gradients(name, inside_memory):
-    loss = registered()[name]
-    if inside_memory and "references" not in registry.capabilities(loss):
-        pytest.skip("takes no references")
-    loss = CrossBatchMemory(loss, 4, 32) if inside_memory else loss
-    for seed in range(20):
-        x, labels = short_rows(seed)
-        (gradient,) = torch.autograd.grad(loss(x, labels), x)
-        assert gradient.isfinite().all()
-
-
 # PML's losses by our distances
 
 
@@ -119,51 +50,6 @@ def test_pmls_dot_product_normalizes_and_ours_does_not(batch):
     raw = losses.NPairsLoss(distance=distances.DotProductSimilarity(normalize_embeddings=False))(*batch)
     torch.testing.assert_close(losses.NPairsLoss(distance=GramDotProductSimilarity())(*batch), raw)
     torch.testing.assert_close(losses.NPairsLoss(distance=GramCosineSimilarity())(*batch), losses.NPairsLoss()(*batch))
-
-
-@pytest.mark.parametrize("name", sorted(set(registered()) - {"clustering", "softmax"}))
-def test_a_tuple_without_labels(name, batch):
-    """Our angular and N-pair losses take one, where PML's need labels all the same."""
-    (x, labels), loss = batch, registered()[name].eval()
-    mined = miners.BatchHardMiner()(x, labels)
-    torch.testing.assert_close(loss(x, indices_tuple=mined), loss(x, labels, mined))
-
-
-LISTED = {
-    "arrays": lambda mined: tuple(index.numpy() for index in mined),
-    "int32": lambda mined: [index.numpy().astype("int32") for index in mined],
-    "lists": lambda mined: tuple(index.tolist() for index in mined),
-}
-
-
-def listing():
-    """Losses and wrappers that take an ``indices_tuple``."""
-    found = {name: loss for name, loss in registered().items() if "indices_tuple" in registry.capabilities(loss)}
-    found["relation"] = CBMLLoss(relation=NegativesOnly())
-    found["relation around PML"] = WithRelation(losses.ContrastiveLoss(), NegativesOnly())
-    parts = {"of two": MultipleLosses([losses.NTXentLoss(), CBMLLoss()]), "distributed": DistributedLoss(CBMLLoss())}
-    parts["regularized"] = RegularizedLoss(losses.NTXentLoss(), MetricVarianceRegularizer())
-    parts["memory"] = CrossBatchMemory(losses.NTXentLoss(), 4, 12)
-    return found | parts
-
-
-@pytest.mark.parametrize("form", LISTED)
-@pytest.mark.parametrize("name", listing())
-def test_a_tuple_of_arrays_or_lists(name, form, batch):
-    x, labels = batch
-    loss = listing()[name].eval()
-    if isinstance(loss, CrossBatchMemory):
-        loss.train()
-    for miner in (miners.BatchHardMiner(), HardPairMiner()):
-        mined = miner(x, labels)
-        torch.testing.assert_close(loss(x, labels, LISTED[form](mined)), loss(x, labels, mined))
-
-
-def test_a_tuple_of_something_else(batch):
-    x, labels = batch
-    for loss in (CBMLLoss(), CrossBatchMemory(losses.NTXentLoss(), 4, 12), MultipleLosses([losses.NTXentLoss()])):
-        with pytest.raises(TypeError, match="must hold tensors, arrays or lists of integers; got 'a' .str., "):
-            loss(x, labels, ("a", [1], [2]))
 
 
 # Two views of each image

@@ -8,7 +8,6 @@ from torch import nn
 from pml_ext import registry
 from pml_ext.errors import ConfigError
 from pml_ext.networks import trunks as models
-from pml_ext.networks.network import Network, Normalization, Preprocessing
 from pml_ext.networks.pretrained import load_weights, pretrained_images
 from pml_ext.networks.trunks import BNInception
 
@@ -131,19 +130,3 @@ def test_bn_inception_takes_known_weights_from_a_file(tmp_path, monkeypatch):
     wanted = pretrained_images("bn-inception", {"weights": "mine.pth"})
     assert [round(255 * each) for each in wanted.mean] == [128, 117, 104]  # of red, green and blue
     assert wanted.std == (1 / 255,) * 3
-
-
-def test_a_network_is_its_parts_and_its_preprocessing():
-    values = Normalization(mean=[0.5, 0.4, 0.3], std=[0.2, 0.2, 0.1])
-    preprocessing = Preprocessing(image_size=8, channels=3, crop=True, normalize=values)
-    trunk = models.convnet(3, 8, blocks=2, width=5)
-    network = Network(preprocessing, trunk, embedding_size=6, hidden_sizes=[7]).eval()
-    image = torch.randint(256, (3, 8, 8), dtype=torch.uint8)
-    _, plain = network.preprocessing.transforms()
-    seen = plain(image)
-    torch.testing.assert_close(
-        seen, (image / 255 - torch.tensor(values.mean)[:, None, None]) / torch.tensor(values.std)[:, None, None]
-    )
-    assert network.features == 20
-    assert torch.equal(network(seen[None]), network.embedder(trunk(seen[None])))
-    assert Preprocessing.model_validate_json(preprocessing.model_dump_json()) == preprocessing

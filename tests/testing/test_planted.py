@@ -1,24 +1,14 @@
 """Planted bugs are found, and correct components, those that declare their state among them, pass."""
 
-import re
-
 import pytest
 from pytorch_metric_learning import losses, regularizers
 
 import pml_ext
 from pml_ext import registry
 from pml_ext.testing import check_component, checks_of
-from tests.testing.planted import PLANTED, REFERENCE, correct, failing, loop
+from tests.testing.planted import PLANTED, correct, failing, loop
 
 SHARE_OF_FAST_CHECKS = 0.8  # of the bugs of each kind, that the fast checks find
-
-
-@pytest.mark.parametrize("bug", PLANTED.values(), ids=PLANTED)
-def test_a_bug_is_found_and_named(bug):
-    given = {"reference": loop} if bug.check == REFERENCE else {}
-    found = failing(bug.cls, checks=[bug.check], **given).get(bug.check, "")
-    assert len(found) > 25
-    assert re.search(bug.text, found), found
 
 
 def test_the_fast_kit_finds_enough():

@@ -1,10 +1,20 @@
-"""The cache of the tests of this folder."""
+"""The cache of the tests of this folder, and a finished run."""
 
 import pytest
 
 from ..plugins.search.conftest import folder  # noqa: F401 (a fixture)
+from .whole_runs import quick
 
 
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a short run on digits with its report, which tests leave as it is, and its metrics."""
+    out = tmp_path_factory.mktemp("run") / "digits"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        return out, quick(out)

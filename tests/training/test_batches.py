@@ -2,10 +2,7 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +17,6 @@ from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
 from pml_ext.training.batches import BatchReader, WorkerDataset, data_loader, draw, embed_batches, epoch_batches
 from pml_ext.training.stages import build_stages
-from pml_ext.training.workers import worker_context
 
 from .worker_images import Deadly, Noisy, Open
 
@@ -57,7 +53,7 @@ def test_draws_from_samplers_of_indices_and_of_batches():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_augmentation_depends_neither_on_workers_nor_on_the_generator(workers):
+def test_augmentation_depends_on_the_place_in_the_epoch_alone(workers):
     batches = epoch_batches([[5, 5, 7], [1, 2, 3]], 3, 1)
     torch.manual_seed(workers)
     before = torch.get_rng_state()
@@ -94,7 +90,7 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
     assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
 
 
-def test_a_split_is_embedded_in_order_and_leaves_modes_and_random_numbers_alone():
+def test_a_split_is_embedded_in_order_without_side_effects():
     pixels = torch.randint(256, (23, 1, 6, 6), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     images = LabeledImages(pixels, torch.arange(23) % 5, list("abcde"), lambda image: image.float() / 255, channels=1)
     trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
@@ -113,7 +109,7 @@ def test_a_split_is_embedded_in_order_and_leaves_modes_and_random_numbers_alone(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_was_broken_off_leaves_nothing_for_the_next(workers):
+def test_an_epoch_broken_off_leaves_nothing_for_the_next(workers):
     reader = BatchReader(Noisy(), workers, CPU)
     broken = reader.read(epoch_batches([[1, 2], [3, 4], [5, 6]], 0, 1))
     next(broken)
@@ -157,7 +153,7 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
         list(embed_batches(nn.Flatten(), nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
 
 
-def test_a_batch_cut_short_by_the_death_of_its_worker_is_no_bare_eof_error():
+def test_a_batch_cut_short_by_a_dead_worker_is_named():
     reader = BatchReader(Noisy(), 1, CPU)
     next(reader.read(epoch_batches([[0], [1]], 0, 1)))
     killed = threading.Timer(0.2, os.kill, (int(reader.images.reading[0, 0]), signal.SIGKILL))
@@ -165,49 +161,6 @@ def test_a_batch_cut_short_by_the_death_of_its_worker_is_no_bare_eof_error():
     with pytest.raises(DataError, match="a data-loader worker died while it read image"), reader.naming_images():
         raise EOFError
     reader.close()
-
-
-def test_a_worker_outlives_what_a_scheduler_sends_to_every_process():
-    reader = BatchReader(Noisy(), 1, CPU)
-    batches = reader.read(epoch_batches([[number] for number in range(12)], 0, 1))
-    next(batches)
-    worker = int(reader.images.reading[0, 0])
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        os.kill(worker, number)
-    assert len(list(batches)) == 11
-    reader.close()
-
-
-def test_workers_come_from_a_fork_server_of_one_thread():
-    """Or by spawn where there is none; a fork of this process would copy the locks of its threads."""
-    reader = BatchReader(Noisy(), 2, CPU)
-    assert len(list(reader.read(epoch_batches([[0], [1], [2]], 0, 1)))) == 3  # both workers have started
-    assert worker_context().get_start_method() == ("forkserver" if sys.platform == "linux" else "spawn")
-    workers = reader.images.reading[:, 0].tolist()
-    if sys.platform == "linux":
-        (server,) = {Path(f"/proc/{worker}/stat").read_text().split()[3] for worker in workers}
-        assert int(server) != os.getpid()
-        assert "Threads:\t1\n" in Path(f"/proc/{server}/status").read_text()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # a scheduler sends them to every process
-            os.kill(int(server), number)
-    assert len(list(reader.read(epoch_batches([[0], [1], [2]], 0, 2)))) == 3
-    reader.close()
-
-
-FORKED = """
-import os
-from pml_ext.training.workers import worker_context
-
-worker_context()
-child = os.fork()
-if child == 0:
-    os._exit(0 if worker_context().get_start_method() == "spawn" else 1)
-raise SystemExit(os.waitpid(child, 0)[1])
-"""
-
-
-def test_a_fork_of_the_process_spawns_its_workers():
-    assert subprocess.run([sys.executable, "-c", FORKED], timeout=100).returncode == 0
 
 
 def test_images_that_cannot_be_pickled_are_refused():
@@ -247,58 +200,3 @@ def test_many_images_in_memory_are_passed_to_workers(tmp_path):
     flat = nn.Flatten(), nn.Identity()
     batches = [batch for batch, *_ in embed_batches(*flat, kept.with_transform(steps), CPU, 100, workers=2)]
     assert torch.equal((torch.cat(batches)[:, 0, 0, 0] * 255).round().long(), torch.arange(600).remainder(256))
-
-
-SCRIPT = """
-import gc, os, signal, sys
-from torch import device, zeros
-from torch.utils.data import Dataset
-from pml_ext.training.batches import BatchReader, epoch_batches
-
-class Images(Dataset):
-    def __len__(self):
-        return 4
-    def __getitem__(self, index):
-        return zeros(1), index
-
-def work():
-    reader = BatchReader(Images(), 2, device("cpu"))
-    batches = reader.read(epoch_batches([[0], [1], [2], [3]], 0, 1))
-    with reader.naming_images():
-        left = [batches, next(batches)]
-    left.append(left)
-    return reader
-"""
-LEFT = """
-if __name__ == "__main__":
-    gc.disable()
-    work()
-    print("read")
-"""
-KILLED = """
-if __name__ == "__main__":
-    reader = work()
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def run_script(path, text):
-    path.write_text(SCRIPT + text)
-    return subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=250)
-
-
-def test_a_process_ends_though_nobody_ended_its_workers(tmp_path):
-    done = run_script(tmp_path / "left.py", LEFT)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "read\n", "")
-
-
-def test_workers_end_when_their_run_is_killed(tmp_path):
-    done = run_script(tmp_path / "killed.py", KILLED)  # returns when workers and server have closed its pipes, too
-    assert done.returncode == -signal.SIGKILL
-
-
-def test_a_script_without_a_main_block_is_told_so(tmp_path):
-    done = run_script(tmp_path / "unguarded.py", "work()\n")
-    assert done.returncode == 1
-    assert "a data-loader worker died before it read an image" in done.stderr
-    assert 'if __name__ == "__main__"' in done.stderr.splitlines()[-1]

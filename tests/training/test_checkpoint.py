@@ -71,7 +71,7 @@ def test_no_code_of_a_checkpoints_author_is_run(folder, name):
     assert not written.exists()
 
 
-def test_a_state_of_other_versions_says_what_does_not_fit_and_which_version(tmp_path):
+def test_a_state_of_other_versions_says_what_does_not_fit(tmp_path):
     written = {"versions": checkpoint.versions() | {"torch": "1.13.0"}}
     with pytest.raises(DataError) as caught, checkpoint.errors_with_path(tmp_path / "last.pt", written):
         torch.nn.Linear(2, 3).load_state_dict(torch.nn.Linear(3, 3).state_dict())
@@ -114,7 +114,7 @@ class OfItsOwn:
         self.order, self.seen, self.pair, self.all = [seed, 2.5, "x", None], {seed}, (seed, True), range(seed)
 
 
-def test_attributes_are_kept_and_one_that_no_checkpoint_can_hold_is_named_once(folder, recwarn):
+def test_an_attribute_that_cannot_be_kept_is_named_once(folder, recwarn):
     one, other = OfItsOwn(1), OfItsOwn(2)
     text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
     with pytest.warns(PluginWarning, match=text):

@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -155,28 +154,6 @@ def test_an_export_that_was_killed_is_written_again(runs, tmp_path, monkeypatch)
         assert len(list((tmp_path / str(number)).iterdir())) == 4
 
 
-def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, runs, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
-
-    def write(path, network, images):
-        assert images.shape == (100, 1, 8, 8)
-        path.write_text("a graph")
-        return 2e-7
-
-    monkeypatch.setattr(export, "write_onnx", write)
-    done = pml_ext_command("export", runs[0], "-o", tmp_path / "out", "--onnx")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "model.onnx: embeddings differ from the network's by 2.0e-07 at most" in done.stdout
-    done = pml_ext_command("export", runs[0], "-o", tmp_path / "out", "--json")
-    assert [file["file"] for file in json.loads(done.stdout)["files"]] == ["model.safetensors"]
-    assert not (tmp_path / "out" / "model.onnx").exists()  # of the earlier export
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    done = pml_ext_command("export", runs[0], "-o", tmp_path / "other", "--onnx")
-    assert done.returncode == 2
-    assert 'pip install "pml-ext[onnx]"' in done.stderr
-    assert not (tmp_path / "other").exists()
-
-
 @pytest.mark.parametrize(
     ("weights", "license", "text"),
     [
@@ -184,7 +161,7 @@ def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, r
         (None, "license: unknown", "Trained from random weights"),
     ],
 )
-def test_the_card_names_data_and_weights_and_no_place_of_the_disk(runs, tmp_path, weights, license, text):
+def test_the_card_names_data_and_weights_but_no_folder(runs, tmp_path, weights, license, text):
     run = load_run(runs[0], "cpu")
     model = run.recipe.model
     trunk = type(model.trunk)(name="torchvision/resnet18", **({} if weights is None else {"weights": weights}))

@@ -1,9 +1,7 @@
 """Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
 
-import contextlib
 import json
 import shutil
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +12,10 @@ from torch import nn
 
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext.networks.trunks import convnet, embedder, fit_whitened_pca, freeze
+from pml_ext.networks.trunks import embedder, fit_whitened_pca
 from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
-from pml_ext.training.stages import extend_schedule
 from pml_ext_search import embedding, reading
 from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run
@@ -34,7 +31,7 @@ def finished(folder, *overrides, seed=0):
 
 
 @pytest.mark.usefixtures("without_report")
-def test_a_head_on_cached_features_equals_the_same_run_with_the_frozen_trunk_in_the_loop(tmp_path):
+def test_a_head_on_cached_features_equals_a_frozen_trunk(tmp_path):
     """100 iterations; with dropout and a batch norm in the head, whose random numbers and statistics are alike."""
     head = ["data.augment.shift=0", "model.embedder=mlp", "model.hidden_sizes=[16]", "model.norm=batch"]
     looped, metrics = finished(tmp_path / "loop", *head, "model.dropout=0.2", 'model.freeze=["*"]')
@@ -59,7 +56,7 @@ def test_views_are_reproducible_shared_by_seeds_and_not_alike(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "size"), [("none", 32), ("pca", 8)])
-def test_without_anything_to_train_the_frozen_trunk_is_tested_as_it_is(tmp_path, name, size):
+def test_without_anything_to_train_the_trunk_is_tested(tmp_path, name, size):
     overrides = ["model.freeze=trunk", f"model.embedder={name}", f"model.embedding_size={size}"]
     state, metrics = finished(tmp_path / "run", *overrides)
     assert metrics["after"] == pytest.approx(metrics["pca" if name == "pca" else "frozen"])
@@ -71,41 +68,7 @@ def test_without_anything_to_train_the_frozen_trunk_is_tested_as_it_is(tmp_path,
     assert load_run(tmp_path / "run").embed(images).shape == (3, size)
 
 
-@pytest.mark.usefixtures("without_report")
-def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
-    """The first layers stay as they were; all others do in the first stage alone; then a tenth of the rate."""
-    stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
-    run = ["schedule.name=constant", "schedule.milestones=[]", "optimizer.name=sgd", "optimizer.lr=0.01"]
-    state, _ = finished(tmp_path / "run", stage, 'model.freeze=["0", "1"]', *run)
-    assert torch.equal(state["trunk"]["1.running_mean"], torch.zeros(8))  # in evaluation mode
-    assert not torch.equal(state["trunk"]["5.running_mean"], torch.zeros(8))
-    assert torch.equal(state["trunk"]["1.weight"], torch.ones(8))
-    assert not torch.equal(state["trunk"]["5.weight"], torch.ones(8))
-    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
-    assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
-    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records" / "logs.db")) as records:
-        rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
-    assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
-    with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
-        freeze(convnet(3, 16), ["layer1"])
-
-
-def test_a_longer_cosine_keeps_the_factor_of_its_stage():
-    parameter, rates = nn.Parameter(torch.zeros(())), []
-    for epochs in (4, 8):
-        optimizer = torch.optim.SGD([parameter], lr=1.0)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-        optimizer.param_groups[0]["lr"] *= 0.1
-        for _ in range(3):
-            optimizer.step()
-            schedule.step()
-        if epochs == 4:
-            extend_schedule(schedule, 8, 0.1)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates[0] == pytest.approx(rates[1])
-
-
-def test_whitened_components_have_no_correlation_and_unit_variance():
+def test_whitened_components_are_uncorrelated():
     features = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
     layer = nn.Linear(12, 5)
     fit_whitened_pca(features, layer)
@@ -148,7 +111,7 @@ def photographs(folder):
     return LabeledImages(sorted(folder.glob("*.png")), np.zeros(10), ["one"])
 
 
-def test_a_feature_is_computed_once_for_each_file_trunk_steps_and_view(tmp_path):
+def test_a_feature_is_computed_once_for_each_image_and_view(tmp_path):
     images, trunk = photographs(tmp_path / "photos"), Counted()
     wanted = torch.stack([images.image(index).float().mean((1, 2)) for index in range(10)])
     for _ in range(2):

@@ -27,7 +27,7 @@ with locked(pathlib.Path(sys.argv[1])):
 """
 
 
-def test_a_living_holder_keeps_others_out_and_a_killed_one_nobody(tmp_path):
+def test_a_living_holder_keeps_others_out(tmp_path):
     command = [sys.executable, "-c", HOLDS, str(tmp_path)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert holder.stdout.readline() == b"held\n"

@@ -161,7 +161,7 @@ def everything(folder):
     return tables(folder), {path.name: csv_rows(path) for path in (folder / "records").glob("*.csv")}, scalars(folder)
 
 
-def test_a_run_that_goes_on_has_each_row_once_and_csv_files_from_the_database(tmp_path):
+def test_a_run_that_goes_on_has_each_row_once(tmp_path):
     record(tmp_path / "whole", 1, 8)
     record(tmp_path / "killed", 1, 6)
     folder = tmp_path / "killed" / "records"
@@ -228,7 +228,7 @@ def test_records_are_never_in_the_way(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_series_of_stages_are_joined_and_those_of_parts_are_kept_apart(tmp_path):
+def test_series_of_stages_are_joined_and_of_parts_are_not(tmp_path):
     records = Records(tmp_path, 0, 0)
     for iteration in (1, 2):
         records.add(iteration, {"loss_histories": {"total_loss": 1.0}, "metric_loss_A": {"positive_loss": 1.0}})

@@ -119,7 +119,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_signal_ends_a_run_in_every_phase_by_its_own_exit_code(tmp_path, monkeypatch, pml_ext_command, phase):
+def test_a_signal_ends_a_run_in_every_phase(tmp_path, monkeypatch, pml_ext_command, phase):
     out = tmp_path / "out"
     line = ["train", "cbml/digits", "--out", str(out), "--device", "cpu", *(f"--set={each}" for each in TINY)]
     if phase == "reading last.pt":

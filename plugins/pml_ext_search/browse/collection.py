@@ -29,7 +29,8 @@ from ..stores import SearchFilter, Store
 from ..trained import TrainedRun, load_run
 
 MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
-MIN_QUERIES, MAX_PAIRS = 1000, 2_000_000_000  # limits of the leave-one-out search in a large collection
+MIN_QUERIES = 1000  # of the leave-one-out search in a large collection
+MAX_PAIRS = 2_000_000_000  # that this search compares
 _READING = threading.BoundedSemaphore(4)  # images decoded concurrently
 
 
@@ -57,9 +58,14 @@ class Collection:
     """Embedded images of a run; thumbnails are read only from files inside the folder."""
 
     def __init__(self, name: str, run: TrainedRun, embedded: Embedded, store: Store | None = None) -> None:
-        self.name, self.run, self.embedded, self.store = name, run, embedded, store
-        self.paths, self.classes = embedded.paths, embedded.classes
-        self.folder, self.embeddings = embedded.folder, embedded.embeddings.cpu()
+        self.name = name
+        self.run = run
+        self.embedded = embedded
+        self.store = store
+        self.paths = embedded.paths
+        self.classes = embedded.classes
+        self.folder = embedded.folder
+        self.embeddings = embedded.embeddings.cpu()
         self.class_names = sorted(set(self.classes) - {""})
         self.numbers = {path: number for number, path in enumerate(self.paths)}
         self.clusters: Callable[[int | str], Grouping] = functools.lru_cache(2)(functools.partial(group, embedded))
@@ -77,8 +83,11 @@ class Collection:
         def comparable(name: str) -> str:  # ``Greek/character01`` matches the folder ``greek_character01``
             return re.sub(r"[\W_]+", " ", name.casefold())
 
-        names = set(map(comparable, read_json(self.run.folder / "network.json").get("class_names", ())))
-        return {name: comparable(name) in names if names else None for name in self.class_names}
+        recorded = read_json(self.run.folder / "network.json").get("class_names", ())
+        trained_on = {comparable(name) for name in recorded}
+        if not trained_on:
+            return dict.fromkeys(self.class_names, None)
+        return {name: comparable(name) in trained_on for name in self.class_names}
 
     def shown(self, unseen: bool) -> Tensor:
         """Return the numbers of all images; with ``unseen``, only of classes that the run was not trained on."""
@@ -87,7 +96,10 @@ class Collection:
 
     def nearest(self, image: int | str, k: int) -> list[Neighbor]:
         """Return the nearest other images of an indexed image, given by number or path; its file may be missing."""
-        number = self.numbers.get(image) if isinstance(image, str) else image
+        if isinstance(image, str):
+            number = self.numbers.get(image)
+        else:
+            number = image
         if number is None:  # indexed by another run only
             return self.nearest_to_file(self.folder / str(image), k)
         return self._nearest(self.embeddings[number], number, k)
@@ -101,13 +113,15 @@ class Collection:
     def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
         if self.store is not None:
             (found,) = self.store.search(point.numpy()[None], k + 1, SearchFilter())
-            numbers = [self.numbers.get(each.path) for each in found]
+            numbers = [self.numbers[each.path] for each in found if each.path in self.numbers]
         else:
             similarity = self.embeddings @ point  # cosine similarity, since vectors have length 1
             numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
-        others = torch.tensor([number for number in numbers if number not in (None, own)][:k], dtype=torch.int64)
+        without_query = [number for number in numbers if number != own]
+        others = torch.tensor(without_query[:k], dtype=torch.int64)
         distances = (self.embeddings[others] - point).norm(dim=1)  # exactly 0 for duplicates
-        order, query = distances.argsort(stable=True), self.classes[own] if own is not None else ""
+        order = distances.argsort(stable=True)
+        query = self.classes[own] if own is not None else ""
         neighbors = list[Neighbor]()
         for number, distance in zip(others[order].tolist(), distances[order].tolist(), strict=True):
             name = self.classes[number]
@@ -119,14 +133,19 @@ class Collection:
         """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
         shown = self.shown(unseen)
         chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
-        some = len(chosen) < len(shown)
-        note = f"{len(chosen):,} of {len(shown):,} images" if some else "All images"
-        note += " of unseen classes" * unseen + ", drawn at random" * some
+        classes = " of unseen classes" if unseen else ""
+        if len(chosen) < len(shown):
+            note = f"{len(chosen):,} of {len(shown):,} images{classes}, drawn at random"
+        else:
+            note = f"All images{classes}"
         flat = flattened(self.embeddings[chosen].numpy(), method)
         extent = float(np.ptp(flat, axis=0).max())
         flat = (flat - flat.min(axis=0)) / max(extent, 1e-12)
         flat += (1 - flat.max(axis=0)) / 2  # center the shorter side
-        note += {"tsne": "; t-SNE", "pca": "; principal components"}[method] if extent else "; they lie on one point"
+        if extent:
+            note += {"tsne": "; t-SNE", "pca": "; principal components"}[method]
+        else:
+            note += "; they lie on one point"
         return chosen.numpy(), flat.astype(np.float32), note
 
     def _leave_one_out(self) -> tuple[list[Pair], str]:
@@ -135,9 +154,16 @@ class Collection:
             raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
-        apart, others = without(chosen, *nearest_of(self.embeddings[chosen], 2, self.embeddings))
-        note = f"all {len(self):,} images" if len(chosen) == len(self) else f"{len(chosen):,} of {len(self):,} images"
-        note += " that have a class" * (len(known) < len(self)) + ", drawn at random" * (len(chosen) < len(known))
+        distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings)
+        apart, others = without(chosen, distances, neighbors)
+        if len(chosen) == len(self):
+            note = f"all {len(self):,} images"
+        else:
+            note = f"{len(chosen):,} of {len(self):,} images"
+        if len(known) < len(self):
+            note += " that have a class"
+        if len(chosen) < len(known):
+            note += ", drawn at random"
         pairs = list[Pair]()
         for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), apart.tolist(), strict=True):
             name = self.classes[query]
@@ -148,8 +174,12 @@ class Collection:
         """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
         names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
         pairs, _ = self.leave_one_out()
-        groups = [(name, [pair.right for pair in pairs if pair.trained is key]) for key, name in names.items()]
-        return [(name, sum(right), len(right)) for name, right in groups if right]
+        rows = []
+        for trained, name in names.items():
+            right = [pair.right for pair in pairs if pair.trained is trained]
+            if right:
+                rows.append((name, sum(right), len(right)))
+        return rows
 
     def confusions(self) -> list[tuple[str, str, int]]:
         """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
@@ -168,11 +198,14 @@ class Collection:
             file = Path(os.path.realpath(self.folder / path, strict=True))
         except (OSError, ValueError):  # missing, a loop of links, or an invalid name
             return None
-        return file if file.is_relative_to(self.folder.resolve()) else None
+        if file.is_relative_to(self.folder.resolve()):
+            return file
+        return None
 
     def _jpeg(self, number: int, longest: int) -> bytes:
         """Return a thumbnail of an indexed image as JPEG, or a placeholder if it cannot be read."""
-        file, image = self._inside(self.paths[number]), placeholder(longest)
+        file = self._inside(self.paths[number])
+        image = placeholder(longest)
         if file is not None:
             with contextlib.suppress(DataError), _READING:  # a damaged file: keep the placeholder
                 image = thumbnail(file, longest=longest)
@@ -181,7 +214,8 @@ class Collection:
 
 def jpeg(image: Image.Image, longest: int) -> bytes:
     """Return an image as JPEG; a tiny drawing is enlarged without interpolation."""
-    factor, buffer = max(1, longest // max(image.size)), io.BytesIO()
+    factor = max(1, longest // max(image.size))
+    buffer = io.BytesIO()
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
     image.convert("RGB").save(buffer, "JPEG", quality=85)
     return buffer.getvalue()
@@ -202,10 +236,17 @@ def open_collections(
     collections: list[Collection] = []
     for place in map(Path, runs):
         run = load_run(place, device)
-        if folder is not None:
+        if folder is None:
+            embedded = run.gallery().embedded
+        else:
             tell(f"{folder}: embedding the images that {run.collection.place} does not have")
-        embedded, place = run.gallery().embedded if folder is None else run.embed_folder(folder), place.resolve()
+            embedded = run.embed_folder(folder)
+        place = place.resolve()
         clashes = place.name in [other.name for other in collections]
-        title = f"{place.parent.name}/{place.name}" if clashes else place.name
-        collections.append(Collection(title, run, embedded, None if store is None else run.open_store(store)))
+        if clashes:
+            title = f"{place.parent.name}/{place.name}"
+        else:
+            title = place.name
+        opened_store = None if store is None else run.open_store(store)
+        collections.append(Collection(title, run, embedded, opened_store))
     return collections

@@ -16,12 +16,15 @@ from PIL import Image
 
 from pml_ext.tool import COLORS, FORMATS, SHAPES, ConfigError, DataError, PmlExtError, drawable, mark
 
-from ..clusters import SHEET, Cluster, Grouping
+from ..clusters import NOISE, SHEET, Cluster, Grouping
 from ..pictures import thumbnail
 from .collection import Collection, Pair, jpeg
 
-MAX_PIXELS, UPLOADS = 50_000_000, 8  # maximum pixels of an upload; maximum number of stored uploads
-SHOWN, PAIRS, CARDS = 48, 60, 300  # photographs to click, pairs per page, clusters
+MAX_PIXELS = 50_000_000  # of an upload
+UPLOADS = 8  # maximum number of stored uploads
+SHOWN = 48  # photographs to click
+PAIRS = 60  # per page
+CARDS = 300  # maximum number of clusters
 GRAY = "#a0aec0", 0  # color and shape of images in no cluster
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent),
@@ -36,10 +39,18 @@ class Page:
     """Page of collections; uploaded photographs are stored in a folder."""
 
     def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
-        self.collections, self.uploads = collections, uploads
-        self.kinds = ["wrong", "right", "disputed"] if len(collections) == 2 else ["wrong", "right"]
-        self.colors = ["class", "cluster"] if collections[0].class_names else ["cluster"]
-        self.clusters = str(max(1, min(len(collections[0].class_names) or 20, 100, len(collections[0]))))
+        self.collections = collections
+        self.uploads = uploads
+        if len(collections) == 2:
+            self.kinds = ["wrong", "right", "disputed"]
+        else:
+            self.kinds = ["wrong", "right"]
+        if collections[0].class_names:
+            self.colors = ["class", "cluster"]
+        else:
+            self.colors = ["cluster"]
+        number_of_clusters = min(len(collections[0].class_names) or 20, 100, len(collections[0]))
+        self.clusters = str(max(1, number_of_clusters))
         self.same_images = len({tuple(collection.paths) for collection in collections}) == 1
         self._uploads: dict[str, tuple[Path, str, str]] = {}  # by token, oldest first
 
@@ -47,19 +58,24 @@ class Page:
         """Return a tab as HTML, or an error page for invalid options, and the HTTP status."""
         try:
             run = _number(options, "run", 0, 0, len(self.collections) - 1)
-            last, clusters = len(self.collections[run]) - 1, options.get("clusters", "").strip()
+            last = len(self.collections[run]) - 1
+            clusters = options.get("clusters", "").strip()
+            image = None
+            if "image" in options:
+                image = _number(options, "image", 0, 0, last)
+            some_unseen = False in self.collections[run].trained.values()
             values = {
                 "run": run,
                 "k": _number(options, "k", 12, 1, 50),
                 "start": _number(options, "start", 1, 1, 10**9),
-                "image": _number(options, "image", 0, 0, last) if "image" in options else None,
+                "image": image,
                 "upload": options.get("upload", ""),
                 "method": _choice(options, "method", ["tsne", "pca"]),
                 "color": _choice(options, "color", self.colors),
                 "kind": _choice(options, "kind", self.kinds),
                 "clusters": int(clusters) if re.fullmatch(r"-?\d{1,9}", clusters) else clusters,
                 "open": options.get("open", ""),
-                "unseen": options.get("unseen") == "1" and False in self.collections[run].trained.values(),
+                "unseen": options.get("unseen") == "1" and some_unseen,
             }
             return self._render(tab, values), 200
         except PmlExtError as error:
@@ -95,8 +111,9 @@ class Page:
                 raise
             raise DataError(str(error).replace(str(path), name)) from None
         self._uploads[token] = path, name, f"data:image/jpeg;base64,{picture}"
-        for old in [*self._uploads][:-UPLOADS]:
-            self._uploads.pop(old)[0].unlink()
+        for old in list(self._uploads)[:-UPLOADS]:
+            old_file, _, _ = self._uploads.pop(old)
+            old_file.unlink()
         return token
 
     def uploaded(self, token: str) -> tuple[Path, str, str]:
@@ -125,25 +142,38 @@ class Page:
     def shown_clusters(self, run: int, grouping: Grouping, unseen: bool) -> list[Cluster]:
         """Return the clusters with a majority of shown images: all, or with ``unseen`` those of untrained classes."""
         numbers = set(self.collections[run].shown(unseen).tolist())
-        return [each for each in grouping.clusters if 2 * len(numbers.intersection(each.members)) > len(each.members)]
+        clusters = []
+        for cluster in grouping.clusters:
+            shown = numbers.intersection(cluster.members)
+            if 2 * len(shown) > len(cluster.members):
+                clusters.append(cluster)
+        return clusters
 
     def map(self, run: int, method: str, color: str, clusters: int | str, unseen: bool) -> dict[str, Any]:
         """Return the points of the map, the groups that color them and a note, in the format of the map's script."""
-        collection, gray = self.collections[run], ""
+        collection = self.collections[run]
+        gray = ""
         names = list(collection.classes)
         if color == "cluster":
-            grouping, gray = collection.clusters(clusters), "in no cluster"
-            titles = {each.number: each.title if each.number >= 0 else gray for each in grouping.clusters}
+            grouping = collection.clusters(clusters)
+            gray = "in no cluster"
+            titles = {cluster.number: cluster.title for cluster in grouping.clusters}
+            titles[NOISE] = gray
             names = [titles[cluster] for cluster in grouping.numbers.tolist()]
-        numbers, places, note = collection.projection(method, unseen)
-        ranked = [name for name, _ in Counter(names[number] for number in numbers.tolist()).most_common()]
-        ranks = {name: rank for rank, name in enumerate(ranked)}
-        marks = [GRAY if name == gray else mark(rank) for rank, name in enumerate(ranked)]
-        groups = [(drawable(name) or "no class", *each) for name, each in zip(ranked, marks, strict=True)]
-        points = [
-            [round(x, 4), round(y, 4), number, ranks[names[number]], drawable(collection.paths[number])]
-            for number, (x, y) in zip(numbers.tolist(), places.tolist(), strict=True)
-        ]
+        numbers, positions, note = collection.projection(method, unseen)
+
+        counts = Counter(names[number] for number in numbers.tolist())
+        ranks: dict[str, int] = {}
+        groups = []
+        for rank, (name, _) in enumerate(counts.most_common()):
+            ranks[name] = rank
+            color_of_group, shape = GRAY if name == gray else mark(rank)
+            groups.append((drawable(name) or "no class", color_of_group, shape))
+
+        points = []
+        for number, (x, y) in zip(numbers.tolist(), positions.tolist(), strict=True):
+            name = names[number]
+            points.append([round(x, 4), round(y, 4), number, ranks[name], drawable(collection.paths[number])])
         return {"run": run, "points": points, "groups": groups, "legend": SHAPES * len(COLORS), "note": note}
 
 

@@ -37,7 +37,8 @@ with needs_extra("browse", "pml-ext browse"):
     from starlette.routing import Mount, Route
     from starlette.staticfiles import StaticFiles
 
-HOST, SIZES = "127.0.0.1", (160, 480)  # pixels of a picture's longer side
+HOST = "127.0.0.1"
+SIZES = (160, 480)  # pixels of a picture's longer side
 MAX_UPLOAD = 64 << 20  # bytes
 _HEADERS = {
     "content-security-policy": "default-src 'none'; img-src 'self' data:; script-src 'self'; style-src 'self'; "
@@ -50,12 +51,17 @@ _HEADERS = {
 
 def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
     """Return an ASGI application that serves the page of collections and saves uploaded photographs in a folder."""
-    page, computing = Page(collections, uploads), asyncio.Lock()  # one query at a time
+    page = Page(collections, uploads)
+    computing = asyncio.Lock()  # one query at a time
 
     async def refuse_other_sites(request: Request, call_next: Any) -> Response:
-        origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site", "none")
+        origin = request.headers.get("origin")
+        site = request.headers.get("sec-fetch-site", "none")
         own = origin in (None, f"http://{request.headers.get('host')}") and site in ("none", "same-origin")
-        response = await call_next(request) if own else PlainTextResponse("requests from other sites are refused", 403)
+        if own:
+            response = await call_next(request)
+        else:
+            response = PlainTextResponse("requests from other sites are refused", 403)
         response.headers.update(_HEADERS)
         return response  # type: ignore[no-any-return]
 
@@ -72,7 +78,8 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
             return HTMLResponse(page.problem(text), 413 if length else 411)
         try:
             async with request.form(max_files=1, max_fields=1) as form:
-                photo, k = form.get("photo"), str(form.get("k", ""))
+                photo = form.get("photo")
+                k = str(form.get("k", ""))
                 if not isinstance(photo, UploadFile):
                     raise DataError("no photograph was sent")
                 async with computing:  # keep() deletes the oldest upload, which a query may be reading

@@ -24,7 +24,8 @@ class LanceDB:
     """A table of LanceDB, with inverted lists (IVF) of its embeddings from 100,000 images on."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._title, self._size = table, size
+        self._title = table
+        self._size = size
         self._errors = functools.partial(database_errors, f"lancedb:{address}", RuntimeError, ValueError, OSError)
         self._address = address
         self._table: Any = None
@@ -91,7 +92,9 @@ class LanceDB:
     def count(self) -> int:
         """Count rows."""
         with self._errors():
-            return int(self._table.count_rows()) if self._table is not None else 0
+            if self._table is not None:
+                return int(self._table.count_rows())
+            return 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""

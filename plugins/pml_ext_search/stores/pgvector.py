@@ -26,7 +26,9 @@ class PgVector:
     """A table of PostgreSQL with an HNSW index of its embeddings and a B-tree of its classes."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._size, self._address, self._title = size, address, table
+        self._size = size
+        self._address = address
+        self._title = table
         self._errors = functools.partial(database_errors, f"pgvector:{address}", psycopg.Error)
         if not is_readable(address):
             raise ConfigError(
@@ -127,12 +129,16 @@ class PgVector:
     def count(self) -> int:
         """Count rows."""
         with self._errors():
-            return int(self._execute("SELECT count(*) FROM {table}").fetchone()[0]) if self._there else 0
+            if self._there:
+                return int(self._execute("SELECT count(*) FROM {table}").fetchone()[0])
+            return 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
         with self._errors():
-            return dict(self._execute("SELECT id, mark FROM {table}").fetchall()) if self._there else {}
+            if self._there:
+                return dict(self._execute("SELECT id, mark FROM {table}").fetchall())
+            return {}
 
 
 def _conninfo(address: str) -> dict[str, Any] | None:

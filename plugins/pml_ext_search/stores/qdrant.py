@@ -24,11 +24,13 @@ class Qdrant:
     """A Qdrant collection with Euclidean distance; a point's payload is path, class and mark."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
-        self._table, self._size = table, size
+        self._table = table
+        self._size = size
         self._client: Any = None
         raised = ApiException, RuntimeError, ValueError, OSError
         self._errors = functools.partial(database_errors, f"qdrant:{address}", *raised)
-        self._address, self._there = address, False
+        self._address = address
+        self._there = False
         if "://" not in address and not os.path.exists(address):  # connecting would create the folder
             return
         with self._errors():
@@ -58,7 +60,8 @@ class Qdrant:
                     columns = batch.paths[part], batch.classes[part], batch.marks[part].tolist()
                     rows_of = zip(*columns, strict=True)
                     payloads = [{"path": path, "class": name, "mark": mark} for path, name, mark in rows_of]
-                    ids, vectors = batch.ids[part].tolist(), batch.vectors[part].tolist()
+                    ids = batch.ids[part].tolist()
+                    vectors = batch.vectors[part].tolist()
                     self._client.upsert(self._table, models.Batch(ids=ids, vectors=vectors, payloads=payloads))
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
@@ -84,11 +87,15 @@ class Qdrant:
     def count(self) -> int:
         """Count points."""
         with self._errors():
-            return int(self._client.count(self._table, exact=True).count) if self._there else 0
+            if self._there:
+                return int(self._client.count(self._table, exact=True).count)
+            return 0
 
     def marks(self) -> Mapping[int, int]:
         """Read all ids and marks."""
-        found, after, more = dict[int, int](), None, self._there
+        found = dict[int, int]()
+        after = None
+        more = self._there
         with self._errors():
             while more:
                 points, after = self._client.scroll(self._table, limit=BATCH, offset=after, with_payload=["mark"])

@@ -16,7 +16,7 @@ from ...losses.relations import SharedLabel, related_pairs
 from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call, call_forms, compute, is_random, needs, outcome, seeded
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients
-from ..subject import SIZE, SkipCheck, Subject, applies_to, takes_labels, with_noise
+from ..subject import SIZE, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
 
 _WANTED = (
     "wanted {'loss': {'losses': values, 'indices': what each is of, 'reduction_type': 'element', 'pos_pair', "
@@ -64,14 +64,18 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
     except Exception:
         return
     if not isinstance(terms, dict) or not all(isinstance(info, dict) for info in terms.values()):
-        shown = f"a tensor of shape {tuple(terms.shape)}" if isinstance(terms, Tensor) else repr(terms)[:80]
+        if isinstance(terms, Tensor):
+            shown = f"a tensor of shape {tuple(terms.shape)}"
+        else:
+            shown = repr(terms)[:80]
         raise AssertionError(f"compute_loss returns {shown}; {_WANTED}")
     for name, info in terms.items():
         if not {"losses", "indices"} <= {*info} or info.get("reduction_type") not in _TYPES:
             kind = info.get("reduction_type")
             raise AssertionError(f"sub-loss {name!r} has {', '.join(info)}, of reduction_type {kind!r}; {_WANTED}")
     names = getattr(subject.make(), "sub_loss_names", lambda: ["loss"])()
-    given, wanted = (sorted(set(each) - _MADE_BY_PML) for each in (terms, names))
+    given = sorted(set(terms) - _MADE_BY_PML)
+    wanted = sorted(set(names) - _MADE_BY_PML)
     if given != wanted:
         raise AssertionError(f"compute_loss returns {given}, sub_loss_names() {wanted}; name them in _sub_loss_names")
 
@@ -79,7 +83,8 @@ def _check_terms(subject: Subject, batch: Batch) -> None:
 @applies_to("loss")
 def check_reducers(subject: Subject) -> None:
     """A loss hands unreduced values to a reducer; a mean taken inside leaves ``reducer=`` without effect."""
-    batch, losses = batch_of(subject), [subject.make() for _ in range(2)]
+    batch = batch_of(subject)
+    losses = [subject.make() for _ in range(2)]
     for loss in losses:
         loss.embedding_regularizer = loss.weight_regularizer = None  # PML's, whose terms are reduced already
     torch.manual_seed(0)
@@ -102,23 +107,36 @@ def check_indices_belong_to_values(subject: Subject) -> None:
     needs(subject, repeatable=True)
     batch = batch_of(subject, (4, 3))
     order = shuffle(len(batch.labels), 3)
-    before, after = (compute(subject.make(), each) for each in (batch, batch.ordered(order)))
+    before = compute(subject.make(), batch)
+    after = compute(subject.make(), batch.ordered(order))
     for name, info in before.items():
-        values, kind = info["losses"], info["reduction_type"]
+        values = info["losses"]
+        kind = info["reduction_type"]
         if kind == "already_reduced" or not isinstance(values, Tensor) or values.ndim != 1:
             continue
-        index, moved = ((i,) if isinstance(i, Tensor) else (*i,) for i in (info["indices"], after[name]["indices"]))
-        if kind != "element" and ((batch.labels[index[0]] == batch.labels[index[1]]) == (kind == "neg_pair")).any():
-            raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of other classes")
+        index = _as_tuple(info["indices"])
+        moved = _as_tuple(after[name]["indices"])
+        if kind != "element":
+            same_class = batch.labels[index[0]] == batch.labels[index[1]]
+            wrong = same_class if kind == "neg_pair" else ~same_class
+            if wrong.any():
+                raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of other classes")
         other = after[name]["losses"]
         if not torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6):
             raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
         shape = (len(order),) * len(index)
-        mine, theirs = values.new_zeros(shape), values.new_zeros(shape)  # summed where an index comes twice
+        mine = values.new_zeros(shape)  # summed where an index comes twice
+        theirs = values.new_zeros(shape)
         mine.index_put_(index, values.detach(), accumulate=True)
         theirs.index_put_(tuple(order[i] for i in moved), other.detach(), accumulate=True)
         if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6):
             raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: order changes them")
+
+
+def _as_tuple(indices: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    if isinstance(indices, Tensor):
+        return (indices,)
+    return tuple(indices)
 
 
 @applies_to("loss", "regularizer")
@@ -152,7 +170,8 @@ def check_labels_are_used(subject: Subject) -> None:
 def check_indices_tuple_of_pairs(subject: Subject) -> None:
     """The pairs that a miner chose must count: the positive and the negative ones of a tuple of four."""
     needs(subject, "labels", "indices_tuple")
-    listed, batch = pml.get_all_pairs_indices, batch_of(subject)
+    listed = pml.get_all_pairs_indices
+    batch = batch_of(subject)
     if not is_random(subject) and "references" in subject.capabilities:
         text = "all pairs of the batch as indices_tuple give another loss than none; an image is no pair with itself"
         close(seeded(subject.make(), batch, listed(batch.labels)), seeded(subject.make(), batch), text)
@@ -166,7 +185,8 @@ def check_indices_tuple_of_triplets(subject: Subject) -> None:
     _check_narrowed(subject, pml.get_all_triplets_indices, {"triplets": slice(0, 3)})
     batch = batch_of(subject)
     lists = (pml.get_all_pairs_indices(batch.labels), pml.get_all_triplets_indices(batch.labels))
-    one, other = (gradient(seeded(subject.make(), batch, each), batch.embeddings).flatten() for each in lists)
+    slopes = [gradient(seeded(subject.make(), batch, listed), batch.embeddings).flatten() for listed in lists]
+    one, other = slopes
     if torch.cosine_similarity(one, other, dim=0) < -_OPPOSITE:
         raise AssertionError("all triplets have the opposite gradient of all pairs; wanted anchor, positive, negative")
 
@@ -177,7 +197,9 @@ def _check_narrowed(
     """Fail if a third of a tuple's pairs or triplets gives the loss and gradient of all of them, in every batch."""
 
     def changes(batch: Batch, part: slice[int, int, None]) -> bool:
-        whole, loss, generator = listed(batch.labels), subject.make(), torch.Generator().manual_seed(2)
+        whole = listed(batch.labels)
+        loss = subject.make()
+        generator = torch.Generator().manual_seed(2)
         base = outcome(loss, batch, indices_tuple=whole)
         for _ in range(5):  # a loss may use only the hardest pair, which a draw may contain
             narrowed = (*whole[: part.start], *sample_pairs(whole[part], 0.3, generator), *whole[part.stop :])
@@ -198,7 +220,8 @@ def check_relation(subject: Subject) -> None:
 
     def made(relation: SharedLabel | None, tile_size: int | None = None) -> Any:
         component = subject.make()
-        component.relation, component.tile_size = relation, tile_size
+        component.relation = relation
+        component.tile_size = tile_size
         return component
 
     one_hot = Batch(batch.embeddings, torch.nn.functional.one_hot(batch.labels))
@@ -207,7 +230,8 @@ def check_relation(subject: Subject) -> None:
     sets = torch.rand(len(batch.labels), 6, generator=torch.Generator().manual_seed(0)) < 0.3
     multiple = Batch(batch.embeddings, sets)
     if subject.kind == "miner":
-        mined, weights = seeded(made(SharedLabel()), multiple), SharedLabel().matrix(sets, sets)
+        mined = seeded(made(SharedLabel()), multiple)
+        weights = SharedLabel().matrix(sets, sets)
         anchors = mined[0] if len(mined) == 3 else mined[2]
         if not (weights[mined[0], mined[1]] > 0).all() or not (weights[anchors, mined[-1]] == 0).all():
             raise AssertionError("with label sets it chooses pairs that the relation does not allow")
@@ -227,8 +251,11 @@ def check_references(subject: Subject) -> None:
     parameters = inspect.signature(subject.make().forward).parameters
     if "ref_emb" not in parameters and all(p.kind is not p.VAR_KEYWORD for p in parameters.values()):
         raise SkipCheck("its forward has no ref_emb")
-    labeled, taken = "labels" in subject.capabilities, "references" in subject.capabilities
-    batch, one, other = (batch_of(subject, seed=seed) for seed in (0, 1, 2))
+    labeled = "labels" in subject.capabilities
+    taken = "references" in subject.capabilities
+    batch = batch_of(subject, seed=0)
+    one = batch_of(subject, seed=1)
+    other = batch_of(subject, seed=2)
 
     def value(references: Batch) -> Tensor:
         named = {"ref_labels": references.labels} if labeled else {}
@@ -261,7 +288,9 @@ def check_dtypes(subject: Subject) -> None:
         return subject.make().to(torch.promote_types(dtype, torch.float32)).train(subject.kind != "distance")
 
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
-        batch, given, component = batch_of(subject, dtype=dtype), f"{dtype} embeddings", module(dtype)
+        batch = batch_of(subject, dtype=dtype)
+        given = f"{dtype} embeddings"
+        component = module(dtype)
         kept = {name: x.dtype for name, x in component.state_dict().items() if isinstance(x, Tensor)}
         value = seeded(component, batch)
         for name, x in component.state_dict().items():
@@ -270,7 +299,8 @@ def check_dtypes(subject: Subject) -> None:
         if subject.kind == "miner":
             continue
         if not value.isfinite().all():
-            raise AssertionError(f"{given} give {value.item() if value.ndim == 0 else 'distances that are not finite'}")
+            shown = value.item() if value.ndim == 0 else "distances that are not finite"
+            raise AssertionError(f"{given} give {shown}")
         if subject.kind == "distance":
             continue
         if value.dtype not in _FULL:
@@ -293,7 +323,8 @@ def check_dtypes(subject: Subject) -> None:
 @applies_to("loss", "regularizer", "miner")
 def check_degenerate_batches(subject: Subject) -> None:
     """The loss and its gradient must be finite for batches that samplers draw, and for collapsed embeddings."""
-    sizes, duplicates = torch.tensor([7, 1, 3, 2, 5, 1][: subject.classes]), batch_of(subject)
+    sizes = torch.tensor([7, 1, 3, 2, 5, 1][: subject.classes])
+    duplicates = batch_of(subject)
     with torch.no_grad():
         duplicates.embeddings[1] = duplicates.embeddings[-1] = duplicates.embeddings[0]
     batches = [
@@ -304,7 +335,8 @@ def check_degenerate_batches(subject: Subject) -> None:
         ("a batch with exact duplicates", duplicates),
     ]
     for what, scale in (("at one point", 1.0), ("at zero", 0.0)):
-        for shape in ((6, 4), (4, 1), (1, 4)) if subject.kind == "regularizer" else ((6, 4),):
+        shapes = [(6, 4), (4, 1), (1, 4)] if subject.kind == "regularizer" else [(6, 4)]
+        for shape in shapes:
             batch = batch_of(subject, shape)
             point = Batch(new_leaf(scale * batch.embeddings[:1].expand_as(batch.embeddings)), batch.labels)
             batches.append((f"a batch of embeddings that are all {what}", point))
@@ -326,7 +358,9 @@ def check_degenerate_batches(subject: Subject) -> None:
 def check_gradients(subject: Subject) -> None:
     """Gradients of inputs and parameters must match finite differences of the loss, since training follows them."""
     needs(subject, repeatable=True)
-    batch, other, component = batch_of(subject, (3, 3)), batch_of(subject, (3, 2), seed=1), subject.make()
+    batch = batch_of(subject, (3, 3))
+    other = batch_of(subject, (3, 2), seed=1)
+    component = subject.make()
     check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False)
     quick = subject.size > SIZE
     if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,), fast_mode=quick):
@@ -342,7 +376,7 @@ def check_gradients(subject: Subject) -> None:
     def by_parameters(*values: Tensor) -> Any:
         return functional_call(component, dict(zip(moved, values, strict=True)), given)
 
-    given = batch.embeddings.detach(), *[batch.labels] * takes_labels(component)
+    given = (batch.embeddings.detach(), *label_arguments(component, batch.labels))
     if moved and not check(by_parameters, tuple(moved.values()), fast_mode=True):
         raise AssertionError(f"the gradient of {', '.join(moved)} differs from finite differences")
 
@@ -350,14 +384,21 @@ def check_gradients(subject: Subject) -> None:
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")
 def check_inputs_unchanged(subject: Subject) -> None:
     """Inputs must stay unchanged: the network's backward pass, a regularizer and the next loss use them again."""
-    batch, other, component = batch_of(subject), batch_of(subject, seed=1), subject.make()
+    batch = batch_of(subject)
+    other = batch_of(subject, seed=1)
+    component = subject.make()
     shift = not subject.has_class_rows
-    batch, other = (Batch(each.embeddings.detach(), each.labels + shift) for each in (batch, other))
+    batch = Batch(batch.embeddings.detach(), batch.labels + shift)
+    other = Batch(other.embeddings.detach(), other.labels + shift)
     for form, named in call_forms(subject, batch, other).items():
-        named |= {"losses": batch.embeddings[:, 0].square()} if subject.kind == "reducer" else {}
+        if subject.kind == "reducer":
+            named |= {"losses": batch.embeddings[:, 0].square()}
         given = {"embeddings": batch.embeddings, "labels": batch.labels}
         for name, value in named.items():
-            given |= {f"{name}[{n}]": x for n, x in enumerate(value)} if isinstance(value, tuple) else {name: value}
+            if isinstance(value, tuple):
+                given |= {f"{name}[{number}]": tensor for number, tensor in enumerate(value)}
+            else:
+                given[name] = value
         before = {name: (tensor.clone(), tensor._version) for name, tensor in given.items()}
         seeded(component, batch, **named)
         for name, tensor in given.items():

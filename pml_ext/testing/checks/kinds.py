@@ -60,7 +60,8 @@ def check_mined_references(subject: Subject) -> None:
             where = f", among {len(order)} references; partners are rows of ref_emb, with ref_labels"
             check_tuple(found, batch.labels, references.labels, where, is_random(subject))
             in_batch_order = list(found)
-            for partner in (1, 2) if len(found) == 3 else (1, 3):
+            partners = (1, 2) if len(found) == 3 else (1, 3)
+            for partner in partners:
                 in_batch_order[partner] = order[found[partner]]
             mined.append(sorted_rows(tuple(in_batch_order)))
         if not all_close(mined[:1], mined[1:]) and not is_random(subject):
@@ -126,14 +127,18 @@ def check_sampler(subject: Subject) -> None:
         raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
     if subject.cls is None or "length_before_new_iter" not in settings_of(subject.cls):
         return
-    short, long = (len([*subject.make({**subject.settings, "length_before_new_iter": n})]) for n in (24, 48))
+    short = len(list(subject.make({**subject.settings, "length_before_new_iter": 24})))
+    long = len(list(subject.make({**subject.settings, "length_before_new_iter": 48})))
     if short == long:
         raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items")
 
 
 def _flat(drawn: Iterable[Any]) -> list[int]:
     """Return the indices of a pass, whose items are indices or batches of them."""
-    return [int(index) for item in drawn for index in np.atleast_1d(item)]
+    indices: list[int] = []
+    for item in drawn:
+        indices += map(int, np.atleast_1d(item))
+    return indices
 
 
 def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
@@ -182,10 +187,11 @@ class _Shared(np.ndarray):  # type: ignore[type-arg]
 @applies_to("sampler")
 def check_sampler_in_the_long_run(subject: Subject) -> str:
     """Every class and image is drawn, two passes differ, seed and settings have an effect, labels stay unchanged."""
-    known = settings_of(subject.cls) if subject.cls is not None else {}
+    known = {} if subject.cls is None else settings_of(subject.cls)
     if "labels" not in known or "labels" in subject.settings:
         raise SkipCheck("it is given its labels")
-    names, sizes = np.array([100, -7, 10**6, 3, 41, 2]), [9, 4, 5, 12, 2, 6]
+    names = np.array([100, -7, 10**6, 3, 41, 2])
+    sizes = [9, 4, 5, 12, 2, 6]
 
     def made(labels: Any, **more: Any) -> Any:
         return subject.make({**subject.settings, "labels": labels, **more})
@@ -204,31 +210,44 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
 
     def sizes_in_batches(names: Any, in_order: bool = False) -> set[tuple[int, ...]]:
         """Return the numbers of images per class that batches have, after the classes are renamed."""
-        renamed = names[np.unique(np.sort(labels) if in_order else labels, return_inverse=True)[1]]
+        old_names = np.sort(labels) if in_order else labels
+        _, numbers = np.unique(old_names, return_inverse=True)
+        renamed = names[numbers]
         sampler = made(renamed)
-        batches = _batches(sampler, [item if isinstance(item, list) else int(item) for item in sampler])
-        return {tuple(sorted(np.unique(renamed[batch], return_counts=True)[1].tolist())) for batch in batches}
+        items = []
+        for item in sampler:
+            items.append(item if isinstance(item, list) else int(item))
+        sizes_of_batches = set()
+        for batch in _batches(sampler, items):
+            _, counts = np.unique(renamed[batch], return_counts=True)
+            sizes_of_batches.add(tuple(sorted(counts.tolist())))
+        return sizes_of_batches
 
     drawn = passes(100, 0)
     if not (labels == before).all():
         raise AssertionError("it changes the labels that it is given in place; copy them first")
     if len(drawn[0]) > 1 and drawn[0] == drawn[1]:
         raise AssertionError("two passes in a row are equal: an epoch sees what the one before saw; go on drawing")
-    seen = {index for each in drawn for index in each}
-    if missing := {*names.tolist()} - {*labels[[*seen]].tolist()}:
+    seen = set().union(*drawn)
+    missing = set(names.tolist()) - set(labels[list(seen)].tolist())
+    if missing:
         raise AssertionError(f"100 passes never give the classes {sorted(missing)}")
     if len(seen) < len(labels):
         raise AssertionError(f"100 passes give {len(seen)} of {len(labels)} images alone")
-    plain, apart = (sizes_in_batches(np.arange(len(names)) * step) for step in (1, 2**32))
-    if len(plain) == 1 and apart != plain:
-        raise AssertionError(f"names of classes 2**32 apart give batches of {apart} images per class, not {plain}")
+    plain = sizes_in_batches(np.arange(len(names)))
+    wide = sizes_in_batches(np.arange(len(names)) * 2**32)
+    if len(plain) == 1 and wide != plain:
+        raise AssertionError(f"names of classes 2**32 apart give batches of {wide} images per class, not {plain}")
     in_order = sizes_in_batches(np.arange(len(names)), in_order=True)
     if all(len(counts) == 1 < counts[0] for counts in in_order):
         raise AssertionError("every batch has one class alone, and no negatives")
     if len(in_order) == 1 and plain != in_order:
         raise AssertionError(f"batches have {in_order} images per class, but {plain} where labels are not sorted")
     acting = not callable(getattr(subject.make(), "after_step", None))  # others act only in a run, after its steps
-    for name in [name for name in declared(subject) if acting and name not in {"seed", *subject.without_effect}]:
+    varied = []
+    if acting:
+        varied = [name for name in declared(subject) if name not in {"seed", *subject.without_effect}]
+    for name in varied:
         others = [each[name] for each in variants(subject, {**subject.settings, "labels": labels}, name)]
         if others and all(passes(1, 0, **{name: value}) == passes(1, 0) for value in others):
             raise AssertionError(f"the setting {name} changes nothing that it draws ({others[-1]!r}, for example)")

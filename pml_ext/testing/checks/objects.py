@@ -19,14 +19,15 @@ from torch import Tensor
 from ..batches import Batch, batch_of
 from ..calling import call, error_location, error_summary, needs, outcome, seeded
 from ..comparing import close, gradients
-from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from ..subject import SkipCheck, Subject, applies_to, label_arguments
 from .reference import other_settings
 
 
 @applies_to("loss")
 def check_state_dict(subject: Subject) -> None:
     """A resumed run continues from the state dict; state that is missing from it is lost, and the loss jumps."""
-    loss, resumed = subject.make().float(), subject.make().float()
+    loss = subject.make().float()
+    resumed = subject.make().float()
     torch.manual_seed(0)
     for seed in range(3):
         value = call(loss, batch_of(subject, dtype=torch.float32, seed=seed))
@@ -46,7 +47,8 @@ def check_state_dict(subject: Subject) -> None:
 @applies_to("loss", "regularizer")
 def check_eval_keeps_state(subject: Subject) -> None:
     """Computing the loss of test images, in ``eval()`` and without gradients, must not change the state of training."""
-    trained, tested = subject.make().float(), subject.make().float()
+    trained = subject.make().float()
+    tested = subject.make().float()
     batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(4)]
     for component, batch in itertools.product((trained, tested), batches[:2]):
         seeded(component, batch)
@@ -54,7 +56,8 @@ def check_eval_keeps_state(subject: Subject) -> None:
     with torch.no_grad():
         seeded(tested, batches[2])
     tested.train()
-    before, remedy = trained.state_dict(), "let it move where self.training is True alone"
+    before = trained.state_dict()
+    remedy = "let it move where self.training is True alone"
     after = {name: value for name, value in tested.state_dict().items() if isinstance(value, Tensor)}
     if moved := ", ".join(name for name, value in after.items() if not torch.equal(value, before[name])):
         raise AssertionError(f"a call in eval() mode changes {moved} of its state; {remedy}")
@@ -65,7 +68,8 @@ def check_eval_keeps_state(subject: Subject) -> None:
 @applies_to("loss", "miner", "regularizer", "distance")
 def check_tensors_are_registered(subject: Subject) -> None:
     """A tensor in a plain attribute is not moved by ``.to(device)`` and not saved; its graph keeps the batch alive."""
-    component, batch = subject.make(), batch_of(subject)
+    component = subject.make()
+    batch = batch_of(subject)
     known = {id(tensor) for tensor in (*component.parameters(), *component.buffers())}
     for where, name, tensor in _plain_tensors(component):
         if id(tensor) not in known:
@@ -78,7 +82,8 @@ def check_tensors_are_registered(subject: Subject) -> None:
             raise AssertionError(f"a call leaves its graph in the attribute {name} of {where}; detach() what is kept")
     for _ in range(3):
         seeded(component, batch)
-    if len(now := _plain_tensors(component)) >= len(kept) + 3:
+    now = _plain_tensors(component)
+    if len(now) >= len(kept) + 3:
         where, name, _ = now[-1]
         raise AssertionError(f"{where}.{name} holds more tensors with each call until memory ends; keep a fixed number")
 
@@ -88,8 +93,12 @@ def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
     found = []
     for module in component.modules():
         for name, value in vars(module).items():
-            several = [*value.values()] if isinstance(value, dict) else value
-            for tensor in several if isinstance(several, (list, tuple)) else [value]:
+            held = [value]
+            if isinstance(value, dict):
+                held = list(value.values())
+            elif isinstance(value, (list, tuple)):
+                held = list(value)
+            for tensor in held:
                 if isinstance(tensor, Tensor) and not name.startswith("_"):
                     found.append((type(module).__name__, name, tensor))
     return found
@@ -98,8 +107,12 @@ def _plain_tensors(component: torch.nn.Module) -> list[tuple[str, str, Tensor]]:
 @applies_to("loss", "miner", "regularizer", "distance", "reducer")
 def check_pickle(subject: Subject) -> None:
     """A copy by ``deepcopy`` or pickle, even after calls, has all settings and shares no tensor with the original."""
-    batch, others = batch_of(subject), other_settings(subject)
-    for settings in [subject.settings] + [others] * (others != subject.settings):
+    batch = batch_of(subject)
+    others = other_settings(subject)
+    tables = [subject.settings]
+    if others != subject.settings:
+        tables.append(others)
+    for settings in tables:
         component = subject.make(settings)
         try:
             outcome(component, batch)
@@ -134,7 +147,9 @@ def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
 @applies_to("loss", "miner", "regularizer", "distance", "reducer", slow=True)
 def check_other_process(subject: Subject) -> None:
     """A spawned process must compute the same from the component in a ``torch.save`` file: no state may be missing."""
-    component, batch, file = subject.make(), batch_of(subject), io.BytesIO()
+    component = subject.make()
+    batch = batch_of(subject)
+    file = io.BytesIO()
     torch.save((component, Batch(batch.embeddings.detach(), batch.labels)), file)
     try:
         actual = _worker().submit(_computed, file.getvalue()).result()
@@ -161,8 +176,9 @@ def _computed(file: bytes) -> list[Any]:
 def check_compile(subject: Subject) -> str:
     """``torch.compile`` (backend aot_eager) must run forward and backward, as one graph if ``fullgraph = True``."""
     needs(subject, fixed=True)
-    batch, breaks = batch_of(subject, dtype=torch.float32), ""
-    labels = [batch.labels] * takes_labels(subject.make())
+    batch = batch_of(subject, dtype=torch.float32)
+    breaks = ""
+    labels = label_arguments(subject.make(), batch.labels)
 
     def value(fullgraph: bool) -> Tensor:
         torch.compiler.reset()  # type: ignore[no-untyped-call]
@@ -179,14 +195,19 @@ def check_compile(subject: Subject) -> str:
             raise AssertionError(f"it says fullgraph = True, but torch.compile stops: {breaks}") from error
         actual = value(fullgraph=False)
     close(actual, call(subject.make().float(), batch), "compiled it gives another value", rtol=1e-4, atol=1e-5)
-    return f"more than one graph: {breaks}" if breaks else "one graph"
+    if breaks:
+        return f"more than one graph: {breaks}"
+    return "one graph"
 
 
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     places = re.findall(r'File "([^"]*)", line (\d+)', str(error))  # as the compiler prints them
-    where = f" at {Path(places[-1][0]).name}:{places[-1][1]}" if places else ""
-    return f"{lines[0].rstrip('.')}{where}"
+    text = lines[0].rstrip(".")
+    if places:
+        file, line = places[-1]
+        text += f" at {Path(file).name}:{line}"
+    return text
 
 
 @applies_to("loss", "regularizer", slow=True)
@@ -195,13 +216,16 @@ def check_torch_func(subject: Subject) -> str | None:
 
     Skipped if an ``autograd.Function`` has no ``setup_context``; the result's text says where one has no ``jvp``.
     """
-    component, last, batch = subject.make(), subject.make(), batch_of(subject)
-    expected, x = outcome(subject.make(), batch)[1:], batch.embeddings.detach()
+    component = subject.make()
+    last = subject.make()
+    batch = batch_of(subject)
+    expected = outcome(subject.make(), batch)[1:]
+    x = batch.embeddings.detach()
     parameters = {name: p.detach() for name, p in component.named_parameters() if p.requires_grad}
     buffers = dict(component.named_buffers())
 
     def value(embeddings: Tensor, given: dict[str, Tensor]) -> Tensor:
-        arguments = embeddings, *[batch.labels] * takes_labels(component)
+        arguments = (embeddings, *label_arguments(component, batch.labels))
         return torch.func.functional_call(component, (given, buffers), arguments)  # type: ignore[no-any-return]
 
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...errors import ConfigError
 from ..batches import Batch, batch_of, sample_pairs, shuffle
 from ..calling import call_forms, outcome, seeded
 from ..comparing import all_close, gradients, weighted
-from ..subject import INHERITED, SkipCheck, Subject, applies_to, takes_labels, with_noise
+from ..subject import INHERITED, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
@@ -39,7 +40,9 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
         labels = torch.repeat_interleave(torch.arange(len(known)), torch.tensor(known))
         return batch_of(subject, labels[shuffle(len(labels), len(labels))], seed=seed, spread=spread)
 
-    plain, ragged, twice = batch(3, 3, 3), batch(1, 4, 2, 3, seed=1), batch(3, 3, 2, seed=3)
+    plain = batch(3, 3, 3)
+    ragged = batch(1, 4, 2, 3, seed=1)
+    twice = batch(3, 3, 2, seed=3)
     with torch.no_grad():
         ragged.embeddings *= torch.linspace(0.5, 3, len(ragged.labels), dtype=torch.float64)[:, None]
         one, other = torch.where(twice.labels == twice.labels[0])[0][:2]
@@ -53,15 +56,18 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
         _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
     ]
     if "indices_tuple" in wanted:
-        generator, pairs = torch.Generator().manual_seed(6), pml.get_all_pairs_indices(plain.labels)
+        generator = torch.Generator().manual_seed(6)
+        pairs = pml.get_all_pairs_indices(plain.labels)
         some = (*sample_pairs(pairs[:2], 0.5, generator), *sample_pairs(pairs[2:], 0.5, generator))
         triplets = sample_pairs(pml.get_all_triplets_indices(plain.labels), 0.4, generator)
         mined = {"pairs of a miner": some, "triplets of a miner": triplets}
         cases[1:1] = [_Case(name, plain, {"indices_tuple": indices}) for name, indices in mined.items()]
     if "ref_emb" in wanted:
         references = batch(2, 3, 1, seed=7)
-        labels = {"ref_labels": references.labels} if takes_labels(subject.make()) else {}
-        cases.insert(1, _Case("references", plain, {"ref_emb": references.embeddings, **labels}))
+        named = {"ref_emb": references.embeddings}
+        if takes_labels(subject.make()):
+            named["ref_labels"] = references.labels
+        cases.insert(1, _Case("references", plain, named))
     return cases
 
 
@@ -70,14 +76,22 @@ def check_reference(subject: Subject) -> str:
     """Value and gradients must equal the author's slow reference, under every table of settings; in float64."""
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
-    grid, wants = subject.grid or [{}], _wanted_by_reference(subject)
-    cases, compared = _cases(subject, wants), 0
-    others = [other for name in declared(subject) for other in [*variants(subject, grid[0], name)][:1]]
+    grid = subject.grid or [{}]
+    wants = _wanted_by_reference(subject)
+    cases = _cases(subject, wants)
+    compared = 0
+    tables = list(grid)
+    for name in declared(subject):
+        tables += itertools.islice(variants(subject, grid[0], name), 1)
     left_out: dict[str, None] = {}
-    for number, settings in enumerate([*grid, *others]):
+    for number, settings in enumerate(tables):
         component = subject.make(settings)
-        component = with_noise(component) if "component" in wants else component
-        for case in cases if number == 0 else [cases[0], cases[1 + number % (len(cases) - 1)]]:
+        if "component" in wants:
+            component = with_noise(component)
+        compared_cases = cases
+        if number > 0:  # the ordinary batch, and another one in turn
+            compared_cases = [cases[0], cases[1 + number % (len(cases) - 1)]]
+        for case in compared_cases:
             try:
                 _compare(subject, component, settings, case, wants)
                 compared += 1
@@ -85,8 +99,10 @@ def check_reference(subject: Subject) -> str:
                 left_out[f"{_shown(settings)}: {reason}"] = None
     if not compared:
         raise AssertionError(f"the reference compared nothing: {'; '.join(left_out)}")
-    without = f"; left out by the reference: {'; '.join(left_out)}" if left_out else ""
-    return f"equal in {compared} comparisons{without}"
+    text = f"equal in {compared} comparisons"
+    if left_out:
+        text += f"; left out by the reference: {'; '.join(left_out)}"
+    return text
 
 
 @applies_to(*KINDS, "miner")
@@ -105,7 +121,9 @@ def check_settings(subject: Subject) -> str:
 
     for name in varied:
         listed = [table[name] for table in grid if name in table]
-        pairs = [(base, other) for base in grid for other in variants(subject, base, name, listed)]
+        pairs = []
+        for base in grid:
+            pairs += [(base, other) for other in variants(subject, base, name, listed)]
         try:
             changed = next((pair for pair in pairs if differ(*pair)), None)
         except Exception as error:
@@ -137,7 +155,9 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
     if not isinstance(value, float) or value == 0:
         return False
     try:
-        zero, half, own = (_outcome(subject, {**settings, name: x}) for x in (0.0, value / 2, value))
+        zero = _outcome(subject, {**settings, name: 0.0})
+        half = _outcome(subject, {**settings, name: value / 2})
+        own = _outcome(subject, {**settings, name: value})
     except Exception:  # 0 may be refused
         return False
     return all_close(zero, own, 0) and not all_close(half, own, 0)
@@ -145,13 +165,19 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 
 def declared(subject: Subject) -> dict[str, Any]:
     """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none."""
-    parameters = registry.settings_of(subject.cls) if subject.cls is not None else {}
-    return {name: p.default for name, p in parameters.items() if p.default is not p.empty and name not in INHERITED}
+    defaults: dict[str, Any] = {}
+    if subject.cls is None:
+        return defaults
+    for name, parameter in registry.settings_of(subject.cls).items():
+        if parameter.default is not parameter.empty and name not in INHERITED:
+            defaults[name] = parameter.default
+    return defaults
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
     """Yield settings with another accepted value for one of them: a listed value, or one near its present value."""
-    value, near = settings.get(name, declared(subject)[name]), list[Any]()
+    value = settings.get(name, declared(subject)[name])
+    near = list[Any]()
     if isinstance(value, bool):
         near = [not value]
     elif isinstance(value, int):
@@ -181,8 +207,11 @@ def _outcome(subject: Subject, settings: Values) -> list[Tensor]:
     key = f"outcome of {sorted(settings.items())}"
     if key not in subject.cache:
         component = with_noise(subject.make(settings))
-        cases = _cases(subject, ["ref_emb"] if "references" in subject.capabilities else [])
-        subject.cache[key] = [x for case in cases for x in outcome(component, case.batch, **case.named)]
+        wanted = ["ref_emb"] if "references" in subject.capabilities else []
+        outcomes: list[Tensor] = []
+        for case in _cases(subject, wanted):
+            outcomes += outcome(component, case.batch, **case.named)
+        subject.cache[key] = outcomes
     return subject.cache[key]  # type: ignore[no-any-return]
 
 
@@ -200,27 +229,32 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
     assert subject.reference is not None
     parameters = inspect.signature(subject.reference).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if unknown := [name for name in settings if name not in parameters and not takes_all]:
+    unknown = [name for name in settings if name not in parameters and not takes_all]
+    if unknown:
         raise ConfigError(
             f"the reference takes no setting {unknown[0]!r}; let it take every varied setting, and raise SkipCheck "
             "for a value that it does not support"
         )
-    where, leaves = f"with {_shown(settings)}, {case.name}", {"the embeddings": case.batch.embeddings}
+    where = f"with {_shown(settings)}, {case.name}"
+    leaves = {"the embeddings": case.batch.embeddings}
     if "ref_emb" in case.named:
         leaves["the references"] = case.named["ref_emb"]
     if "component" in wants:
         leaves |= dict(component.named_parameters())
     torch.manual_seed(0)
-    labels = [case.batch.labels] * takes_labels(component)
-    further = {name: {**case.named, "component": component}.get(name) for name in wants}
+    labels = label_arguments(component, case.batch.labels)
+    known = {**case.named, "component": component}
+    further = {name: known.get(name) for name in wants}
     slow = subject.reference(case.batch.embeddings, *labels, **settings, **further)
-    wanted, actual = torch.as_tensor(slow, dtype=torch.float64), seeded(component, case.batch, **case.named)
+    wanted = torch.as_tensor(slow, dtype=torch.float64)
+    actual = seeded(component, case.batch, **case.named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
     if not all_close([actual], [wanted]):
         place = int((actual - wanted).abs().argmax())
-        mine, theirs = (f"{value.flatten()[place].item():.10g}" for value in (actual, wanted))
-        raise AssertionError(f"{where}: the value is {mine}, the reference's {theirs}")
+        mine = actual.flatten()[place].item()
+        theirs = wanted.flatten()[place].item()
+        raise AssertionError(f"{where}: the value is {mine:.10g}, the reference's {theirs:.10g}")
     if not case.smooth or not wanted.requires_grad:
         return
     slopes = [gradients(weighted(value), list(leaves.values())) for value in (actual, wanted)]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ... import pml
 from ...registry import settings_of
@@ -59,7 +60,10 @@ def settings_of_process() -> dict[str, Any]:
 @applies_to(*CALLED, "sampler")
 def check_globals_unchanged(subject: Subject) -> None:
     """A component must not change process settings, such as the default dtype, or seed global generators."""
-    python, numpy, threads, drawn = random.getstate(), np.random.get_state(), torch.get_num_threads(), []
+    python = random.getstate()
+    numpy = np.random.get_state()
+    threads = torch.get_num_threads()
+    drawn = []
     warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
     torch.set_num_threads(threads + 1)  # so that 1 shows
     before = {name: get() for name, get in _GLOBALS.items()} | subject.cache["settings of the process"]
@@ -94,8 +98,12 @@ def check_calls_are_independent(subject: Subject) -> None:
     """Results must not depend on earlier calls, unless "state" is declared: a resumed run has new objects."""
     if "state" in subject.capabilities:
         raise SkipCheck("it declares state")
-    batch, other, third = (batch_of(subject, seed=seed) for seed in (0, 1, 3))
-    small, used, given = batch_of(subject, (2, 2), seed=2), subject.make(), call_forms(subject, batch, other)
+    batch = batch_of(subject, seed=0)
+    other = batch_of(subject, seed=1)
+    third = batch_of(subject, seed=3)
+    small = batch_of(subject, (2, 2), seed=2)
+    used = subject.make()
+    given = call_forms(subject, batch, other)
     expected = {form: outcome(subject.make(), batch, **named) for form, named in given.items()}
 
     def compare(when: str, taken: Batch, named: dict[str, Any], wanted: list[Tensor]) -> None:
@@ -135,19 +143,22 @@ def check_calls_are_independent(subject: Subject) -> None:
 def check_modes(subject: Subject) -> None:
     """``eval()``, ``no_grad()``, ``inference_mode()`` and threads must not change a result; "state": threads only."""
     exact = not ("state" in subject.capabilities or is_random(subject))
-    batch, other = batch_of(subject), batch_of(subject, (4, 3), seed=1)
+    batch = batch_of(subject)
+    other = batch_of(subject, (4, 3), seed=1)
     plain = Batch(batch.embeddings.detach(), batch.labels)
     for form, named in call_forms(subject, batch, other).items():
-        detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in named.items()}
-        expected, found = outcome(subject.make(), batch, **named), dict[str, list[Tensor]]()
+        detached = tree_map_only(Tensor, Tensor.detach, named)
+        expected = outcome(subject.make(), batch, **named)
+        found = dict[str, list[Tensor]]()
         try:
             with ThreadPoolExecutor(1) as pool:
                 found["another thread"] = pool.submit(outcome, subject.make(), batch, **named).result()
         except Exception as error:
             raise AssertionError(f"another thread{form}: {error_summary(error)}") from error
-        for where, mode in _WITHOUT_GRADIENT.items() if exact else ():
-            with mode():
-                found[where] = outcome(subject.make(), plain, **detached)[:1]
+        if exact:
+            for where, mode in _WITHOUT_GRADIENT.items():
+                with mode():
+                    found[where] = outcome(subject.make(), plain, **detached)[:1]
         if "state" not in subject.capabilities:
             found["eval()"] = outcome(subject.make().eval(), batch, **named)
         for where, actual in found.items():
@@ -176,10 +187,12 @@ def _names(classes: int) -> dict[str, Tensor]:
 @applies_to("loss", "regularizer", "miner")
 def check_names_of_classes(subject: Subject) -> None:
     """Labels are names: 7 and 3 mean the same as 0 and 1 to a component without a row per class."""
-    component, rows = subject.make(), subject.has_class_rows
+    component = subject.make()
+    rows = subject.has_class_rows
     if not takes_labels(component) or is_random(subject):
         raise SkipCheck("it takes no labels, or its values are random")
-    batch, other = batch_of(subject), batch_of(subject, (subject.classes, 3), seed=1)
+    batch = batch_of(subject)
+    other = batch_of(subject, (subject.classes, 3), seed=1)
     for form, named in call_forms(subject, batch, other).items():
         expected = outcome(subject.make(), batch, **named)
         for what, names in _names(subject.classes).items():
@@ -206,7 +219,9 @@ def check_names_of_classes(subject: Subject) -> None:
 @applies_to(*CALLED)
 def check_order_does_not_matter(subject: Subject) -> None:
     """The order of a batch must not matter; code that is right only for sorted labels fails with other samplers."""
-    needs(subject, *["labels"] * (subject.kind == "loss"), fixed=True)
+    if subject.kind == "loss":
+        needs(subject, "labels")
+    needs(subject, fixed=True)
     for shape in ((4, 4), (4, 2), (2, 6), (6, 4), (3, 5)):
         batch = batch_of(subject, shape)
         expected = reordered(subject.make(), batch, torch.arange(len(batch.labels)))
@@ -233,8 +248,12 @@ def check_sizes(subject: Subject) -> str:
         with CountedOperations() as counted:
             expected = reordered(subject.make(), batch, torch.arange(images))
         other = torch.randint(2**40, (images,), generator=generator)
-        renamed = Batch(batch.embeddings, other[numbers]) if names else batch
-        text = f"{images} images in another order{' under other names' * names} give another result"
+        renamed = batch
+        text = f"{images} images in another order"
+        if names:
+            renamed = Batch(batch.embeddings, other[numbers])
+            text += " under other names"
+        text += " give another result"
         close(reordered(subject.make(), renamed, shuffle(images, 1)), expected, text, atol=1e-6)
         if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
@@ -245,7 +264,8 @@ def check_sizes(subject: Subject) -> str:
 def check_many_references(subject: Subject) -> str:
     """With each reference given k times, a value that grows as ``a + b k`` for small k must do so for large k."""
     needs(subject, "labels", "references", fixed=True)
-    batch, other = batch_of(subject, (3, 1)), batch_of(subject, (subject.classes, 3), seed=1)
+    batch = batch_of(subject, (3, 1))
+    other = batch_of(subject, (subject.classes, 3), seed=1)
 
     def value(copies: int) -> float:
         given = {"ref_emb": other.embeddings.detach().repeat(copies, 1), "ref_labels": other.labels.repeat(copies)}
@@ -270,12 +290,14 @@ def check_many_references(subject: Subject) -> str:
 @applies_to("loss", "regularizer", "miner", "distance")
 def check_dimensions(subject: Subject) -> None:
     """All of 600 coordinates count: each gets a gradient, and flipping signs in half of the images has an effect."""
-    component, settings = subject.make(), dict(subject.settings)
+    component = subject.make()
+    settings = dict(subject.settings)
     if subject.cls is not None and "embedding_size" in settings_of(subject.cls):
         settings["embedding_size"] = _DIMENSIONS
     elif hasattr(component, "embedding_size") or [*component.parameters()]:
         raise SkipCheck("it is made for one length of embeddings")
-    wide, unchanged = dataclasses.replace(subject, size=_DIMENSIONS), []
+    wide = dataclasses.replace(subject, size=_DIMENSIONS)
+    unchanged = []
     for case in CLOSE:
         batch = batch_of(wide, **case)
         turned = Batch(new_leaf(batch.embeddings), batch.labels)
@@ -288,8 +310,10 @@ def check_dimensions(subject: Subject) -> None:
                 continue
             if not counts.all():
                 raise AssertionError(f"{(~counts).sum()} of {_DIMENSIONS} coordinates get no gradient, others do")
-        one, other = ([value, *(slope[:, :64] for slope in slopes[:1])] for value, *slopes in results)
-        unchanged.append(all_close(one, other))
+        beginnings = []
+        for value, *slopes in results:
+            beginnings.append([value, *(slope[:, :64] for slope in slopes[:1])])
+        unchanged.append(all_close(beginnings[0], beginnings[1]))
     if unchanged and all(unchanged) and subject.kind != "regularizer":
         raise AssertionError("other coordinates from 65 on change nothing: they are left out")
 
@@ -297,7 +321,9 @@ def check_dimensions(subject: Subject) -> None:
 @applies_to("loss", "regularizer", "distance", "reducer")
 def check_nan_shows(subject: Subject) -> str | None:
     """A NaN or infinite coordinate must show in the value, as an error, or in the sum if the reducer drops it."""
-    batch, other, note = batch_of(subject), batch_of(subject, seed=1), None
+    batch = batch_of(subject)
+    other = batch_of(subject, seed=1)
+    note = None
 
     def shows(component: Any, taken: Batch, named: dict[str, Any]) -> bool:
         try:
@@ -310,7 +336,8 @@ def check_nan_shows(subject: Subject) -> str | None:
         if hasattr(module, "set_reducer"):
             module.set_reducer(pml.reducers.SumReducer())
     for bad, (form, named) in itertools.product((torch.nan, torch.inf), call_forms(subject, batch, other).items()):
-        x, y = (each.embeddings.detach().clone() for each in (batch, other))
+        x = batch.embeddings.detach().clone()
+        y = other.embeddings.detach().clone()
         x[batch.labels == 0, 2] = y[other.labels == 0, 2] = bad
         given = {"an embedding": (Batch(x.requires_grad_(), batch.labels), named)}
         if "ref_emb" in named:
@@ -330,7 +357,8 @@ def check_arguments(subject: Subject) -> None:
     needs(subject, repeatable=True)
     if subject.cls is None:
         raise SkipCheck("it is an instance; arguments are given to a class")
-    batch, known = batch_of(subject), {*settings_of(subject.cls)}
+    batch = batch_of(subject)
+    known = {*settings_of(subject.cls)}
     plain = outcome(subject.make(), batch)
 
     def with_(**more: Any) -> Any:
@@ -342,14 +370,16 @@ def check_arguments(subject: Subject) -> None:
 
     if recording := with_(collect_stats=True):
         close(outcome(recording, batch), plain, "collect_stats=True changes the result; detach what is recorded")
-    regularizer, bare = pml.regularizers.LpRegularizer(), with_(embedding_regularizer=None)
+    regularizer = pml.regularizers.LpRegularizer()
+    bare = with_(embedding_regularizer=None)
     plain = outcome(bare, batch) if bare else plain
     regularized = with_(embedding_regularizer=regularizer, embedding_reg_weight=0.5)
     if regularized and subject.kind == "loss":
         text = "embedding_regularizer=, embedding_reg_weight=0.5 gives another loss; hand both to super().__init__()"
         expected = plain[0] + 0.5 * regularizer(batch.embeddings).detach()
         close(outcome(regularized, batch)[0], expected, text, atol=1e-6)
-    sums, means = (with_(reducer=reducer()) for reducer in (pml.reducers.SumReducer, pml.reducers.MeanReducer))
+    sums = with_(reducer=pml.reducers.SumReducer())
+    means = with_(reducer=pml.reducers.MeanReducer())
     if sums and subject.kind == "loss":
         component = subject.make()
         component.set_reducer(pml.reducers.SumReducer())
@@ -391,12 +421,16 @@ def _stretching(distance: Any) -> Any:
     """Return a copy of a distance that stretches coordinates first."""
 
     def stretched(x: Tensor | None) -> Any:
-        return x if x is None else x * torch.linspace(0.2, 3, x.shape[1], dtype=x.dtype)
+        if x is None:
+            return x
+        return x * torch.linspace(0.2, 3, x.shape[1], dtype=x.dtype)
 
     class Stretching(type(distance)):  # type: ignore[misc]
         def compute_mat(self, query_emb: Tensor, ref_emb: Tensor | None) -> Any:
             query = stretched(query_emb)
-            return super().compute_mat(query, query if ref_emb is query_emb else stretched(ref_emb))
+            if ref_emb is query_emb:
+                return super().compute_mat(query, query)
+            return super().compute_mat(query, stretched(ref_emb))
 
         def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Any:
             return super().pairwise_distance(stretched(query_emb), stretched(ref_emb))

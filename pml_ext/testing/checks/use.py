@@ -53,10 +53,10 @@ def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
 def check_memory_growth(subject: Subject) -> None:
     """Memory cubic in the batch size runs out at a few hundred images; quadratic growth or less is required."""
     loss = subject.make().float()
-    small, large = (
-        peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels)
-        for batch in _growing(subject, 24)
-    )
+    peaks = []
+    for batch in _growing(subject, 24):
+        peaks.append(peak_bytes(lambda x, y: call(loss, Batch(x, y)), batch.embeddings, batch.labels))
+    small, large = peaks
     if large > 5.5 * small and large > 1 << 20:
         raise AssertionError(f"twice the batch takes {large / small:.1f} times the memory; form no triplets")
 
@@ -64,15 +64,18 @@ def check_memory_growth(subject: Subject) -> None:
 @applies_to("loss", "regularizer", "distance")
 def check_saved_bytes(subject: Subject) -> str:
     """Memory saved for the backward pass is up to 64 ``B x B`` matrices; with "tiles" it is linear in the batch."""
-    tiles, distance = "tiles" in subject.capabilities, subject.kind == "distance"
-    factor, saved = 4 if tiles else 2, dict[int, int]()
+    tiles = "tiles" in subject.capabilities
+    distance = subject.kind == "distance"
+    factor = 4 if tiles else 2
+    saved = dict[int, int]()
     for batch in _growing(subject, 48 if tiles else 24, factor):
         component = subject.make().float()
         with SavedBytes(batch.embeddings, batch.labels, *component.parameters(), *component.buffers()) as counted:
             counted.leave_out(call(component, batch))
         saved[len(batch.labels)] = counted.total
     (size, few), (large, many) = saved.items()
-    growth, matrices = many / max(1, few), many / (4 * large**2)
+    growth = many / max(1, few)
+    matrices = many / (4 * large**2)
     what = f"a batch of {large} has {many >> 10} KiB saved for the backward pass"
     if tiles and not distance and growth > 1.5 * factor and many > 1 << 20:
         what = f"{what}, {growth:.1f} times as many as for a batch of {size}, although it says that it has tiles"
@@ -138,16 +141,21 @@ def check_tiles(subject: Subject) -> None:
 def check_gradient_caching(subject: Subject) -> None:
     """A network in micro-batches (``CachedGradients``) must get the gradients of the whole batch."""
     needs(subject, "labels", fixed=True)
-    batch, outcomes = batch_of(subject), []
+    batch = batch_of(subject)
+    outcomes = []
     for cached in (False, True):
         torch.manual_seed(0)
-        network, loss = torch.nn.Linear(subject.size, subject.size).double(), subject.make()
+        network = torch.nn.Linear(subject.size, subject.size).double()
+        loss = subject.make()
         if cached:
             CachedGradients(network, loss, MICRO_BATCH)(batch.embeddings.detach(), batch.labels).backward()  # type: ignore[no-untyped-call]
         else:
             call(loss, Batch(network(batch.embeddings), batch.labels)).backward()
         named = (*network.named_parameters("network"), *loss.named_parameters("loss"))
-        outcomes.append({name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in named})
+        slopes = {}
+        for name, parameter in named:
+            slopes[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        outcomes.append(slopes)
     for name, wanted in outcomes[0].items():
         close(outcomes[1][name], wanted, f"in micro-batches {name} gets another gradient", atol=1e-9)
 
@@ -174,12 +182,17 @@ def check_devices(subject: Subject) -> str:
 
 def _outcomes(subject: Subject, component: Any, device: torch.device, plain: bool = False) -> list[Tensor]:
     """Return values and gradients of each call form that the component declares, or of the ``plain`` form only."""
-    batch, other = (
-        Batch(new_leaf(each.embeddings.to(device)), each.labels.to(device))
-        for each in (batch_of(subject, (4, 4), torch.float32, seed) for seed in (0, 1))
-    )
+    batches = []
+    for seed in (0, 1):
+        on_cpu = batch_of(subject, (4, 4), torch.float32, seed)
+        batches.append(Batch(new_leaf(on_cpu.embeddings.to(device)), on_cpu.labels.to(device)))
+    batch, other = batches
+    forms: list[dict[str, Any]] = [{}]
+    if not plain:
+        references = Batch(other.embeddings.detach(), other.labels)
+        forms = list(call_forms(subject, batch, references).values())
     outcomes: list[Tensor] = []
-    for named in [{}] if plain else call_forms(subject, batch, Batch(other.embeddings.detach(), other.labels)).values():
+    for named in forms:
         value = seeded(component, batch, **named)
         parts = value if isinstance(value, tuple) else (value,)
         if any(part.device != batch.embeddings.device for part in parts):
@@ -202,10 +215,17 @@ def check_pml_trainer(subject: Subject) -> None:
         needs(subject, "labels")
     with mock.patch.object(pml.common_functions, "COLLECT_STATS", True):
         component = subject.make().float()
-    network, batch = torch.nn.Linear(subject.size, subject.size), batch_of(subject, dtype=torch.float32)
+    network = torch.nn.Linear(subject.size, subject.size)
+    batch = batch_of(subject, dtype=torch.float32)
     before = network.weight.detach().clone()
-    loss = component if subject.kind == "loss" else pml.ContrastiveLoss()
-    loss = RegularizedLoss(loss, component, 0.5) if subject.kind == "regularizer" else loss
+    loss: torch.nn.Module = pml.ContrastiveLoss()
+    miners = {}
+    if subject.kind == "loss":
+        loss = component
+    elif subject.kind == "regularizer":
+        loss = RegularizedLoss(loss, component, 0.5)
+    else:
+        miners = {"tuple_miner": component}
     with tempfile.TemporaryDirectory() as folder:
         names = pml.common_functions.list_of_recordable_attributes_list_names()
         keeper = RecordKeeper(record_writer=RecordWriter(folder), attributes_to_search_for=names)
@@ -213,7 +233,7 @@ def check_pml_trainer(subject: Subject) -> None:
             models={"trunk": network, "embedder": torch.nn.Identity()},
             optimizers={"trunk_optimizer": torch.optim.SGD(network.parameters(), lr=0.1)},
             loss_funcs={"metric_loss": loss},
-            mining_funcs={"tuple_miner": component} if subject.kind == "miner" else {},
+            mining_funcs=miners,
             dataset=torch.utils.data.TensorDataset(batch.embeddings.detach(), batch.labels),
             dataloader_num_workers=0,
             batch_size=len(batch.labels),

@@ -67,8 +67,8 @@ def made_up(
     paths, count = paths or [f"{number:05d}.png" for number in range(len(points))], len(points)
     run.collection.create(replace=True)
     written = run.collection.append([os.fsencode(folder / path) for path in paths], [(1, 1)] * count, points.numpy())
-    facts, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
-    run.collection.write_index(Embedded(folder, paths, points, {}, facts, count, numbers), factory)
+    stats, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
+    run.collection.write_index(Embedded(folder, paths, points, {}, stats, count, numbers), factory)
     return run.gallery()
 
 

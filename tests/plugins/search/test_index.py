@@ -253,7 +253,7 @@ def test_indexing_again_finds_new_changed_and_gone_images(command, make, few, tm
     rows = [again.paths.index(path) for path in scratch.paths]
     torch.testing.assert_close(again.embeddings[rows], scratch.embeddings, rtol=0, atol=1e-5)
     stats = [(images / path).stat() for path in again.paths]
-    assert [[about.st_size, about.st_mtime_ns] for about in stats] == again.facts.tolist()
+    assert [[about.st_size, about.st_mtime_ns] for about in stats] == again.stats.tolist()
     assert make("index").embed_folder(images).new == 0
     (images / "zero.png").unlink()
     command("index", run.folder, *out)

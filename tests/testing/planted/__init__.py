@@ -5,6 +5,6 @@
 
 from . import correct, losses, others
 from .correct import loop
-from .table import PLANTED, REFERENCE, failing
+from .table import PLANTED, REFERENCE, failing, planted_for, text_of
 
-__all__ = ["PLANTED", "REFERENCE", "correct", "failing", "loop", "losses", "others"]
+__all__ = ["PLANTED", "REFERENCE", "correct", "failing", "loop", "losses", "others", "planted_for", "text_of"]

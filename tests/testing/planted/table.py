@@ -1,10 +1,15 @@
 """The table of planted bugs, and how a bug is planted."""
 
 import sys
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import pytest
+
 from pml_ext import registry
-from pml_ext.testing import check_component
+from pml_ext.testing import check_component, checks_of
+
+from .correct import loop
 
 REFERENCE = "check_reference"  # finds what is wrong in an equation, which nothing but a reference knows
 
@@ -41,6 +46,21 @@ def plant(name: str, base: type, words: str, check: str, text: str = ""):
         module[name] = planted(words, check, text)(type(name, (base,), {"__module__": module["__name__"], **overrides}))
 
     return override
+
+
+def planted_for(module: ModuleType) -> list[Any]:
+    """Return the bugs that the checks of a module find, as parameters of a test."""
+    checks = {
+        check.__name__ for kind in registry.KINDS for check in checks_of(kind) if check.__module__ == module.__name__
+    }
+    assert checks
+    return [pytest.param(bug, id=name) for name, bug in PLANTED.items() if bug.check in checks]
+
+
+def text_of(bug: Planted) -> str:
+    """Return what the check of a bug says of it; empty where it finds nothing."""
+    given = {"reference": loop} if bug.check == REFERENCE else {}
+    return failing(bug.cls, checks=[bug.check], **given).get(bug.check, "")
 
 
 def failing(component: Any, **given: Any) -> dict[str, str]:

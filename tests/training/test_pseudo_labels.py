@@ -73,7 +73,7 @@ def test_no_label_of_a_training_image_is_looked_at(looked):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_each_epoch_trains_with_clusters_and_a_batch_size_of_its_own(looked):
+def test_each_epoch_has_clusters_and_a_batch_size(looked):
     _, (before, *epochs) = looked
     assert len(epochs) == 4
     np.testing.assert_array_equal(before["labels"], epochs[0]["labels"])
@@ -112,6 +112,6 @@ def test_what_does_not_go_with_clusters(overrides, text):
         ("data.pseudo.clusters=9999", r"data.pseudo.clusters: found 9999, and there are \d+ training images"),
     ],
 )
-def test_clusters_that_no_batch_can_be_made_of_are_told_before_training(tmp_path, override, text):
+def test_clusters_without_a_batch_are_told_before_training(tmp_path, override, text):
     with pytest.raises(ConfigError, match=text):
         train("cbml/digits", out=tmp_path / "out", overrides=(*QUICK, override), device="cpu")

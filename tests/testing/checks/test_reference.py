@@ -11,7 +11,8 @@ from pytorch_metric_learning.regularizers import LpRegularizer
 from pml_ext.distances import GramCosineSimilarity
 from pml_ext.errors import ConfigError
 from pml_ext.testing import SkipCheck, check_component
-from tests.testing.planted import correct, loop
+from pml_ext.testing.checks import reference as reference_checks
+from tests.testing.planted import correct, loop, planted_for, text_of
 from tests.testing.planted import losses as bugs
 
 COMPARED = ["check_reference", "check_settings"]
@@ -92,7 +93,7 @@ def test_of_plain_numbers_values_alone_are_compared():
     assert results(correct.ByHand(), reference=lambda x, y: 1.01 * in_plain_numbers(x, y)).status == "failed"
 
 
-def test_what_a_miner_chose_is_passed_to_a_reference_that_names_it():
+def test_a_reference_that_names_pairs_gets_a_miners():
     assert results(bugs.MinedNegativesIgnored(), reference=lambda x, y: loop(x, y)).status == "passed"
     found = results(bugs.MinedNegativesIgnored(), reference=loop)
     assert "pairs of a miner: the value is" in found.text
@@ -168,3 +169,10 @@ def test_the_first_settings_are_those_of_all_other_checks():
         check_component(Needy)
     given = {"settings": {"temperature": [0.5, 0.1]}, "checks": ["check_call_forms", "check_settings"]}
     assert {result.status for result in check_component(Needy, **given)} == {"passed"}
+
+
+@pytest.mark.parametrize("bug", planted_for(reference_checks))
+def test_a_bug_is_found_and_named(bug):
+    text = text_of(bug)
+    assert len(text) > 25
+    assert re.search(bug.text, text), text

@@ -1,0 +1,46 @@
+"""Tests beside training: of the untrained network, and between epochs."""
+
+from __future__ import annotations
+
+import time
+
+from .checkpointing import Checkpointer
+from .evaluation import evaluate_split, metrics_before
+from .records import CURVE, VALIDATION, Records
+from .run import Run
+
+
+def test_before(run: Run, checkpointer: Checkpointer) -> None:
+    """Test raw pixels and the untrained network, on rank 0."""
+    if run.rank > 0 or not run.recipe.evaluation.baselines:
+        return
+    run.listener.step("testing raw pixels and the untrained network")
+    started = time.perf_counter()
+    run.history.metrics = metrics_before(run)
+    checkpointer.save_untrained()
+    run.history.baseline_seconds += time.perf_counter() - started
+
+
+def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
+    """Run the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
+    started = time.perf_counter()
+    table = run.recipe.evaluation
+    is_last = run.epoch == run.recipe.schedule.epochs
+    measured: dict[str, dict[str, float]] = {}
+    if table.test_every and (is_last or run.epoch % table.test_every == 0):
+        run.listener.step(f"testing epoch {run.epoch}")
+        measured[run.queries] = evaluate_split(run, run.queries, clustering=False)
+    if table.select is not None and (is_last or run.epoch % table.every == 0):
+        run.listener.step(f"validating epoch {run.epoch}")
+        deciding = run.queries if table.select_on == "test" else "validation"
+        measured[deciding] = evaluate_split(run, deciding)
+        value = measured[deciding][table.select]
+        if value > run.history.best["value"]:
+            run.history.best = {"epoch": run.epoch, "value": value}
+            checkpointer.save_best()
+    for split, metrics in measured.items():
+        kind = VALIDATION if split == "validation" else CURVE
+        records.add(run.epoch, {kind: metrics})
+    records.save()
+    run.history.test_seconds += time.perf_counter() - started
+    checkpointer.save_epoch()

@@ -1,0 +1,50 @@
+"""The commands on plugins: check, plugins and new-plugin."""
+
+import json
+import re
+
+
+def test_check_names_what_fails_and_where(pml_ext_command):
+    done = pml_ext_command("check", "tests.testing.planted.others.StopsHalfway", "-v")
+    assert done.returncode == 1
+    assert re.search(r"check_sampler +failed +ZeroDivisionError: .* \(at others.py:\d+\)", done.stdout)
+    assert re.search(r'File ".*others.py", line \d+, in <lambda>\n +images=lambda self, rows: 1 / 0', done.stdout)
+    done = pml_ext_command("check", "hard-pair", "--json")
+    assert done.returncode == 0
+    assert {entry["status"] for entry in json.loads(done.stdout)} <= {"passed", "skipped"}
+    assert pml_ext_command("check", "nowhere_at_all").returncode == 2
+
+
+def test_plugins_are_listed_as_a_table_or_json(pml_ext_command):
+    records = json.loads(pml_ext_command("plugins", "--json").stdout)
+    assert {"angular", "cbml", "compare", "density", "pddm", "search", "triplets"} <= {each["name"] for each in records}
+    assert {each["status"] for each in records} == {"ok"}
+    done = pml_ext_command("plugins", "-v")
+    assert done.returncode == 0
+    assert re.search(r"cbml: pml-ext \S+, module pml_ext_cbml, ok\n  hooks       .*pml_ext_components", done.stdout)
+
+
+def test_a_new_plugin_is_written_with_what_to_type_next(pml_ext_command, tmp_path):
+    done = pml_ext_command("new-plugin", "wide-margin", "--out", tmp_path / "new")
+    *files, last = done.stdout.splitlines()
+    written = {str(path) for path in (tmp_path / "new").rglob("*") if path.is_file()}
+    assert set(files) == written
+    assert last == f"next: cd {tmp_path / 'new'}; pip install -e .; pytest; pml-ext check wide_margin"
+    refused = pml_ext_command("new-plugin", "WideMargin", "--out", tmp_path / "other")
+    assert refused.returncode == 2
+    assert "kebab-case" in refused.stderr
+
+
+def test_counts_of_checks_are_summed(pml_ext_command):
+    done = pml_ext_command("check", "pml_ext_cbml", "--fast")
+    assert done.returncode == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["component", "passed", "failed", "skipped", "xfail"]
+    rows = {line[0]: [int(number) for number in line[1:]] for line in lines if line and line[0] in COMPONENTS}
+    assert rows.keys() == COMPONENTS
+    total = [sum(column) for column in zip(*rows.values(), strict=True)]
+    names = ("passed", "failed", "skipped", "xfail")
+    assert done.stdout.splitlines()[-1] == ", ".join(f"{n} {name}" for n, name in zip(total, names, strict=True))
+
+
+COMPONENTS = {"cbml", "hard-pair", "metric-variance", "softmax"}

@@ -1,0 +1,105 @@
+"""What collectives give in two processes; run as a script, once a process."""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pml_ext.distributed import JoinedBatchNorm
+from pml_ext.distributed.gather import SharedTiles, gather_rows, join, tiles_shared
+from pml_ext.distributed.processes import (
+    collective_device,
+    from_rank_0,
+    from_ranks,
+    gather_objects,
+    max_over_ranks,
+    num_processes,
+    process_group,
+    rank,
+)
+from pml_ext.pairwise import tiles
+
+LENGTHS = (3, 1)
+IMAGES = torch.randn(7, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+PARTS = (slice(0, 5), slice(5, 7))  # of the images
+EPOCHS = 2
+
+
+def rows(number):
+    """Rows of a process: ``[3, 2]`` or ``[1, 2]`` numbers that no other process has."""
+    first = sum(LENGTHS[:number])
+    return torch.arange(2.0 * first, 2 * (first + LENGTHS[number]), dtype=torch.float64).reshape(-1, 2)
+
+
+def batch_norm(**settings):
+    """A batch norm whose scale and shift change something."""
+    layer = JoinedBatchNorm(3, **settings).double()
+    if layer.affine:
+        nn.init.constant_(layer.weight, 1.5)
+        nn.init.constant_(layer.bias, 0.25)
+    return layer
+
+
+def normalized(layer, images, part=slice(None)):
+    """Outputs, the gradients of images and of the layer in the last of two calls, and the layer's buffers."""
+    for _ in range(EPOCHS):
+        layer.zero_grad()
+        x = images[part].clone().requires_grad_()
+        y = layer(x)
+        (y * images.flip(2).exp()[part]).sum().backward()
+    gradients = [parameter.grad for parameter in layer.parameters()]
+    return {"y": y.detach(), "x": x.grad, "own": gradients, "buffers": list(layer.buffers())}
+
+
+def of_batch_norm(mine):
+    found = {}
+    for name, settings in SETTINGS.items():
+        found[name] = normalized(batch_norm(**settings), IMAGES, PARTS[mine])
+    return found
+
+
+SETTINGS = {"plain": {}, "averaging": {"momentum": None}, "bare": {"affine": False, "track_running_stats": False}}
+
+
+def of_processes(mine):
+    return {
+        "number": num_processes(),
+        "rank": rank(),
+        "from rank 0": from_rank_0({"rank": mine}),
+        "from ranks": from_ranks(f"of {mine}"),
+        "gathered": gather_objects(10 * mine),
+        "greatest": max_over_ranks(5 - 3 * mine),
+        "device": str(collective_device(torch.device("meta"))),
+    }
+
+
+def of_gather(mine):
+    own = rows(mine)
+    x = own.clone().requires_grad_()
+    joined = join({"x": x, "labels": torch.arange(LENGTHS[mine]), "none": None})
+    (joined["x"] * torch.arange(1.0, 9.0).view(4, 2)).sum().backward()
+    found = {"joined": {**joined, "x": joined["x"].detach()}, "gradient": x.grad}
+    found["half"] = gather_rows(own.bfloat16().t().contiguous().t(), LENGTHS)  # not contiguous
+    found["empty"] = [len(part) for part in gather_rows(own[:0], (0, 0))]
+    sharing = SharedTiles()
+    found["part"] = [sharing.part(count) for count in (1, 2, 5)]
+    found["tiles"] = sharing.gathered([own, own.sum(1)])
+    found["summed"] = sharing.summed([torch.full((2, 2), float(mine + 1)).t()])
+    with tiles_shared(x, None):
+        found["shared"] = tiles.sharing() is not None
+    with tiles_shared(x if mine else x.detach(), None):
+        found["unlike"] = tiles.sharing() is not None
+    return found
+
+
+def main(folder):
+    with process_group("cpu"):
+        mine = dist.get_rank()
+        found = {"processes": of_processes(mine), "gather": of_gather(mine), "batch norm": of_batch_norm(mine)}
+        torch.save(found, f"{folder}/rank-{mine}.pt")
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,44 @@
+"""Batch norm over two processes, against torch's over the joined batch."""
+
+import pytest
+import torch
+
+from pml_ext.distributed import JoinedBatchNorm, synchronize_batch_norm
+
+from . import primitives
+
+pytestmark = pytest.mark.timeout(0)  # two processes on a busy machine take as long as they take
+
+
+def test_synchronized_batch_norm_is_batch_norm_in_one_process():
+    torch.manual_seed(0)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten())
+    twin = torch.nn.Sequential(torch.nn.Conv2d(1, 3, 3), torch.nn.BatchNorm2d(3), torch.nn.Flatten())
+    twin.load_state_dict(plain.state_dict())
+    parameters = dict(twin.named_parameters())
+    twin = synchronize_batch_norm(twin, torch.device("cpu"))
+    assert isinstance(twin[1], JoinedBatchNorm)
+    assert all(parameters[name] is parameter for name, parameter in twin.named_parameters())
+    x = torch.randn(4, 1, 5, 5)
+    assert torch.equal(plain(x), twin(x))
+    assert twin.state_dict().keys() == plain.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", primitives.SETTINGS)
+def test_two_processes_have_the_statistics_of_the_joined_batch(collectives, name):
+    settings = primitives.SETTINGS[name]
+    layer = torch.nn.BatchNorm1d(3, **settings).double()
+    layer.load_state_dict(primitives.batch_norm(**settings).state_dict())
+    expected = primitives.normalized(layer, primitives.IMAGES)
+    found = [saved["batch norm"][name] for saved in collectives]
+    for key in ("y", "x"):
+        torch.testing.assert_close(torch.cat([each[key] for each in found]), expected[key], rtol=1e-10, atol=1e-12)
+    for each in found:
+        torch.testing.assert_close(each["buffers"], expected["buffers"], rtol=1e-12, atol=0)
+    for number, gradient in enumerate(expected["own"]):  # DistributedDataParallel averages them
+        torch.testing.assert_close(sum(each["own"][number] for each in found), gradient, rtol=1e-10, atol=1e-12)
+
+
+def test_an_input_has_channels():
+    with pytest.raises(ValueError, match="expected an input of two dimensions or more; got 1"):
+        JoinedBatchNorm(3)(torch.zeros(3))

@@ -1,0 +1,52 @@
+"""The core as a plugin: what it registers, and that every name leads to something."""
+
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import pml_ext
+from pml_ext import registry
+from pml_ext.registry import builtin
+
+COMMANDS = builtin.pml_ext_commands()
+
+
+@pytest.mark.parametrize("component", builtin.pml_ext_components(), ids=lambda component: component.name)
+def test_a_component_is_registered_with_a_summary(component):
+    found = registry.get(component.name, component.kind)
+    assert (found.plugin, found.summary) == ("pml", component.summary)
+    assert f"{component.cls.__module__}.{component.class_name}".startswith("pml_ext.")
+    assert component.cls.__doc__
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_is_a_function_that_says_what_it_does(name):
+    command = COMMANDS[name]
+    function = pkgutil.resolve_name(command.function)
+    assert inspect.isfunction(function)
+    assert function.__doc__
+    assert command.summary.endswith(".")
+    assert len(command.summary) < 60
+
+
+def test_recipes_are_the_files_of_the_package():
+    folder = Path(pml_ext.__file__).parent / "recipes"
+    files = {f"pml/{file.relative_to(folder).with_suffix('').as_posix()}" for file in folder.rglob("*.toml")}
+    assert "pml/contrastive/digits" in files
+    assert {name for name in registry.recipes() if name.startswith("pml/")} == files
+
+
+def test_data_sets_trunks_and_trackers_are_factories():
+    for kind, table in (
+        ("data set", builtin.pml_ext_datasets()),
+        ("trunk", builtin.pml_ext_trunks()),
+        ("tracker", builtin.pml_ext_trackers()),
+    ):
+        assert table
+        for name, factory in table.items():
+            assert callable(factory)
+            found = registry.factory(kind, name)  # of another call: a partial function is made anew
+            assert getattr(found, "func", found) is getattr(factory, "func", factory)
+            assert getattr(found, "args", ()) == getattr(factory, "args", ())

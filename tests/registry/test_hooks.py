@@ -1,0 +1,37 @@
+"""The hooks: their specifications, and those of a package with folders of recipes and papers."""
+
+import importlib
+import inspect
+
+import pluggy
+
+from pml_ext.registry import hooks
+from pml_ext.registry.hooks import packaged
+
+SPECS = {name: value for name, value in vars(hooks).items() if name.startswith("pml_ext_")}
+
+
+def test_every_hook_is_specified_and_described():
+    manager = pluggy.PluginManager("pml_ext")
+    manager.add_hookspecs(hooks)
+    assert {name for name in vars(manager.hook) if name.startswith("pml_ext_")} == set(SPECS)
+    for name, function in SPECS.items():
+        assert function.__doc__.startswith("Return "), name
+        assert not inspect.signature(function).parameters  # so that a plugin cannot ask for any
+        assert function() is None
+
+
+def test_a_package_has_its_recipes_and_papers(install_plugin):
+    package = install_plugin("packed", "")
+    for name in ("recipes/one.toml", "recipes/sub/two.toml", "papers/mine.toml", "papers/other.toml"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("")
+    importlib.import_module("packed")
+    recipes, papers = packaged("packed")
+    (folder,) = recipes()
+    assert sorted(each.name for each in folder.iterdir()) == ["one.toml", "sub"]
+    found = papers()
+    assert {name: file.name for name, file in found.items()} == {"mine": "mine.toml", "other": "other.toml"}
+    assert all(file.is_file() for file in found.values())
+    for hook in (recipes, papers):
+        assert getattr(hook, "pml_ext_impl", None), "marked as a hook"

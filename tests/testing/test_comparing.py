@@ -1,0 +1,79 @@
+"""Comparisons of values, gradients and indices."""
+
+import math
+
+import pytest
+import torch
+
+from pml_ext.testing import comparing
+
+LABELS = torch.tensor([0, 0, 1, 1])
+
+
+def indices(*lists):
+    return tuple(torch.tensor(each, dtype=torch.long) for each in lists)
+
+
+def test_nan_equals_nan_and_shapes_count():
+    one = [torch.tensor([1.0, math.nan])]
+    assert comparing.all_close(one, [torch.tensor([1.0 + 1e-9, math.nan]).double()])
+    assert not comparing.all_close(one, [torch.tensor([1.1, math.nan])])
+    assert not comparing.all_close(one, [torch.tensor([[1.0, math.nan]])])
+    assert not comparing.all_close(one, [])
+    assert comparing.equal(one[0], one[0].clone())
+    assert not comparing.equal(torch.tensor(1.0), torch.tensor(1.0 + 1e-7))
+    assert not comparing.equal((LABELS, LABELS), (LABELS,))
+
+
+def test_a_difference_has_both_values():
+    comparing.close(torch.tensor(1.0), torch.tensor(1.0 + 1e-7), "equal")
+    with pytest.raises(AssertionError, match=r"^the loss: \[1.0, 2.0\] instead of \[1.0, 3.0\]$"):
+        comparing.close([torch.ones(1), torch.tensor([1.0, 2])], [torch.ones(1), torch.tensor([1.0, 3])], "the loss")
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        comparing.close([torch.ones(1)] * 2, torch.ones(1), "x")
+
+
+def test_unused_leaves_have_gradient_0():
+    x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    found = comparing.gradients((x * x).sum(), [x, y])
+    assert [each.tolist() for each in found] == [[2, 2, 2], [0, 0]]
+    assert comparing.gradients(torch.tensor(1.0), [x])[0].tolist() == [0, 0, 0]
+    matrix = x[:, None] * x
+    weights = torch.randn(3, 3, generator=torch.Generator().manual_seed(10))
+    torch.testing.assert_close(comparing.weighted(matrix), (matrix * weights).sum())
+    value = x.sum()
+    assert comparing.weighted(value) is value
+
+
+def test_rows_are_sorted_and_told_apart():
+    pairs = indices([1, 0, 1], [0, 1, 0], [0, 0], [3, 1])
+    assert comparing.sorted_rows(pairs).tolist() == [[0, 1, 0], [0, 1, 1], [0, 3, 1], [1, 0, 0]]
+    assert comparing.sorted_rows(indices([2, 0], [3, 1], [0, 2])).tolist() == [[0, 1, 2], [2, 3, 0]]
+
+
+def test_valid_tuples_pass():
+    comparing.check_tuple(indices([0, 2], [1, 3], [2, 0]), LABELS, LABELS)
+    comparing.check_tuple(indices([0], [1], [2, 3], [0, 1]), LABELS, LABELS)
+    comparing.check_tuple(indices([], [], []), LABELS, LABELS)
+    comparing.check_tuple(indices([0], [0], [3]), LABELS, LABELS.clone())  # references
+    comparing.check_tuple(indices([0, 0], [1, 1], [3, 3]), LABELS, LABELS, twice=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([torch.zeros(2)], "must return a tuple of three or four index tensors; got list"),
+        (indices([0], [1]), "must return a tuple of three or four index tensors; got tuple"),
+        ((torch.zeros(1), *indices([1], [2])), "index tensor 0 must be int64 .N.; got torch.float32, 1"),
+        (indices([0], [1], [4]), "index tensor 3 is outside of 0 to 3 of the batch"),
+        (indices([0], [-1], [2]), "index tensor 1 is outside of 0 to 3"),
+        (indices([0, 0], [1], [2, 3]), r"paired index tensors differ in length: \[2, 1, 2\]"),
+        (indices([0], [2], [3]), "a positive is not of its anchor's class, or a negative is"),
+        (indices([0], [1], [1]), "a positive is not of its anchor's class, or a negative is"),
+        (indices([0], [0], [2]), "an anchor is its own positive, at distance 0"),
+        (indices([0, 0], [1, 1], [2, 2]), "is listed twice of the batch, and counts twice"),
+    ],
+)
+def test_invalid_tuples_are_named(given, text):
+    with pytest.raises(AssertionError, match=text):
+        comparing.check_tuple(given, LABELS, LABELS, " of the batch")

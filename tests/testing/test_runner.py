@@ -1,0 +1,58 @@
+"""Checks that are run: expected failures, errors, and what is skipped."""
+
+from typing import ClassVar
+
+import pytest
+
+from pml_ext.testing import check_component, parametrize_with_checks
+from tests.testing.planted import correct, others
+from tests.testing.planted import losses as bugs
+
+
+class Honest(bugs.MeanInside):
+    expected_failed_checks: ClassVar = {"check_reducers": "a value of the whole batch"}
+
+
+def test_expected_failures_need_a_reason_and_must_fail():
+    reason = {"check_reducers": "the mean is taken inside on purpose"}
+    some = {"checks": ["check_reducers"]}
+    for component, given, wanted in (
+        (bugs.MeanInside(), reason, reason),
+        (Honest, None, Honest.expected_failed_checks),  # the class itself says so
+        (Honest, reason, reason),
+    ):
+        (found,) = check_component(component, given, **some)
+        assert (found.status, found.text) == ("xfail", wanted["check_reducers"])
+    with pytest.raises(AssertionError, match="check_reducers: passed, but expected to fail"):
+        check_component(correct.ByHand(), reason, **some)
+    with pytest.raises(ValueError, match="wants a reason"):
+        check_component(bugs.MeanInside(), {"check_reducers": " "})
+    with pytest.raises(ValueError, match="'check_reducer' is no check"):
+        check_component(bugs.MeanInside(), {"check_reducer": "a typing error"})
+    marks = parametrize_with_checks([bugs.MeanInside()], expected_failed_checks=lambda c: reason).mark.args[1]
+    (marked,) = [p for p in marks if p.marks]
+    assert marked.id == "MeanInside-check_reducers"
+    assert marked.marks[0].kwargs == {"reason": reason["check_reducers"], "strict": True}
+
+
+def test_what_a_component_raises_keeps_its_traceback():
+    parameters = parametrize_with_checks([others.StopsHalfway]).mark.args[1]
+    (marked,) = [p for p in parameters if p.id == "StopsHalfway-check_sampler"]
+    component, check = marked.values
+    with pytest.raises(ZeroDivisionError) as raised:
+        check(component)
+    assert raised.traceback[-1].name == "<lambda>"
+    text = r"StopsHalfway fails 1 of 1 checks:\n  check_sampler: ZeroDivisionError"
+    with pytest.raises(AssertionError, match=text) as raised:
+        check_component(others.StopsHalfway, checks=["check_sampler"])
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_after_a_loss_that_cannot_be_called_the_rest_is_skipped():
+    results = check_component(bugs.ValueAlone, on_fail=None)
+    assert [result.check for result in results if result.fails] == ["check_call_forms"]
+    skipped = [result for result in results if result.check == "check_reducers"]
+    assert [(r.status, r.text[:40]) for r in skipped] == [("skipped", "check_call_forms fails: compute_loss ret")]
+    reason = {"check_call_forms": "it is no loss yet"}
+    results = check_component(bugs.ValueAlone, reason, checks=["check_call_forms", "check_pickle"], on_fail=None)
+    assert [result.status for result in results] == ["xfail", "failed"]  # nobody asked to leave the others out

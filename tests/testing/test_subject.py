@@ -1,0 +1,72 @@
+"""The component under check, and components by name."""
+
+import functools
+import re
+
+import pytest
+import torch
+from pytorch_metric_learning import losses
+
+import pml_ext
+from pml_ext.errors import ConfigError
+from pml_ext.testing import check_component, parametrize_with_checks
+from pml_ext.testing.subject import find_components, subject_of
+from tests.testing.planted import correct
+
+
+def test_what_cannot_be_checked():
+    with pytest.raises(ConfigError, match="RegularizedLoss needs loss, regularizer, .* check an instance"):
+        check_component(pml_ext.RegularizedLoss)
+    with pytest.raises(TypeError, match="extends none of the base classes"):
+        check_component(torch.nn.Linear(2, 2))
+
+
+def test_targets():
+    for what in ("cbml", "pml_ext_cbml"):
+        assert [name for name, _ in find_components(what)] == ["cbml", "hard-pair", "metric-variance", "softmax"]
+    names = {"hard-quadruplet", "mahalanobis", "pddm (distance)", "pddm (loss)"}
+    assert {name for name, _ in find_components("pddm")} == names
+    assert find_components("pml_ext.distances.EuclideanDistance")[0][1] is pml_ext.distances.EuclideanDistance
+    assert find_components("local-positive")[0][1].cls is pml_ext.LocalPositiveMiner
+    assert ("ByHand", correct.ByHand) in find_components("tests.testing.planted.correct")
+    assert len(find_components("pml")) > 30
+    with pytest.raises(ConfigError, match="nowhere_at_all: no package, class, entry point or component"):
+        find_components("nowhere_at_all")
+    with pytest.raises(ConfigError, match="no component in it"):
+        find_components("json")
+
+
+@pytest.mark.parametrize(
+    ("component", "size", "classes"),
+    [
+        (functools.partial(correct.Weighted, 2.0, kind="square"), 8, 6),
+        (functools.partial(losses.ProxyAnchorLoss, num_classes=7), 8, 7),
+        (losses.ProxyAnchorLoss(num_classes=3, embedding_size=5), 5, 3),
+        (losses.ContrastiveLoss, 8, 6),
+    ],
+)
+def test_what_may_be_checked(component, size, classes):
+    given = {"embedding_size": size, "num_classes": classes}
+    subject = subject_of(component, **given)
+    assert (subject.size, subject.classes) == (size, classes)
+    some = ["check_call_forms", "check_gradients", "check_pickle"]
+    results = check_component(component, checks=some, on_fail=None, **given)
+    assert {r.status for r in results if r.check != "check_gradients"} == {"passed"}
+    ids = [parameter.id for parameter in parametrize_with_checks([component], **given).mark.args[1]]
+    assert f"{subject.name}-check_pickle" in ids
+
+
+def test_a_size_that_nothing_tells_is_named():
+    class Hidden(correct.ByHand):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.layer = torch.nn.Linear(3, 2)
+
+        def compute_loss(self, embeddings, labels, *more):
+            x = self.layer(embeddings[:, :3] * embeddings[:, [16]])
+            return super().compute_loss(x, labels, None, x, labels)
+
+    (result,) = check_component(Hidden(), checks=["check_call_forms"], on_fail=None)
+    assert re.search("cannot be called with embeddings of 3 numbers and 6 classes: .*embedding_size=...", result.text)
+    (result,) = check_component(Hidden(), checks=["check_call_forms"], embedding_size=17)
+    assert result.status == "passed"

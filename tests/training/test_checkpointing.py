@@ -1,0 +1,41 @@
+"""When a run writes its checkpoints, and how it goes on from them."""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from pml_ext.errors import DataError
+
+from ..integration.whole_runs import Ear, quick, same
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_model_that_is_gone_is_made_again(finished, tmp_path):
+    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
+    model = out / "checkpoints" / "model.pt"
+    model.unlink()
+    again = quick(out, resume=True, listener=ear)
+    assert same(again, finished[1])
+    assert ear.warnings == [f"{model} is gone or damaged; it is made again from {model.with_name('last.pt')}"]
+    states = [torch.load(run / "checkpoints" / "model.pt")["trunk"] for run in (out, finished[0])]
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+    for name in ("model.pt", "last.pt"):
+        model.with_name(name).unlink()
+    with pytest.raises(DataError, match=r"model.pt is gone or damaged, and .*last.pt.*; delete .*metrics.json"):
+        quick(out, resume=True)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_damaged_last_checkpoint_costs_an_epoch(finished, tmp_path):
+    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
+    (out / "metrics.json").unlink()
+    for name, place in (("checkpoints/last.pt", 5000), ("recipe.toml", 300)):
+        content = bytearray((out / name).read_bytes())
+        content[place] ^= 1
+        (out / name).write_bytes(content)
+    assert same(quick(out, resume=True, listener=ear), finished[1])
+    damaged = r"last\.pt: the file is damaged \(its checksum is not that in SHA256SUMS\); the run goes on from"
+    assert re.search(rf"{damaged}.*previous\.pt \(epoch 2\)", ear.warnings[0])
+    assert (out / "recipe.toml").read_bytes() == (finished[0] / "recipe.toml").read_bytes()

@@ -1,0 +1,84 @@
+"""What ends a run or is worth a warning: values that are not finite, a loss of 0, collapse."""
+
+import math
+
+import pytest
+from pytorch_metric_learning import losses
+
+import pml_ext
+from pml_ext.errors import TrainingError
+from pml_ext.files import read_json
+from pml_ext.training import checkpoint
+
+from ..integration.whole_runs import Ear, quick
+
+
+class Exploding(losses.ContrastiveLoss):
+    """Becomes NaN in its sixth call, or a batch norm's statistics do."""
+
+    what = "loss"
+
+    def start_epoch(self, run):
+        if self.what == "statistics" and run.epoch == 2:
+            run.trunk[1].running_mean.fill_(math.inf)
+
+    def forward(self, *arguments):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(*arguments) * (math.nan if self.calls == 6 and self.what == "loss" else 1)
+
+
+@pytest.mark.usefixtures("isolated_registry")
+@pytest.mark.parametrize(
+    ("what", "wanted"),
+    [
+        ("loss", r"the loss became nan in iteration 6 \(epoch 2\)"),
+        ("statistics", r"the trunk\.1\.running_mean became inf in epoch 2"),
+    ],
+)
+def test_nan_stops_the_run_and_keeps_the_checkpoint(tmp_path, monkeypatch, what, wanted):
+    monkeypatch.setattr(Exploding, "what", what)
+    pml_ext.register(Exploding, name="exploding")
+    with pytest.raises(TrainingError, match=f"{wanted}; the checkpoint of epoch 1 is kept"):
+        quick(tmp_path / "out", "loss.name=exploding", "evaluation.baselines=false")
+    state = checkpoint.load(tmp_path / "out" / "checkpoints" / "last.pt")
+    assert state["epoch"] == 1
+    assert all(value.isfinite().all() for value in state["parts"]["embedder"].values())
+
+
+def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path):
+    overrides = ("optimizer={name='sgd', lr=3e38, weight_decay=1e3}", "sampler.iterations=1")
+    with pytest.raises(TrainingError, match=r"the weight trunk\.0\.weight became inf in epoch 1; there is no"):
+        quick(tmp_path / "out", *overrides, recipe="triplets/digits")
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()] == ["before.pt"]
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["sampler.m=1", "sampler.batch_size=10"], "no batch has a positive pair, which takes two images of one class"),
+        (["loss.name=pml/triplet-margin", "sampler.m=8", "sampler.batch_size=8"], "no batch has a negative pair"),
+        (['loss={name="pml/triplet-margin", margin=-9}'], "but none adds to the loss, as when all satisfy its margin"),
+        (["loss.memory.size=500", "sampler.m=1", "sampler.batch_size=2", "sampler.iterations=1"], "positive pair"),
+    ],
+)
+def test_a_loss_that_is_always_0_is_a_warning(tmp_path, overrides, reason):
+    settings = ["sampler.iterations=12", "schedule.epochs=2", "schedule.milestones=[1]", *overrides]
+    (warning,) = quick(tmp_path / "run", *settings)["warnings"]
+    first = 1 if "sampler.iterations=1" in overrides else 10
+    assert warning.startswith(f"the loss is 0 in all of the first {first} iterations, so nothing is learned: ")
+    assert reason in warning
+    assert warning in read_json(tmp_path / "run" / "metrics.json")["warnings"]
+
+
+def test_a_collapsed_run_ends_with_a_report_and_warnings(tmp_path):
+    ear = Ear()
+    metrics = quick(tmp_path / "out", "optimizer.lr=1e8", listener=ear)
+    assert sum("embeddings collapse to one point" in text for text in ear.warnings) == 1, ear.warnings  # not each epoch
+    assert metrics["warnings"] == ear.warnings
+    assert metrics["after"]["nmi"] < 0.01
+    report = (tmp_path / "out" / "report.html").read_text()
+    assert "collapse" in report
+    assert "could not be drawn" not in report
+    assert [epoch[:2] for epoch in ear.epochs] == [("1", "3"), ("2", "3"), ("3", "3")]
+    assert ear.epochs[-1][-1] == "0:00:00"

@@ -1,0 +1,58 @@
+"""The stages of a training: samplers, iterations, optimizers and learning rates."""
+
+import contextlib
+import json
+import sqlite3
+
+import pytest
+import torch
+from torch import nn
+
+from pml_ext.errors import ConfigError
+from pml_ext.networks.trunks import convnet, freeze
+from pml_ext.training import checkpoint
+from pml_ext.training.launch import train
+from pml_ext.training.stages import extend_schedule
+
+SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.milestones=[4]"]
+SHORT += ["sampler.iterations=20", "model.trunk.width=8", "model.trunk.weights=random"]
+
+
+def finished(folder, *overrides, seed=0):
+    train("cbml/digits", overrides=[*SHORT, *overrides], out=folder, seed=seed)
+    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
+    return state, json.loads((folder / "metrics.json").read_text())
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
+    """The first layers stay as they were; all others do in the first stage alone; then a tenth of the rate."""
+    stage = 'stages=[{epochs=2, freeze="trunk", loss={name="cbml"}}, {epochs=1, lr_factor=0.1, loss={name="cbml"}}]'
+    run = ["schedule.name=constant", "schedule.milestones=[]", "optimizer.name=sgd", "optimizer.lr=0.01"]
+    state, _ = finished(tmp_path / "run", stage, 'model.freeze=["0", "1"]', *run)
+    assert torch.equal(state["trunk"]["1.running_mean"], torch.zeros(8))  # in evaluation mode
+    assert not torch.equal(state["trunk"]["5.running_mean"], torch.zeros(8))
+    assert torch.equal(state["trunk"]["1.weight"], torch.ones(8))
+    assert not torch.equal(state["trunk"]["5.weight"], torch.ones(8))
+    last = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert last["parts"]["trunk_optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.01)
+    with contextlib.closing(sqlite3.connect(tmp_path / "run" / "records" / "logs.db")) as records:
+        rates = [rate for (rate,) in records.execute("SELECT lr FROM trunk_optimizer_SGD ORDER BY 1")]
+    assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
+    with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
+        freeze(convnet(3, 16), ["layer1"])
+
+
+def test_a_longer_cosine_keeps_the_factor_of_its_stage():
+    parameter, rates = nn.Parameter(torch.zeros(())), []
+    for epochs in (4, 8):
+        optimizer = torch.optim.SGD([parameter], lr=1.0)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
+        optimizer.param_groups[0]["lr"] *= 0.1
+        for _ in range(3):
+            optimizer.step()
+            schedule.step()
+        if epochs == 4:
+            extend_schedule(schedule, 8, 0.1)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == pytest.approx(rates[1])
