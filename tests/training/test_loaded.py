@@ -52,7 +52,7 @@ def test_a_file_that_is_gone_is_named_with_what_to_do(copied, name):
     with pytest.raises(DataError, match=rf"^{copied / name} is gone; .*pml-ext (report|train)|--resume"):
         LoadedRun(copied, "cpu")
     (copied / "metrics.json").unlink()
-    text = rf"^{copied}: no finished run \(no {name} in it\); type: pml-ext train RECIPE --out {copied}$"
+    text = rf"^{copied}: no finished run \(no {name} in it\); type: pml-ext train RECIPE --out {copied} --resume$"
     with pytest.raises(DataError, match=text):
         LoadedRun(copied, "cpu")
 

@@ -21,7 +21,14 @@ SETTINGS = [
 def test_validates_every_second_epoch_and_the_last(tmp_path):
     seen = []
     recipe = load_recipe(
-        "cbml/digits", [*SETTINGS, "evaluation.validation=0.3", "evaluation.select='map_at_r'", "evaluation.every=2"]
+        "cbml/digits",
+        [
+            *SETTINGS,
+            "evaluation.validation=0.3",
+            "sampler.batch_size=56",
+            "evaluation.select='map_at_r'",
+            "evaluation.every=2",
+        ],
     )
     run = Run(recipe, "cbml/digits", tmp_path / "run", 0, "cpu")
     train_run(run, after_validation=lambda epoch, best: seen.append((epoch, best)))
