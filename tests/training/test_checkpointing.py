@@ -8,7 +8,7 @@ import torch
 
 from pml_ext.errors import DataError
 
-from ..integration.whole_runs import Ear, quick, same
+from .whole_runs import Ear, quick, same
 
 
 @pytest.mark.usefixtures("without_report")

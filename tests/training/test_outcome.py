@@ -10,7 +10,7 @@ from pml_ext.errors import TrainingError
 from pml_ext.files import read_json
 from pml_ext.training import checkpoint
 
-from ..integration.whole_runs import Ear, quick
+from .whole_runs import Ear, quick
 
 
 class Exploding(losses.ContrastiveLoss):

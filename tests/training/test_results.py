@@ -11,7 +11,7 @@ from pml_ext.errors import DataError
 from pml_ext.files.checksums import changed_files, missing_files, read_sums
 from pml_ext.training.launch import draw_report, read_metrics
 
-from ..integration.whole_runs import QUICK, Ear, quick, same
+from .whole_runs import QUICK, Ear, quick, same
 
 
 def test_a_setback_is_printed_and_in_the_report(tmp_path, pml_ext_command):
