@@ -201,7 +201,7 @@ def test_torch_func_and_forward_mode_agree_with_backward(name):
         TripletMarginLoss(distance=pml_ext.PDDMDistance(SIZE, 8, 0.0, True, 3000)),
     ],
 )
-def test_parts_change_nothing_and_torch_func_keeps_those_that_backward_computes_again(loss, monkeypatch):
+def test_parts_change_nothing_and_torch_func_keeps_them(loss, monkeypatch):
     x, labels = batch((4, 3))
     x = x.double().requires_grad_()
     value = loss.double()(x, labels)

@@ -53,7 +53,7 @@ def settings(tables):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_setting_of_a_recipe_that_names_a_table_has_an_origin(name):
+def test_every_setting_of_a_tables_recipe_has_an_origin(name):
     for full, tables in variant_tables(name).items():
         resolved = flat(
             Recipe.model_validate(tables).model_dump(exclude={"description", "paper", "track"}, exclude_none=True)

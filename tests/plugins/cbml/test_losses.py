@@ -6,7 +6,7 @@ from pytorch_metric_learning import distances, miners, reducers
 from pytorch_metric_learning.losses import MultiSimilarityLoss
 
 from pml_ext.testing import check_component
-from pml_ext_cbml import CBMLLoss, HardPairMiner, MetricVarianceRegularizer
+from pml_ext_cbml import CBMLLoss, HardPairMiner
 
 from . import loops
 
@@ -107,27 +107,3 @@ def test_equals_pml_multi_similarity():
     expected = pml(x, labels, miner(x, labels))
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("epsilon", [0.1, 0.0, 0.5, -0.1])
-@pytest.mark.parametrize("distance", [None, distances.LpDistance(), distances.DotProductSimilarity()])
-def test_the_miner_finds_the_pairs_of_pml(epsilon, distance):
-    """In the order of their rows."""
-    for seed in range(3):
-        x, labels = loops.batch(rows=40, size=6, classes=7, seed=seed)
-        found = HardPairMiner(epsilon, distance=distance)(x, labels)
-        theirs = miners.MultiSimilarityMiner(epsilon, distance=distance or distances.CosineSimilarity())(x, labels)
-        for side in (slice(2), slice(2, 4)):
-            mine, wanted = (list(zip(*(i.tolist() for i in each[side]), strict=True)) for each in (found, theirs))
-            assert mine == sorted(wanted)
-
-
-def test_the_regularizer_is_equation_29():
-    def reference(embeddings, labels, gamma=0.2, reduction="mean", detach_target=False):
-        settings = {"mvc_gamma": gamma, "mvc_reduction": reduction, "detach_target": detach_target}
-        terms = loops.anchor_terms(embeddings, loops.pairs_from_labels(labels), **settings)
-        return sum(variance for _, _, variance in terms) / len(labels)
-
-    settings = {"reduction": ["mean", "sum"], "gamma": [0.0, 0.2, 1.0], "detach_target": [False, True]}
-    checks = ["check_reference", "check_settings"]
-    check_component(MetricVarianceRegularizer, reference=reference, settings=settings, checks=checks)

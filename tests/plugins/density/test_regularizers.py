@@ -1,31 +1,14 @@
 """Density adaptivity against slow loops from Eq. 5 to 8, its fixed point, and what it refuses."""
 
 import itertools
-import math
 
 import pytest
 import torch
-from pytorch_metric_learning import losses
 
-from pml_ext import DensityRegularizer, EntropyRegularizer, GlobalOrthogonalRegularizer
+from pml_ext import DensityRegularizer
 from pml_ext.testing import check_component
-from pml_ext_density import functional
 
-
-def slow_density(points):
-    """Eq. 5 for the embeddings of one class."""
-    points = [x / x.norm().clamp(min=1e-12) for x in points]
-    mean = sum(points) / len(points)
-    return sum(((x - mean) ** 2).sum() for x in points) / len(points)
-
-
-def batch(labels, size=5, seed=0, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(len(labels), size, generator=generator, dtype=torch.float64).to(dtype)
-    return x.requires_grad_(), torch.tensor(labels)
-
-
-RAGGED = [3, 0, 3, 0, 0, 1, 3, 3, 0]  # unsorted, with a class of one
+from .points import RAGGED, batch, slow_density
 
 
 def reference(
@@ -65,15 +48,6 @@ def test_against_the_slow_loop():
     )
 
 
-def test_slots_of_a_gpu_have_their_classes(monkeypatch):
-    """In the form without a shape that depends on the labels, which a CPU takes while compiling."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    classes = torch.tensor([3, 0, 3, 0, 0, 1, 3])
-    slots = functional.slots(classes, torch.float64)
-    assert torch.equal(slots.classes[slots.of], classes)
-    assert slots.counts[:3].tolist() == [3, 1, 3]
-
-
 def test_the_fixed_point_is_the_density_and_a_half():
     x, y = batch(RAGGED)
     x = x.detach()
@@ -91,46 +65,9 @@ def test_the_fixed_point_is_the_density_and_a_half():
 
 
 @pytest.mark.parametrize("labels", [[1, 2], [101, 102], [-1, 0]])
-def test_labels_without_a_target_are_refused_and_told_what_to_type(labels):
+def test_labels_without_a_target_are_refused(labels):
     x, y = batch(labels * 2)
     with pytest.raises(ValueError, match=r"have no class: .* num_classes=2 with labels 0 to 1.*class_labels=range\("):
         DensityRegularizer(2)(x, y)
     low = labels[0]
     assert DensityRegularizer(2, class_labels=range(low, low + 2))(x, y).isfinite()
-
-
-def test_entropy_against_a_loop():
-    x, y = batch(RAGGED)
-    points = [p / p.norm() for p in x.detach()]
-    nearest = [min((p - q).norm().item() for j, q in enumerate(points) if j != i) for i, p in enumerate(points)]
-    expected = -sum(math.log(d) for d in nearest) / len(nearest)
-    assert EntropyRegularizer()(x).item() == pytest.approx(expected, rel=1e-12)
-    found = losses.ContrastiveLoss(embedding_regularizer=EntropyRegularizer(), embedding_reg_weight=0.5)(x, y)
-    torch.testing.assert_close(found, losses.ContrastiveLoss()(x, y) + 0.5 * expected)  # PML's slot
-
-
-def test_entropy_of_equal_embeddings_and_of_one():
-    x = torch.ones(3, 4).requires_grad_()
-    value = EntropyRegularizer(least_distance=1e-3)(x)
-    assert value.item() == pytest.approx(-math.log(1e-3))
-    value.backward()
-    assert (x.grad == 0).all()
-    EntropyRegularizer()(torch.ones(1, 4).requires_grad_()).backward()
-
-
-def test_global_orthogonal_against_a_loop():
-    x, y = batch(RAGGED)
-    points = [p / p.norm() for p in x.detach()]
-    s = [float(points[i] @ points[j]) for i in range(len(y)) for j in range(len(y)) if y[i] != y[j]]
-    expected = (sum(s) / len(s)) ** 2 + max(0, sum(v * v for v in s) / len(s) - 1 / x.shape[1])
-    assert GlobalOrthogonalRegularizer()(x, y).item() == pytest.approx(expected, rel=1e-12)
-    assert GlobalOrthogonalRegularizer()(x, torch.zeros_like(y)).item() == 0
-
-
-def test_short_rows_of_float16_have_a_bounded_gradient():
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.nn.functional.normalize(torch.randn(16, 4, generator=generator))
-    x = (directions * 10 ** (-7 * torch.rand(16, 1, generator=generator))).half().requires_grad_()
-    (gradient,) = torch.autograd.grad(EntropyRegularizer()(x), x)
-    assert gradient.isfinite().all()
-    assert gradient.norm(dim=1).max() > 1

@@ -25,7 +25,7 @@ def rows(out):
         return list(csv.DictReader(file))
 
 
-def test_base_densities_come_from_the_features_before_the_embedder(finished):
+def test_base_densities_come_from_the_trunks_features(finished):
     out, _ = finished
     state = torch.load(out / "checkpoints" / "model.pt")
     recipe = next(iter(load_recipes(str(out / "recipe.toml")).values()))

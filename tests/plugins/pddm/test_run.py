@@ -38,7 +38,7 @@ def test_is_tested_by_features_by_score_and_by_a_shortlist(finished):
     assert recorded["learned_metric"] == metrics["learned_metric"]
 
 
-def test_the_head_trains_with_an_optimizer_of_its_own_and_is_saved(finished):
+def test_the_head_trains_with_an_optimizer_of_its_own(finished):
     out, _ = finished
     state = torch.load(out / "checkpoints" / "last.pt", weights_only=False)
     parts = state["parts"]

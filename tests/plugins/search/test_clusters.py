@@ -83,9 +83,7 @@ def test_hdbscan_of_a_large_collection_sees_a_part_of_it(monkeypatch):
     ]
 
 
-def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_replaced(
-    make, few, tmp_path, monkeypatch
-):
+def test_only_sheets_of_an_earlier_table_are_removed(make, few, tmp_path, monkeypatch):
     photos = tmp_path / "photos"
     shutil.copytree(few[0], photos)
     mine = {name: Image.new("L", (8, 8), number * 20) for number, name in enumerate(["noise.png", "cluster-7.png"])}
@@ -110,7 +108,7 @@ def test_only_the_sheets_of_an_earlier_table_are_removed_and_no_other_file_is_re
 # Contact sheets
 
 
-def test_a_sheet_has_every_image_in_its_place_and_frames_strange_ones():
+def test_a_sheet_has_every_image_in_its_place():
     colors = [(10 * number, 40, 200) for number in range(23)]
     sheet = contact_sheet("23 of them", [Image.new("RGB", (5, 5), color) for color in colors])
     assert sheet.size == (10 * CELL + 6, 30 + 3 * CELL + 6)

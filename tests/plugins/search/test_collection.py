@@ -8,7 +8,6 @@ import random
 import re
 import shutil
 import sqlite3
-import subprocess
 import warnings
 from pathlib import Path
 
@@ -16,26 +15,15 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
-from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.data.folder import folder as image_folder
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import embedding
 from pml_ext_search.collection import Collection, StoreWarning
 from pml_ext_search.embedding import SkippedImage
 
 from .conftest import flip, full, killed
-
-
-def write_some(place, numbers, brightness=255):
-    """Drawings of 8 x 8, each another one."""
-    generator = np.random.default_rng(0)
-    drawings = generator.integers(256, size=(1000, 8, 8), dtype=np.uint8)
-    for number in numbers:
-        file = place / f"class {number % 7}" / f"{number:04d}.png"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(drawings[number] // 2 + brightness // 2).save(file, compress_level=0)
+from .drawings import write_some
 
 
 @pytest.fixture
@@ -183,7 +171,7 @@ def of_index(run):
 # Whose it is
 
 
-def test_a_collection_of_an_earlier_state_is_replaced_with_a_word(runs, tmp_path):
+def test_a_collection_of_an_earlier_state_is_replaced(runs, tmp_path):
     ignored = shutil.ignore_patterns("collection", "records", "figures")
     shutil.copytree(runs[0], tmp_path / "run", ignore=ignored)
     write_some(tmp_path / "images", range(10))
@@ -317,57 +305,6 @@ def test_a_database_of_others_is_refused(make, images, kind):
     assert database.read_bytes() == before
 
 
-def pipe(place):
-    os.mkfifo(place / "class 0" / "pipe.png")
-    return ["class 0/pipe.png"]
-
-
-def loop(place):
-    (place / "class 0" / "loop.png").symlink_to(place / "class 0" / "loop.png")
-    return ["class 0/loop.png"]
-
-
-def vanishing(place):
-    (place / "class 0" / "vanishing.png").write_bytes(b"")
-    return ["class 0/vanishing.png"]
-
-
-@pytest.mark.parametrize("odd", [pipe, loop, vanishing])
-def test_an_odd_file_is_skipped_by_itself(make, images, monkeypatch, odd):
-    write_some(images, range(10))
-    names = odd(images)
-    real = os.scandir
-
-    def scandir(place):
-        found = [*real(place)]
-        if str(place).endswith("class 0"):
-            (images / "class 0" / "vanishing.png").unlink(missing_ok=True)
-        return contextlib.nullcontext(found)
-
-    if odd is vanishing:
-        monkeypatch.setattr("os.scandir", scandir)
-    with pytest.warns(SkippedImage):
-        embedded = make().index(images).embedded
-    assert (len(embedded.paths), sorted({*names} & {*embedded.paths})) == (10, [])
-    if odd is pipe:
-        with pytest.raises(DataError, match=r"pipe.png: not a regular file"):
-            make().embed(images / names[0])
-
-
-def test_folders_may_be_nested_deeply(make, images):
-    write_some(images, range(21))
-    deep = f"{images}/class 0/" + "d/" * 1200
-    subprocess.run(["mkdir", "-p", deep], check=True)  # pathlib and shutil go less deep
-    try:
-        shutil.copy(next(images.glob("class 1/*")), deep + "deep.png")
-        paths = make().embed_folder(images).paths
-        splits = image_folder(images.parent, "images", split="image")
-    finally:
-        subprocess.run(["rm", "-r", images / "class 0"], check=True)
-    assert sum(path.endswith("d/d/deep.png") for path in paths) == 1
-    assert len(splits.train) + len(splits.test) == 22
-
-
 @pytest.mark.parametrize("inner", ["class 1", "class 1/inner"])
 def test_images_that_cannot_be_looked_at_keep_ids(make, images, monkeypatch, inner):
     write_some(images, range(30))
@@ -396,42 +333,7 @@ def test_images_that_cannot_be_looked_at_keep_ids(make, images, monkeypatch, inn
     assert make().embed_folder(images).new == 0
 
 
-def test_runs_and_contact_sheets_are_not_indexed(make, images, runs):
-    write_some(images, range(20))
-    shutil.copytree(runs[0], images / "class 1" / "my run", ignore=shutil.ignore_patterns("collection"))
-    (images / "class 1" / "my run" / "figures").mkdir(exist_ok=True)
-    shutil.copy(next(images.glob("class 2/*")), images / "class 1" / "my run" / "figures" / "curve.png")
-    run = make()
-    with pytest.warns(SkippedImage) as heard:
-        run.cluster(images, 3, out=images / "groups")
-    told = [str(one.message) for one in heard if one.category is SkippedImage]
-    assert len(told) == 1
-    assert "my run: the folder of a run, whose figures are not read as images" in told[0]
-    (images / "groups" / "my own.png").write_bytes(next(images.glob("class 1/*.png")).read_bytes())
-    for _ in range(2):
-        with pytest.warns(SkippedImage, match="contact sheets are not read as images"):
-            embedded = run.index(images).embedded
-        assert len(embedded.paths) == 21
-        assert "groups/my own.png" in embedded.paths
-
-
-def test_file_names_need_not_be_text(make, images):
-    names = [b"caf\xe9.png", b"price $5_$6.png", b"a\nb.png", "雪 🙂.png".encode(), b"*[x]?.PNG"]
-    write_some(images, range(1))
-    pixels = next(images.glob("*/*.png")).read_bytes()
-    try:
-        for number, name in enumerate(names):
-            with open(os.fsencode(images) + b"/" + name, "wb") as file:
-                file.write(pixels + bytes(number))
-    except OSError:
-        pytest.skip("this file system wants names that are text")
-    first = make().embed_folder(images)
-    assert {os.fsencode(path) for path in first.paths} == {*names, b"class 0/0000.png"}
-    again = make().embed_folder(images)
-    assert (again.new, again.paths, again.skipped) == (0, first.paths, {})
-
-
-def test_unreadable_files_and_links_are_named_each_time_and_mended_ones_embedded(make, images):
+def test_unreadable_files_are_named_until_they_are_mended(make, images):
     write_some(images, range(5))
     broken = images / "class 0" / "broken.jpg"
     broken.write_bytes(b"no image")

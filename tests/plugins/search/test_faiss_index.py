@@ -47,7 +47,7 @@ def answers(gallery, queries, k):
         ("Flat", 1000, 100, 1.5, 999),
     ],
 )
-def test_the_default_effort_finds_nine_of_ten_and_as_many_as_are_asked_for(make, factory, count, classes, spread, k):
+def test_the_default_effort_finds_nine_of_ten(make, factory, count, classes, spread, k):
     gallery = made_up(make(), clustered(count, classes, spread, seed=1), factory)
     queries = clustered(100, classes, spread, seed=2)
     assert recall(gallery, queries) >= 0.9

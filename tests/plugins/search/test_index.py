@@ -61,7 +61,7 @@ def check_whole(run, folders):
 
 
 @pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
-def test_a_kill_between_any_two_steps_leaves_the_old_index_or_the_new(make, few, tmp_path, factory):
+def test_a_kill_leaves_the_old_index_or_the_new(make, few, tmp_path, factory):
     seen = []
     make("old").index(few[0], factory)
     for step in range(40):
@@ -109,9 +109,7 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
         *(("*.faiss", damage, 0) for damage in (halve, empty, Path.unlink, garbage, flip)),
     ],
 )
-def test_a_damaged_file_is_one_line_with_its_path_and_a_command_that_mends_it(
-    command, make, few, tmp_path, pattern, damage, lost
-):
+def test_a_damaged_file_is_one_line_with_its_remedy(command, make, few, tmp_path, pattern, damage, lost):
     """A query changes nothing of it; who embeds the folder computes the lost embeddings again, with a word."""
     run, place = make("an index"), tmp_path / "an index"
     before = run.index(few[0], "IVF2,Flat").embedded.embeddings.clone()

@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import shutil
-import signal
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,7 +36,7 @@ def whole(runs, folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize("parts", [1, 3, 7])
-def test_parts_have_the_rows_of_one_pass_over_the_folder_to_the_last_bit(make, folder, tmp_path, whole, parts):
+def test_parts_have_the_rows_of_one_pass_over_the_folder(make, folder, tmp_path, whole, parts):
     run = make()
     for part in range(parts, 0, -1):
         run.embed_part(folder, part, parts, tmp_path / "parts")
@@ -51,7 +49,7 @@ def test_parts_have_the_rows_of_one_pass_over_the_folder_to_the_last_bit(make, f
     assert [name for about in metadata for name in json.loads(about)["skipped"]] == ["2/broken.png"]
 
 
-def test_a_file_that_is_there_is_not_written_again_unless_images_have_changed(make, folder, tmp_path):
+def test_a_file_is_written_again_for_changed_images_alone(make, folder, tmp_path):
     run, images, out = make(), tmp_path / "some images", tmp_path / "parts"
     shutil.copytree(folder, images)
     run.embed_part(images, out=out)
@@ -97,7 +95,7 @@ def test_index_takes_parts_up_without_embedding(make, folder, whole, monkeypatch
     assert json.loads(told.stdout)["images"] == 200
 
 
-def test_missing_and_damaged_parts_and_those_of_another_run_are_named(make, runs, whole, tmp_path, folder):
+def test_missing_damaged_and_other_parts_are_named(make, runs, whole, tmp_path, folder):
     out, run = tmp_path / "parts", make()
     shutil.copytree(whole, out)
     files = sorted(out.iterdir())
@@ -148,33 +146,3 @@ def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, fold
     (answer,) = run.query(folder / names[0], k=3, within=names[0][0])
     assert answer.distances[0] < 1e-3
     assert answer.classes == [names[0][0]] * 3
-
-
-def test_ray_writes_the_same_files_and_one_worker_may_die(make, runs, folder, tmp_path, whole, command, monkeypatch):
-    pytest.importorskip("ray.data", reason="needs the extra ray")
-    from pml_ext_search import on_ray
-
-    monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "killed"))
-    monkeypatch.setattr(on_ray, "Embedder", Dying)
-    done = command("embed", runs[0], folder, "--on", "ray", "-o", tmp_path / "parts", "--json")
-    assert (tmp_path / "killed").exists()
-    assert json.loads(done.stdout)["new"] == 200, done.stderr
-    assert rows_of(tmp_path / "parts") == rows_of(whole)
-
-
-class Dying:
-    """A worker that is killed at its second segment, once."""
-
-    def __init__(self, *arguments):
-        from pml_ext_search.on_ray import Embedder
-
-        self.embedder = Embedder(*arguments)
-
-    def __call__(self, row):
-        if row["number"] == 1:
-            try:
-                os.close(os.open(os.environ["KILLED_ONCE"], os.O_CREAT | os.O_EXCL))
-                os.kill(os.getpid(), signal.SIGKILL)
-            except FileExistsError:
-                pass
-        return self.embedder(row)

@@ -158,7 +158,7 @@ def test_a_radius_leaves_out_what_is_farther(command, indexed, folder):
 
 
 @pytest.mark.parametrize("factory", ["", "IVF2,Flat"])
-def test_groups_of_near_duplicates_are_the_parts_that_pairs_connect(make, monkeypatch, factory):
+def test_groups_of_duplicates_are_what_pairs_connect(make, monkeypatch, factory):
     for name in ("_TILE", "_BLOCK"):
         monkeypatch.setattr(f"pml_ext_search.query.{name}", 33)
     points = torch.nn.functional.normalize(torch.randn(150, 64, generator=torch.Generator().manual_seed(0)))

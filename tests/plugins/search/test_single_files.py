@@ -130,7 +130,7 @@ def test_a_query_for_a_photo_opens_one_transaction(make, images, tmp_path, monke
     assert len(opened) == 1
 
 
-def test_an_unreadable_file_is_named_as_given_and_earlier_embeddings_stay(make, images, tmp_path, monkeypatch):
+def test_an_unreadable_file_is_named_as_it_was_given(make, images, tmp_path, monkeypatch):
     counted = make()
     files = files_of(images)
     (tmp_path / "linked").symlink_to(images)

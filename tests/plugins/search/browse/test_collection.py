@@ -80,7 +80,7 @@ def test_right_and_wrong_against_a_loop(pair, monkeypatch):
     assert (len(few), note) == (20, "20 of 200 images, drawn at random")
 
 
-def test_recall_of_classes_of_training_and_of_unseen_ones_stands_apart(pair):
+def test_recall_of_unseen_classes_stands_by_itself(pair):
     """The run was trained on 0 to 9; the ones have a folder of another name, which it never saw."""
     collection = pair[0]
     unseen = np.array(collection.classes) == "price $5_$6"
@@ -137,7 +137,7 @@ def test_no_picture_of_a_file_outside_of_the_folder(few):
     assert pixels(collection.jpeg(0, 160)).shape == (160, 160, 3)  # 8 x 8, twenty times
 
 
-def test_a_folder_needs_no_index_and_leaves_that_of_another_alone(few, photos):
+def test_a_folder_needs_no_index(few, photos):
     told = []
     with pytest.raises(DataError, match="no index; type: pml-ext index"):
         open_collections([few.run], None, "cpu")

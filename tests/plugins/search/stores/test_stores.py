@@ -1,35 +1,19 @@
 """Stores: what they hold and find beside a slow loop, writes that were stopped, and the commands that use them."""
 
-import itertools
 import json
 import shutil
 
 import numpy as np
 import pytest
 
-from pml_ext import load_run, registry
+from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_search.browse import open_collections
 from pml_ext_search.collection import RetrievalWarning
 from pml_ext_search.stores import Rows, SearchFilter, masked
 
+from .opened import opened, rows, table
+
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
-table = map("test_{}".format, itertools.count())
-
-
-def rows(count, seed=0, first=0):
-    points = np.random.default_rng(seed).standard_normal((count, 8)).astype(np.float32)
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    ids = np.arange(first, first + count)
-    classes = [("cats", 'd\'or "é"', "")[id % 3] for id in ids]
-    return Rows(
-        ids, ids * 7 + seed, [f"{name}/{id}.jpg" for id, name in zip(ids, classes, strict=True)], classes, points
-    )
-
-
-def opened(address, title=None):
-    scheme, _, place = address.partition(":")
-    return registry.factory("store", scheme)(place, title or next(table), 8)
 
 
 def nearest(rows, query, k, within=None, radius=None):
@@ -69,7 +53,7 @@ def test_a_store_finds_what_a_loop_finds(address):
     assert store.marks() == dict(zip(images.ids.tolist(), images.marks.tolist(), strict=True))
 
 
-def test_rows_are_replaced_and_deleted_and_are_there_when_opened_again(address):
+def test_rows_are_replaced_deleted_and_kept(address):
     title = next(table)
     store, images, others = opened(address, title), rows(30), rows(10, seed=5, first=25)
     store.write([images])
@@ -84,7 +68,7 @@ def test_rows_are_replaced_and_deleted_and_are_there_when_opened_again(address):
     assert address.startswith("qdrant") or opened(address, title).count() == 33
 
 
-def test_an_index_is_brought_over_and_only_what_has_changed_is_written(address, make, folder, tmp_path, monkeypatch):
+def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monkeypatch):
     run, images = make(), tmp_path / "images"
     shutil.copytree(folder, images)
     run.index(images)
@@ -142,63 +126,6 @@ def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monk
     assert run.copy_to_store(address) == ((80, 0, 0, 120), 1.0)
 
 
-def test_a_server_that_stops_is_one_line_and_the_next_run_goes_on(server, make, folder, runs, command, tmp_path):
-    pytest.importorskip("psycopg", reason="needs the extra pgvector")
-    images = tmp_path / "with one more"
-    shutil.copytree(folder, images)
-    shutil.copy(images / "0" / "0000.png", images / "0" / "copy.png")
-    address = f"pgvector:{server.address.replace('postgres@', 'postgres:secret@')}"
-    run = make("of commands")
-    run.index(images)
-    store = run.open_store(address)
-    server.stop()
-    try:
-        with pytest.raises(DataError) as caught:
-            store.write([rows(3)])
-        told = command("index", runs[0], images, "--store", tmp_path / "of commands", "--to", address)
-    finally:
-        server.start()
-    assert told.returncode == 2
-    for text in (str(caught.value), told.stderr):
-        assert f"pgvector:postgresql://127.0.0.1:{server.port}/postgres" in text
-        assert "secret" not in text
-        assert "type the command again to go on" in text
-        assert text.strip().count("\n") <= 3
-    done = command("index", runs[0], images, "--store", tmp_path / "of commands", "--to", address, "--json")
-    about = json.loads(done.stdout)["store"]
-    assert about["to"] == f"pgvector:postgresql://127.0.0.1:{server.port}/postgres"
-    assert (about["recall_at_10"] >= 0.95, about["new"] + about["changed"] + about["same"]) == (True, 201)
-
-
-ADDRESSES = [
-    "host=127.0.0.1 port=1 user=postgres password=s3cret dbname=photos",
-    "host=127.0.0.1 port=1 user=postgres password='s3cret' dbname=photos",
-    "postgresql://127.0.0.1:1/photos?user=postgres&password=s3cret",
-    "postgresql://postgres:s3cret@127.0.0.1:1/photos",
-    "postgresql://postgres:%40s3cret%2F@127.0.0.1:1/photos",
-]
-MISREAD = [
-    "postgresql://postgres:1/s3cret@127.0.0.1:1/photos",
-    "postgresql://postgres:x/s3cret@127.0.0.1:1/photos",
-    "postgresql://postgres:x@s3cret@127.0.0.1:1/photos",
-    "postgresql://postgres:x?a/s3cret@127.0.0.1:1/photos",
-    "host=127.0.0.1 port=1 password=x s3cret dbname=photos",
-]
-
-
-@pytest.mark.parametrize("address", [*ADDRESSES, *MISREAD])
-def test_no_error_prints_a_password(command, runs, folder, tmp_path, address):
-    pytest.importorskip("psycopg", reason="needs the extra pgvector")
-    photo = folder / "3" / "0003.png"
-    told = command("query", runs[0], photo, "--store", f"pgvector:{address}", "--json")
-    assert told.returncode == 2
-    assert "s3cret" not in told.stdout + told.stderr
-    shown = "pgvector:postgresql://127.0.0.1:1/photos failed" if address in ADDRESSES else "/ and @ in a password as"
-    assert shown in told.stderr
-    own = command("index", runs[0], folder, "--store", tmp_path / "own", "--to", address)
-    assert (own.returncode, "s3cret" in own.stdout + own.stderr) == (2, False)
-
-
 def test_other_addresses_are_shown_without_a_password():
     assert masked("qdrant:https://user:pa/s3cret@host:6333/x?api_key=s3cret") == "qdrant:https://***@host:6333/x"
     assert masked("lancedb:s3://bucket/photos") == "lancedb:s3://bucket/photos"
@@ -225,27 +152,6 @@ def test_a_class_is_complete_beside_a_large_one(address):
     assert len(every) == 1500
 
 
-def test_a_search_outlives_a_restart_of_the_server(server):
-    pytest.importorskip("psycopg", reason="needs the extra pgvector")
-    store, images = opened(f"pgvector:{server.address}"), rows(30)
-    store.write([images])
-    server.stop()
-    try:
-        with pytest.raises(DataError, match="failed"):
-            store.search(images.vectors[:1], 1, SearchFilter())
-    finally:
-        server.start()
-    assert store.search(images.vectors[:1], 1, SearchFilter())[0][0].id == 0
-    server.stop()
-    server.start()
-    assert store.search(images.vectors[:1], 1, SearchFilter())[0][0].id == 0
-    server.stop()
-    server.start()
-    with pytest.raises(DataError, match="failed"):
-        store.count()
-    assert store.count() == 30
-
-
 @pytest.mark.parametrize("scheme", ["lancedb", "qdrant"])
 def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
     pytest.importorskip({"lancedb": "lancedb", "qdrant": "qdrant_client"}[scheme], reason=f"needs the extra {scheme}")
@@ -259,39 +165,6 @@ def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
     assert not new.exists()
     store.write([rows(3)])
     assert store.count() == 3
-
-
-def test_commands_search_in_a_store(command, runs, folder, tmp_path):
-    pytest.importorskip("lancedb", reason="needs the extra lancedb")
-    own, address = ("--store", tmp_path / "own"), f"lancedb:{tmp_path / 'a lake'}"
-    done = command("index", runs[0], folder, *own, "--to", address)
-    assert "lancedb: 200 new, 0 changed, 0 gone, 0 as before" in done.stdout
-    assert "lancedb: recall@10 1.000 of exact search" in done.stdout
-    photo = folder / "3" / "0003.png"
-    mine = json.loads(command("query", runs[0], photo, *own, "-k", 5, "--json").stdout)
-    theirs = json.loads(command("query", runs[0], photo, "--store", address, "-k", 6, "--json").stdout)
-    assert theirs[0]["paths"][0] == "3/0003.png"  # no index here says that it is the image itself
-    assert theirs[0]["paths"][1:] == mine[0]["paths"]
-    assert theirs[0]["picture"] is None
-    empty = command("query", runs[1], photo, "--store", address)
-    assert (empty.returncode, "no images of" in empty.stderr, "--to" in empty.stderr) == (2, True, True)
-
-
-def test_the_page_searches_in_a_store(runs, folder, tmp_path):
-    pytest.importorskip("lancedb", reason="needs the extra lancedb")
-    place = tmp_path / "run"
-    shutil.copytree(runs[0], place, ignore=shutil.ignore_patterns("collection"))
-    run, address = load_run(place, "cpu"), f"lancedb:{tmp_path / 'lake'}"
-    run.index(folder)
-    run.copy_to_store(address)
-    (here,), (there,) = open_collections([place], device="cpu"), open_collections([place], device="cpu", store=address)
-    there.embeddings = here.embeddings.clone()
-    assert there.nearest(7, 5) == here.nearest(7, 5)
-    assert [each.number for each in there.nearest_to_file(folder / "3" / "0003.png", 5)] == [
-        each.number for each in here.nearest_to_file(folder / "3" / "0003.png", 5)
-    ]
-    there.store.delete([*there.store.marks()])
-    assert there.nearest(7, 5) == []
 
 
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])

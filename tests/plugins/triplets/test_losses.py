@@ -8,12 +8,12 @@ import torch
 from pytorch_metric_learning import miners, reducers
 from torch.autograd import gradcheck
 
-from pml_ext import AnchorSwapMiner, BatchAllTripletLoss, LocalPositiveMiner
-from pml_ext.pairwise import euclidean_distances, normalize
+from pml_ext import BatchAllTripletLoss
 from pml_ext.testing import check_component
 from pml_ext_triplets import functional
 
 from ..cbml import loops
+from .points import LABELS, batch
 
 KINDS = tuple(functional.KINDS)
 
@@ -71,18 +71,6 @@ def listed(
         if triplets == "all" or d[a][n] < d[a][p] + margin:
             total, count = total + value_of(kind, margin, d[a][p], d[a][n], between[p][n]), count + 1
     return total / max(1, count)
-
-
-def batch(labels, size=4, seed=0, dtype=torch.float64, spread=0.6):
-    """Clusters that overlap."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.tensor(labels)
-    centers = torch.randn(10, size, generator=generator, dtype=torch.float64)
-    x = centers[labels % 10] + spread * torch.randn(len(labels), size, generator=generator, dtype=torch.float64)
-    return x.to(dtype).requires_grad_(), labels
-
-
-LABELS = [0, 1, 0, 2, 1, 0, 2, 1, 0, 3, 1]  # ragged, unsorted, a class of one
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["few positives", "many"])
@@ -154,32 +142,3 @@ def test_the_share_of_violating_triplets_is_recorded():
     same = labels[:, None] == labels
     possible = ((same.sum(1) - 1) * (~same).sum(1)).sum()
     assert loss.violating.item() == pytest.approx(info["divisor"].item() / possible.item())
-
-
-@pytest.mark.parametrize("percentile", [0, 30, 60, 100])
-def test_local_positives_against_numpy(percentile):
-    x, labels = batch(LABELS)
-    points = normalize(x.detach())
-    d = (points[:, None] - points).norm(dim=2)
-    a1, p, a2, n = LocalPositiveMiner(percentile)(x, labels)
-    wanted = []
-    for a in range(11):
-        mine = [j for j in range(11) if j != a and labels[j] == labels[a]]
-        if mine:
-            limit = np.percentile([d[a, j].item() for j in mine], percentile)
-            wanted += [(a, j) for j in mine if d[a, j].item() <= limit + 1e-12]
-    assert list(zip(a1.tolist(), p.tolist(), strict=True)) == wanted
-    assert len(a2) == int((labels[:, None] != labels).sum())
-    assert not a1.requires_grad
-    assert n.dtype == torch.long
-
-
-def test_anchor_swap():
-    x = torch.tensor([[1.0, 0], [0, 1], [0.1, 1], [1, 0.1], [1, 0], [0, 1]])  # a p n, a p n
-    labels = torch.tensor([0, 0, 1, 2, 2, 3])
-    assert [index.tolist() for index in AnchorSwapMiner()(x, labels)] == [[1, 3], [0, 4], [2, 5]]
-    swapped = AnchorSwapMiner(miners.TripletMarginMiner(margin=5))(x, labels)
-    plain = miners.TripletMarginMiner(margin=5)(x, labels)
-    assert len(swapped[0]) == len(plain[0])
-    distances = euclidean_distances(normalize(x))
-    assert (distances[swapped[0], swapped[2]] <= distances[swapped[1], swapped[2]] + 1e-6).all()

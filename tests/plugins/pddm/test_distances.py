@@ -81,7 +81,7 @@ def test_tiles_change_nothing_and_bound_memory():
     assert peaks[0] < peaks[1] / 5
 
 
-def test_dropout_only_while_gradients_are_on_and_one_mask_a_call():
+def test_dropout_has_one_mask_a_call_with_gradients():
     distance, x = build(16, dropout=0.5), points(9, 16)
     plain = distance(x)
     distance.train()
@@ -115,7 +115,7 @@ def test_a_trace_serves_other_sizes(method, example, sizes, position):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_the_mahalanobis_distance_equals_a_loop_and_passes_the_kit():
+def test_the_mahalanobis_distance_equals_a_loop():
     distance = MahalanobisDistance(6).double()
     x, y = points(), points(4, seed=2)
     unit = [torch.nn.functional.normalize(each) for each in (x, y)]
@@ -129,7 +129,7 @@ def test_the_mahalanobis_distance_equals_a_loop_and_passes_the_kit():
     check_component(MahalanobisDistance, embedding_size=8)
 
 
-def test_the_mahalanobis_distance_has_whole_gradients_of_first_and_second_order():
+def test_the_mahalanobis_distance_has_whole_gradients():
     """Rows after the map are not of unit length: nothing later removes what a gradient has along them."""
     distance, (x, y) = MahalanobisDistance(6).double(), (points(), points(4, seed=2))
     weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -146,7 +146,7 @@ def test_the_mahalanobis_distance_has_whole_gradients_of_first_and_second_order(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equal_embeddings_have_mahalanobis_distance_0_with_gradient_0_whatever_block_a_product_has_them_in(dtype):
+def test_equal_embeddings_have_mahalanobis_distance_0(dtype):
     for size, count in ((5, 8), (64, 33), (512, 101)):
         distance = MahalanobisDistance(size).to(dtype)
         torch.nn.init.normal_(distance.linear.weight, generator=torch.Generator().manual_seed(1))

@@ -31,9 +31,7 @@ from pml_ext_search.trained import TrainedRun
         ("query RUN", "wanted images to look for, or --duplicates; type: pml-ext query"),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_is_embedded(
-    command, indexed, folder, tmp_path, monkeypatch, line, text
-):
+def test_wrong_arguments_are_refused_at_once(command, indexed, folder, tmp_path, monkeypatch, line, text):
     if "--part" in line:
         pytest.importorskip("pyarrow", reason="needs the extra parquet")
     run, gallery = indexed

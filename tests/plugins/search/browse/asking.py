@@ -1,0 +1,41 @@
+"""Requests over HTTP, as a browser or another program sends them."""
+
+import html
+import http.client
+import io
+import re
+
+from PIL import Image
+
+
+def _png():
+    file = io.BytesIO()
+    Image.new("L", (8, 8), 90).save(file, "PNG")
+    return file.getvalue()
+
+
+PNG = _png()
+
+
+def ask(served, path, method="GET", body=b"", **headers):
+    """Status, headers and content; the path goes out as it is, with all its dots."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
+    connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
+    for name, value in {"Content-Length": str(len(body)), **headers}.items():
+        connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders(body)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read()
+
+
+def upload(served, content, name="mine.png", **headers):
+    lines = ["--b", f'Content-Disposition: form-data; name="photo"; filename="{name}"', "", ""]
+    body = "\r\n".join(lines).encode() + content + b"\r\n--b--\r\n"
+    return ask(served, "/upload", "POST", body, Content_Type="multipart/form-data; boundary=b", **headers)
+
+
+def read(served, path):
+    """The text of a page, without tags."""
+    status, _, content = ask(served, path)
+    text = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", content.decode(), flags=re.DOTALL)
+    return status, " ".join(html.unescape(text).split())

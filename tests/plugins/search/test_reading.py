@@ -1,0 +1,219 @@
+"""Images of a folder, listed and read in batches, and single images as tensors."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext.data.folder import folder as image_folder
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_search import reading
+from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.reading import default_workers
+
+from .drawings import write_some
+
+
+@pytest.fixture
+def images(tmp_path):
+    """An empty folder, beside the collection."""
+    (tmp_path / "images").mkdir()
+    return tmp_path / "images"
+
+
+def pipe(place):
+    os.mkfifo(place / "class 0" / "pipe.png")
+    return ["class 0/pipe.png"]
+
+
+def loop(place):
+    (place / "class 0" / "loop.png").symlink_to(place / "class 0" / "loop.png")
+    return ["class 0/loop.png"]
+
+
+def vanishing(place):
+    (place / "class 0" / "vanishing.png").write_bytes(b"")
+    return ["class 0/vanishing.png"]
+
+
+@pytest.mark.parametrize("odd", [pipe, loop, vanishing])
+def test_an_odd_file_is_skipped_by_itself(make, images, monkeypatch, odd):
+    write_some(images, range(10))
+    names = odd(images)
+    real = os.scandir
+
+    def scandir(place):
+        found = [*real(place)]
+        if str(place).endswith("class 0"):
+            (images / "class 0" / "vanishing.png").unlink(missing_ok=True)
+        return contextlib.nullcontext(found)
+
+    if odd is vanishing:
+        monkeypatch.setattr("os.scandir", scandir)
+    with pytest.warns(SkippedImage):
+        embedded = make().index(images).embedded
+    assert (len(embedded.paths), sorted({*names} & {*embedded.paths})) == (10, [])
+    if odd is pipe:
+        with pytest.raises(DataError, match=r"pipe.png: not a regular file"):
+            make().embed(images / names[0])
+
+
+def test_folders_may_be_nested_deeply(make, images):
+    write_some(images, range(21))
+    deep = f"{images}/class 0/" + "d/" * 1200
+    subprocess.run(["mkdir", "-p", deep], check=True)  # pathlib and shutil go less deep
+    try:
+        shutil.copy(next(images.glob("class 1/*")), deep + "deep.png")
+        paths = make().embed_folder(images).paths
+        splits = image_folder(images.parent, "images", split="image")
+    finally:
+        subprocess.run(["rm", "-r", images / "class 0"], check=True)
+    assert sum(path.endswith("d/d/deep.png") for path in paths) == 1
+    assert len(splits.train) + len(splits.test) == 22
+
+
+def test_runs_and_contact_sheets_are_not_indexed(make, images, runs):
+    write_some(images, range(20))
+    shutil.copytree(runs[0], images / "class 1" / "my run", ignore=shutil.ignore_patterns("collection"))
+    (images / "class 1" / "my run" / "figures").mkdir(exist_ok=True)
+    shutil.copy(next(images.glob("class 2/*")), images / "class 1" / "my run" / "figures" / "curve.png")
+    run = make()
+    with pytest.warns(SkippedImage) as heard:
+        run.cluster(images, 3, out=images / "groups")
+    told = [str(one.message) for one in heard if one.category is SkippedImage]
+    assert len(told) == 1
+    assert "my run: the folder of a run, whose figures are not read as images" in told[0]
+    (images / "groups" / "my own.png").write_bytes(next(images.glob("class 1/*.png")).read_bytes())
+    for _ in range(2):
+        with pytest.warns(SkippedImage, match="contact sheets are not read as images"):
+            embedded = run.index(images).embedded
+        assert len(embedded.paths) == 21
+        assert "groups/my own.png" in embedded.paths
+
+
+def test_file_names_need_not_be_text(make, images):
+    names = [b"caf\xe9.png", b"price $5_$6.png", b"a\nb.png", "雪 🙂.png".encode(), b"*[x]?.PNG"]
+    write_some(images, range(1))
+    pixels = next(images.glob("*/*.png")).read_bytes()
+    try:
+        for number, name in enumerate(names):
+            with open(os.fsencode(images) + b"/" + name, "wb") as file:
+                file.write(pixels + bytes(number))
+    except OSError:
+        pytest.skip("this file system wants names that are text")
+    first = make().embed_folder(images)
+    assert {os.fsencode(path) for path in first.paths} == {*names, b"class 0/0000.png"}
+    again = make().embed_folder(images)
+    assert (again.new, again.paths, again.skipped) == (0, first.paths, {})
+
+
+def test_kinds_of_images_that_embed_accepts(indexed, folder):
+    """Each of these is the same image, or the same three."""
+    files = sorted(folder.glob("3/*.png"))[:3]
+    pictures = [Image.open(file) for file in files]
+    arrays = [np.asarray(picture) for picture in pictures]
+    run = indexed[0]
+    expected = run.embed(files)
+    same = lambda images, rows=slice(None), **more: torch.testing.assert_close(  # noqa: E731
+        run.embed(images, **more), expected[rows], rtol=0, atol=1e-5
+    )
+    same(pictures)
+    same(arrays)
+    same(picture.convert("RGBA") for picture in pictures)
+    same((file for file in files), batch_size=2)
+    same(np.stack([np.stack([array] * 3, -1) for array in arrays]))
+    same([array[..., None] for array in arrays])
+    same(torch.from_numpy(np.stack(arrays))[:, None])
+    one = slice(0, 1)
+    for image in (str(files[0]), pictures[0], arrays[0], torch.from_numpy(arrays[0].copy())[None]):
+        same(image, one)
+    turned = pictures[0].rotate(90, expand=True)
+    turned.getexif()[0x0112] = 6
+    same(turned, one)
+    assert [answer.query for answer in indexed[0].query((a for a in arrays), 1)] == ["image 0", "image 1", "image 2"]
+
+
+def test_scripts_have_no_workers_by_default(monkeypatch, tmp_path):
+    """Each worker would execute the script again."""
+    counts = []
+    for file in ("bin/pml-ext", "script.py", None):
+        main = types.ModuleType("__main__")
+        if file is not None:
+            main.__file__ = str(tmp_path / file)
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        counts.append(default_workers(5_000) > 0)
+    assert counts == ([True, False, True] if sys.platform == "linux" else [False] * 3)
+    assert default_workers(100) == 0
+
+
+class Turned:
+    """Steps that keep the image, and name the least size."""
+
+    smallest = None
+
+    def __call__(self, image):
+        return image
+
+    def divided(self):
+        return Turned(), lambda images: images.float() / 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_in_order_without_unreadable_files(images, workers):
+    write_some(images, range(10))
+    paths = sorted(images.rglob("*.png"))
+    paths[3].write_bytes(b"no image")
+    found = list(reading.read_batches(paths, 1, Turned(), 4, workers, torch.device("cpu")))
+    assert [numbers for _, numbers, _ in found] == [[0, 1, 2], [4, 5, 6, 7], [8, 9]]
+    assert [sorted(unreadable) for *_, unreadable in found] == [[3], [], []]
+    assert "not a readable image" in found[0][2][3]
+    expected = np.asarray(Image.open(paths[5]).convert("L"))
+    assert torch.equal(found[1][0][1], torch.from_numpy(expected)[None] / 2)
+
+
+def test_a_batch_without_an_image_is_none(images):
+    (images / "a.png").write_bytes(b"")
+    ((batch, numbers, unreadable),) = reading.read_batches([images / "a.png"], 1, Turned(), 4, 0, torch.device("cpu"))
+    assert (batch, numbers, list(unreadable)) == (None, [], [0])
+    with pytest.raises(ConfigError, match="--workers -1: wanted 0 or more"):
+        next(reading.read_batches([], 1, Turned(), 4, -1, torch.device("cpu")))
+
+
+def test_a_listing_tells_why_files_are_left_out(images):
+    write_some(images, range(3))
+    for name in ("notes.txt", ".hidden.png", "b.PNG"):
+        (images / name).write_bytes(b"abc")
+    (images / "gone.png").symlink_to(images / "nowhere")
+    (images / "linked").symlink_to(images / "class 0")
+    listing = reading.list_folder(images)
+    assert listing.names == ["b.PNG", "class 0/0000.png", "class 1/0001.png", "class 2/0002.png"]
+    assert listing.stats[0] == ((images / "b.PNG").stat().st_size, (images / "b.PNG").stat().st_mtime_ns)
+    assert listing.others == {
+        "gone.png": f"{images}/gone.png: a link to what is not there",
+        "linked": f"{images}/linked: a link to a folder, which is not followed",
+        "notes.txt": f"{images}/notes.txt: no image by its name",
+    }
+    assert listing.unlisted == []
+    with pytest.raises(DataError, match="nowhere: no such folder"):
+        reading.list_folder(images / "nowhere")
+
+
+def test_single_images_become_a_list():
+    array = np.zeros((8, 8, 3), dtype=np.uint8)
+    for image in ("photo.png", Image.fromarray(array), array, array[..., 0], torch.zeros(1, 8, 8, dtype=torch.uint8)):
+        (found,) = reading.as_images(image)
+        assert found is image
+    several = [array, array]
+    assert reading.as_images(several) is several
+    assert reading.as_tensor(array, 1, None).shape == (1, 8, 8)
+    assert reading.as_tensor(array, 3, None).shape == (3, 8, 8)
+    for wrong in (5, {"a": 1}, b"photo.png"):
+        with pytest.raises(TypeError, match=f"wanted a path, .* or several of one kind; not a {type(wrong).__name__}"):
+            reading.as_images(wrong)
