@@ -102,6 +102,7 @@ class _LogSumsOfProducts(torch.autograd.Function):
             rows = rows if members is None else rows[members]
             sums = (rows @ rows.mT)[tuple(places)]
         shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
+        shares = torch.where(sums == 0, 0, shares)  # the quotient may have overflowed there
         weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(places, shares)
         gradient = (weights + weights.mT) @ rows * rows
         return (gradient if members is None else gradient[ctx.rows_of], *[None] * (4 + len(places)))

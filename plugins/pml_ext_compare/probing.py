@@ -44,6 +44,8 @@ BASE_RECIPE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
 _TIMED = 3  # forward passes; the fastest is reported
 _BATCH = 16  # images per forward pass
+# A run of the features as they are trains nothing: its sampler fits data of any size.
+_NO_TRAINING = 'sampler={name="pml/m-per-class", m=1, batch_size=2}'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,8 @@ class _Prober:
         return Probe(self.trunk, **size, metrics=metrics, gain=gain, folders=names)
 
     def _train_frozen(self, features: int) -> list[dict[str, Any]]:
-        settings = [*self.settings, "model.embedder=none", f"model.embedding_size={features}"]
+        settings = [setting for setting in self.settings if not setting.startswith("sampler")]  # those are of heads
+        settings += [_NO_TRAINING, "model.embedder=none", f"model.embedding_size={features}"]
         return self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
 
     def _train_heads(self, head: str, seeds: int) -> list[dict[str, Any]]:

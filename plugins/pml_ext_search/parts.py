@@ -446,11 +446,11 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
             numbers += [found[key] for key in keys]
             new += len(missing)
 
-        name, count = Counter(names).most_common(1)[0] if names else ("", 0)
-        if count > 1:
-            raise DataError(f"{place}: {shortened(name, 200)} is there twice; give images names of their own")
         if not names:
             raise DataError(f"{place}: no readable image among {len(skipped)}")
+        ((name, count),) = Counter(names).most_common(1)
+        if count > 1:
+            raise DataError(f"{place}: {shortened(name, 200)} is there twice; give images names of their own")
         every_number = np.array(numbers, dtype=np.int64)
         mapped = torch.from_numpy(collection.vectors_of(every_number))
         yield Embedded(folder, names, mapped, skipped, np.array(stats, dtype=np.int64), new, every_number)

@@ -115,7 +115,10 @@ def _entry(name: str, kind: str, text: str) -> dict[str, Any]:
 
 def _documentation(documented: Any) -> str:
     """Return the docstring of a class, not that of its base class, or of a function."""
-    return inspect.cleandoc(vars(documented).get("__doc__") or "")
+    text = documented.__doc__
+    if isinstance(documented, type):
+        text = vars(documented).get("__doc__")
+    return inspect.cleandoc(text or "")
 
 
 def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:

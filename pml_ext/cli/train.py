@@ -98,9 +98,9 @@ def train(
         if not quick:
             _say_if_tests_took_longer(results)
         for result in results:
-            report = Path(result["folder"]) / "report.html"
-            if report.exists():
-                stdout().print(f"report: {report}")
+            report_file = Path(result["folder"]) / "report.html"
+            if report_file.exists():
+                stdout().print(f"report: {report_file}")
     if failed is not None:
         raise failed
 

@@ -69,7 +69,7 @@ def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:
     width = torch.Size(x.shape[1:]).numel() * x.element_size()
     sent = torch.zeros(max(lengths), width, dtype=torch.uint8, device=collective_device(x.device))
     if len(x):
-        sent[: len(x)] = x.contiguous().view(-1).view(torch.uint8).view(len(x), width)
+        sent[: len(x)].view(-1).view(x.dtype).view(x.shape).copy_(x)
     received = [torch.empty_like(sent) for _ in lengths]
     dist.all_gather(received, sent)
     rows = []

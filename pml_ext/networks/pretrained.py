@@ -255,18 +255,10 @@ def _of_transformers(name: str) -> PretrainedImages | None:
     pixels = wanted.get("crop_size") or wanted.get("size") or {}
     if not isinstance(pixels, int):
         pixels = pixels.get("height") or pixels.get("shortest_edge")
-    # Pillow's BICUBIC
-    if wanted.get("resample") == 3:
-        mode = "bicubic"
-    else:
-        mode = "bilinear"
+    mode = "bicubic" if wanted.get("resample") == 3 else "bilinear"  # Pillow's BICUBIC
     return _images(wanted["image_mean"], wanted["image_std"], pixels, mode)
 
 
 def _images(mean: Sequence[float], std: Sequence[float], size: int | None, mode: str) -> PretrainedImages:
-    interpolation: Literal["bilinear", "bicubic"]
-    if mode == "bicubic":
-        interpolation = "bicubic"
-    else:
-        interpolation = "bilinear"
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic" if mode == "bicubic" else "bilinear"
     return PretrainedImages(tuple(mean), tuple(std), size, interpolation)

@@ -78,9 +78,9 @@ def rows_per_tile(tile_size: int | None, rows: int, columns: int, device: torch.
 
 
 def tiles_of_rows(rows: int, size: int, ends: Sequence[int] | None = None) -> list[slice]:
-    """Split rows into tiles of ``size`` rows, at least one.
+    """Split rows into tiles of ``size`` rows; without rows there is one empty tile.
 
-    With ascending ``ends``, of classes for example, a tile has at least ``size`` rows and stops at an end.
+    With ascending ``ends``, those of classes for example, a tile ends at the first end that gives it ``size`` rows.
     """
     if ends is None:
         return [slice(start, min(start + size, rows)) for start in range(0, max(1, rows), size)]

@@ -198,9 +198,10 @@ def parametrize_with_checks(
     parameters = []
     for component in components:
         subject = subject_of(component, **options)
-        expected = _expected(subject, {})
+        given: Expected = {}
         if expected_failed_checks is not None:
-            expected = _expected(subject, expected_failed_checks(component))
+            given = expected_failed_checks(component)
+        expected = _expected(subject, given)
         for check in _chosen(subject):
             name = check.__name__
             marks = []

@@ -85,12 +85,14 @@ class FeatureStore:
             os.fsync(file.fileno())
 
     def vectors(self) -> Vectors:
-        """Map the rows, ``[M, F]``; M is 0 without a file."""
-        if not self._file.exists() or self._file.stat().st_size == 0:
+        """Map the whole rows of the file, ``[M, F]``; M is 0 without a file."""
+        count = 0
+        if self._file.exists():
+            count = self._file.stat().st_size // (4 * self._size)
+        if count == 0:
             return np.empty((0, self._size), dtype=np.float32)
-        values = np.memmap(self._file, dtype=np.float32, mode="r")
-        count = len(values) // self._size
-        return values[: count * self._size].reshape(count, self._size)
+        # copy-on-write, since torch warns of arrays that are read-only
+        return np.asarray(np.memmap(self._file, np.float32, "c", shape=(count, self._size)))
 
     def clear(self) -> None:
         """Delete the vectors of a damaged store."""

@@ -49,7 +49,6 @@ def test_data_sets_and_trunks_have_options_that_a_recipe_sets(name, kind):
     assert describe(name, kind) == [shown]
 
 
-@pytest.mark.xfail(strict=True, reason="a function's docstring is looked up among its attributes")
 @pytest.mark.parametrize("name", ["digits", "convnet", "folder"])
 def test_data_sets_and_trunks_have_their_documentation(name):
     (shown,) = describe(name)

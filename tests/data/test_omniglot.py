@@ -1,26 +1,12 @@
 """Omniglot: its parts by alphabet and by character."""
 
-import dataclasses
-
 import pytest
 
-from pml_ext.data import omniglot, photographs
+from pml_ext.data import omniglot
 from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 
 from .made_up import omniglot_zip
-
-COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
-
-
-@pytest.fixture
-def count(monkeypatch):
-    """Makes other counts the published ones of a set."""
-
-    def replace(name, counts=COUNTS, module=photographs):
-        monkeypatch.setattr(module, name, dataclasses.replace(getattr(module, name), counts=counts))
-
-    return replace
 
 
 @pytest.mark.parametrize(

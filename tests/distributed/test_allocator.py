@@ -34,7 +34,7 @@ def printed(code, **environment):
 
 def test_freed_tensors_are_reused_without_page_faults():
     before, answer, again, after = printed(
-        "faults_of(2); print(faults_of(20), keep(), keep()); faults_of(2); print(faults_of(20))"
+        "faults_of(2); print(faults_of(20), keep(), keep()); faults_of(20); print(faults_of(20))"
     )
     assert answer == again == "True"
     assert int(before) > 10_000

@@ -75,7 +75,6 @@ def test_what_a_killed_process_left_is_overwritten(store):
     assert np.array_equal(store.vectors(), rows(0, 3))
 
 
-@pytest.mark.xfail(raises=ValueError, reason="a file of half a number cannot be mapped")
 def test_rows_before_half_a_number_are_found(store):
     """As a process leaves the file that is killed while it writes."""
     store.append(keys(0, 2), stats(2), rows(0, 2))

@@ -1,6 +1,5 @@
 """Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -20,14 +19,7 @@ from pml_ext_search import embedding, reading
 from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run
 
-SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.milestones=[4]"]
-SHORT += ["sampler.iterations=20", "model.trunk.width=8", "model.trunk.weights=random"]
-
-
-def finished(folder, *overrides, seed=0):
-    train("cbml/digits", overrides=[*SHORT, *overrides], out=folder, seed=seed)
-    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
-    return state, json.loads((folder / "metrics.json").read_text())
+from .short_runs import finished
 
 
 @pytest.mark.usefixtures("without_report")

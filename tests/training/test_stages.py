@@ -1,7 +1,6 @@
 """The stages of a training: samplers, iterations, optimizers and learning rates."""
 
 import contextlib
-import json
 import sqlite3
 
 import pytest
@@ -11,17 +10,9 @@ from torch import nn
 from pml_ext.errors import ConfigError
 from pml_ext.networks.trunks import convnet, freeze
 from pml_ext.training import checkpoint
-from pml_ext.training.launch import train
 from pml_ext.training.stages import extend_schedule
 
-SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.milestones=[4]"]
-SHORT += ["sampler.iterations=20", "model.trunk.width=8", "model.trunk.weights=random"]
-
-
-def finished(folder, *overrides, seed=0):
-    train("cbml/digits", overrides=[*SHORT, *overrides], out=folder, seed=seed)
-    state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
-    return state, json.loads((folder / "metrics.json").read_text())
+from .short_runs import finished
 
 
 @pytest.mark.usefixtures("without_report")

@@ -3,7 +3,9 @@
 import csv
 import json
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from pml_ext.errors import ConfigError
 from pml_ext.training.loop import train_run
@@ -56,3 +58,18 @@ def test_a_probed_trunk_without_weights_is_refused(tmp_path, trunk):
     with pytest.raises(ConfigError, match=f"{trunk} is frozen and has no weights.*'random' if that is meant.*{trunk}="):
         probe("digits", ["mlp=random", trunk], tmp_path / "out", device="cpu", overrides=QUICK)
     assert not (tmp_path / "out").exists()
+
+
+def test_few_classes_are_enough_for_features(tmp_path):
+    """Two classes train: fewer than any recipe's batch wants, of which the features as they are need none."""
+    generator = np.random.default_rng(0)
+    for label in range(4):
+        (tmp_path / "photos" / f"class {label}").mkdir(parents=True)
+        for number in range(4):
+            pixels = (60 * label + generator.integers(0, 60, (16, 16, 3))).astype(np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / f"class {label}" / f"{number}.png")
+    settings = ["data.image_size=16", "model.embedding_size=2"]
+    (found,) = probe(
+        f"folder:{tmp_path / 'photos'}", ["mlp=random"], tmp_path / "out", device="cpu", overrides=settings
+    )
+    assert 0 < found.metrics["frozen"]["recall_at_1"]["mean"] <= 1
