@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from pml_ext.cli.app import app_for
 from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext.recipe import load_recipes, ranges_of
-from pml_ext.training import evaluation, loop
+from pml_ext.training import evaluation, validation
 from pml_ext_compare.executors import Executor, Processes, do
 from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs
 
@@ -69,7 +69,7 @@ def test_trials_see_validation_classes_and_are_reproducible(recipe, tmp_path, mo
         seen.add(split)
         return evaluate(view, split, *more, **named)
 
-    monkeypatch.setattr(loop, "evaluate_split", evaluating)
+    monkeypatch.setattr(validation, "evaluate_split", evaluating)
     found = []
     for place in ("one", "two"):
         (study,) = studies_of(recipe, tmp_path / place, trials=3)
