@@ -25,6 +25,7 @@ from .schema import (
     Recipe,
     SamplerTable,
     StageTable,
+    cut_of,
     frozen_patterns,
     problem_of,
     unknown_key,
@@ -95,6 +96,7 @@ def build_network(
     table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
 ) -> Network:
     """Build a network from ``[model]``; see :func:`build_trunk` and :class:`pml_ext.networks.network.Network`."""
+    from ..networks.cut import frozen_stem
     from ..networks.network import Network
     from ..networks.pretrained import add_lora
     from ..networks.trunks import freeze
@@ -106,10 +108,13 @@ def build_network(
         hidden_sizes = table.hidden_sizes
     network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
     network.embedder.requires_grad_(table.embedder != "pca")
-    if table.lora is None:
-        freeze(network.trunk, frozen_patterns(table.freeze))
-    else:
+    cut = cut_of(table.freeze)
+    if table.lora is not None:
         add_lora(network.trunk, table.lora.rank, table.lora.targets)
+    elif cut is None:
+        freeze(network.trunk, frozen_patterns(table.freeze))
+    elif not trained:
+        frozen_stem(network.trunk, cut.until)
     return network
 
 
@@ -436,7 +441,7 @@ def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
         raise ConfigError(f"evaluation.select: {unknown('metric', select, known)}")
 
 
-def check_weights(table: ModelTable) -> None:
+def check_weights(recipe: Recipe) -> None:
     """Refuse a trunk that is frozen, or trained by adapters alone, at random weights that the recipe does not mention.
 
     Trunks of plugins may have weights of their own. MissingExtraError for weights whose package is not installed.
@@ -445,10 +450,14 @@ def check_weights(table: ModelTable) -> None:
     from ..networks import trunks as models
     from ..networks.pretrained import HF, RANDOM
 
+    table = recipe.model
     name = table.trunk.name
     if name in lite.VARIANTS:
         lite.check_packages(name, table.trunk.settings.get("weights"))
-    keeps_weights = bool(frozen_patterns(table.freeze)) or table.lora is not None
+    freezes = [table.freeze]
+    freezes += [stage.freeze for stage in recipe.stages]
+    has_cut = any(cut_of(freeze) for freeze in freezes)
+    keeps_weights = bool(frozen_patterns(table.freeze)) or table.lora is not None or has_cut
     has_weights = table.init is not None or table.trunk.settings.get("weights") is not None
     own = name.startswith((models.TIMM, HF)) or models.builtin_trunk(name) is not None
     if keeps_weights and own and not has_weights:

@@ -137,7 +137,7 @@ def validate(
         if check:
             check_names(recipe, build)
         if check and new:
-            check_weights(recipe.model)
+            check_weights(recipe)
         if new:
             quoted(recipe.paper, recipe.data.name)
     except ValidationError as error:

@@ -10,7 +10,16 @@ from .. import registry
 from ..errors import needs_extra, unknown
 
 with needs_extra("train", "a recipe"):
-    from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+    from pydantic import (
+        BaseModel,
+        BeforeValidator,
+        ConfigDict,
+        Discriminator,
+        Field,
+        Tag,
+        ValidationError,
+        model_validator,
+    )
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
@@ -134,14 +143,44 @@ class DataTable(NamedTable):
         return self
 
 
-Freeze = Literal["none", "trunk"] | list[str]
+class CutTable(Table):
+    """``freeze = {until = "BLOCK"}``: freeze the trunk before a block, and train the rest from cached activations."""
+
+    until: Text  # name of the first block that trains, such as "blocks.5"
+    precision: Literal["float16", "float32"] = "float16"  # of the activations that are kept
+    gigabytes: float = Field(8.0, gt=0)  # the most that they may take
+
+
+_FORMS = ("word", "names", "cut")  # of a freeze, as pydantic places its errors
+
+
+def _kind_of_freeze(value: Any) -> str:
+    """Return which of its three forms a ``freeze`` has."""
+    if isinstance(value, (dict, CutTable)):
+        return "cut"
+    if isinstance(value, list):
+        return "names"
+    return "word"
+
+
+Freeze = Annotated[
+    Annotated[Literal["none", "trunk"], Tag("word")]
+    | Annotated[list[str], Tag("names")]
+    | Annotated[CutTable, Tag("cut")],
+    Discriminator(_kind_of_freeze),
+]
 
 
 def frozen_patterns(freeze: Freeze) -> list[str]:
-    """Return the patterns of the parts of the trunk that ``freeze`` selects."""
+    """Return the patterns of the parts of the trunk that ``freeze`` selects; none for a cut."""
     if isinstance(freeze, list):
         return freeze
     return ["*"] if freeze == "trunk" else []
+
+
+def cut_of(freeze: Freeze) -> CutTable | None:
+    """Return the cut of ``freeze``, or None."""
+    return freeze if isinstance(freeze, CutTable) else None
 
 
 class LoraTable(Table):
@@ -162,8 +201,10 @@ class ModelTable(Table):
     embedder: Literal["linear", "mlp", "pca", "none"] = "linear"
     norm: Literal["none", "batch", "layer"] = "none"  # of the input of each of the embedder's layers
     dropout: float = Field(0.0, ge=0, lt=1)  # of the input of each of the embedder's layers
-    freeze: Freeze = "none"  # "trunk": features are computed once and kept; a list: patterns of layer names
-    views: Count = 1  # per training image under freeze = "trunk"; 1: not augmented; more: augmented
+    # "trunk": features are computed once and kept; a list: patterns of layer names; a table: a cut, whose activations
+    # are computed once and kept
+    freeze: Freeze = "none"
+    views: Count = 1  # kept per training image under freeze = "trunk" or a cut; 1: not augmented; more: augmented
     lora: LoraTable | None = None
     freeze_batch_norm: bool = False
     init: str | None = None  # folder of a run with the initial weights of the networks
@@ -191,13 +232,9 @@ class ModelTable(Table):
                     raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
         if self.embedder == "mlp" and not self.hidden_sizes:
             self.hidden_sizes = [512]
-        if self.freeze != "trunk":
-            text = "goes with freeze = 'trunk', whose features are kept"
-            if self.embedder == "pca":
-                raise ValueError(f"embedder: {self.embedder!r} {text}")
-            if self.views > 1:
-                raise ValueError(f"views: {self.views!r} {text}")
-        if self.init is not None and self.freeze == "trunk":
+        if self.freeze != "trunk" and self.embedder == "pca":
+            raise ValueError("embedder: 'pca' goes with freeze = 'trunk', whose features are kept")
+        if self.init is not None and (self.freeze == "trunk" or cut_of(self.freeze)):
             raise ValueError("init: a run's weights are trained further; features are kept of pretrained trunks alone")
         return self
 
@@ -425,6 +462,7 @@ class Recipe(Table):
             raise ValueError(
                 f"schedule.epochs: found {epochs}; the stages take {stage_epochs} epochs, so it must be more"
             )
+        self._check_cuts()
         if self.data.labels == "clusters" and self.evaluation.validation:
             raise ValueError("evaluation.validation: it holds out classes by labels, which clusters have not")
         for stage in self.all_stages():
@@ -432,6 +470,23 @@ class Recipe(Table):
                 batch = stage.sampler.batch_size if stage.sampler else 0
                 self._check_memory(stage.loss.memory, batch)
         return self
+
+    def _check_cuts(self) -> None:
+        """Raise ValueError for views that are not kept, and for cuts that do not fit the stages or the network."""
+        cuts = [cut_of(stage.freeze) for stage in self.stages]
+        has_stage_cut = any(cuts)
+        keeps_views = self.model.freeze == "trunk" or cut_of(self.model.freeze) is not None or has_stage_cut
+        if self.model.views > 1 and not keeps_views:
+            kept = "goes with freeze = 'trunk' or a cut, whose features or activations are kept"
+            raise ValueError(f"model.views: {self.model.views!r} {kept}")
+        if not has_stage_cut:
+            return
+        if self.model.freeze != "none" or self.model.lora is not None or self.model.init is not None:
+            raise ValueError("stages.freeze: a cut of a stage goes without model.freeze, model.lora and model.init")
+        first_live = cuts.index(None) if None in cuts else len(cuts)
+        if any(cuts[first_live:]):
+            text = "activations are kept of a trunk that has not been trained; stages with a cut come first"
+            raise ValueError(f"stages.freeze: {text}")
 
     def _check_memory(self, memory: MemoryTable, batch: int) -> None:
         """Raise ValueError for a memory that does not fit the data, the batch or the schedule."""
@@ -463,7 +518,7 @@ def problem_of(error: ValidationError) -> str:
         text = "missing, and without a default"
     elif problem["type"] != "value_error":
         text = f"found {problem['input']!r}; {text[0].lower()}{text[1:]}"
-    key = ".".join(map(str, problem["loc"]))
+    key = ".".join(str(part) for part in problem["loc"] if part not in _FORMS)
     return f"{key}: {text}" if key else text
 
 

@@ -75,22 +75,32 @@ class Engine:
         self._freeze_batch_norm = freeze_batch_norm
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
-        self._parameters = [*trunk.parameters(), *embedder.parameters()]
         # Memory format of the images, the same as that of the weights.
         self.memory_format = torch.contiguous_format
         if self.settings.channels_last:
             self.memory_format = torch.channels_last
-            trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        parts: list[Any] = [trunk, embedder]
-        if self.settings.compile:
-            parts = [torch.compile(part) for part in parts]
-        if self.settings.micro_batch is not None:
-            parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
-        self._parts = [data_parallel(module) for module in parts]
+        self._parts = self._trained_parts()
         self._scaler: torch.amp.GradScaler | None = None
         if self.settings.precision == "float16":
             self._scaler = torch.amp.GradScaler(device.type)
         self._overflows = 0  # consecutive skipped steps
+
+    def _trained_parts(self) -> list[nn.Module]:
+        """Return the modules that a step calls, compiled and wrapped as the settings say."""
+        if self.settings.channels_last:
+            self.networks["trunk"].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parts: list[Any] = list(self.networks.values())
+        if self.settings.compile:
+            parts = [torch.compile(part) for part in parts]
+        if self.settings.micro_batch is not None:
+            parts = [MicroBatched(nn.Sequential(*parts), self.settings.micro_batch)]
+        return [data_parallel(module) for module in parts]
+
+    def use_trunk(self, trunk: nn.Module) -> None:
+        """Train a module in place of the trunk from now on: the trunk itself, or the rest of one that is cut."""
+        if trunk is not self.networks["trunk"]:
+            self.networks["trunk"] = trunk
+            self._parts = self._trained_parts()
 
     def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield every step after it was taken; the epoch ends with the last step.
@@ -169,7 +179,8 @@ class Engine:
         if bad is None:
             self._overflows = 0
             if self.settings.clip_gradient is not None:
-                nn.utils.clip_grad_norm_(self._parameters, self.settings.clip_gradient)
+                trained = nn.ModuleDict(self.networks).parameters()
+                nn.utils.clip_grad_norm_(trained, self.settings.clip_gradient)
             for optimizer in optimizers:
                 optimizer.step()
         else:

@@ -1,4 +1,4 @@
-"""Vectors on the disk: a file of float32 rows, and a table of the keys that they belong to."""
+"""Vectors on the disk: a file of float32 or float16 rows, and a table of the keys that they belong to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from ..errors import DataError, one_line
 from ..files import locked_folder, writing
 from ..files.stat import FileStat
 
-Vectors = NDArray[np.float32]
+Vectors = NDArray[np.floating[Any]]
 
 _TABLE = (
     "CREATE TABLE IF NOT EXISTS rows (key BLOB PRIMARY KEY, size INTEGER, time INTEGER, row INTEGER, crc INTEGER) "
@@ -31,11 +32,12 @@ class FeatureStore:
     Rows are appended and never changed, so that readers may map the file. Several processes may append.
     """
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, dtype: type[np.floating[Any]] = np.float32) -> None:
         self.folder = folder
+        self.dtype = np.dtype(dtype)
         self._size = size
         self._database = folder / "keys.sqlite"
-        self._file = folder / "vectors.f32"
+        self._file = folder / f"vectors.f{8 * self.dtype.itemsize}"
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -66,7 +68,7 @@ class FeatureStore:
     def append(self, keys: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
         """Write vectors ``[N, F]``, and return the row of each key; overwrite what a killed process has left."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        vectors = np.ascontiguousarray(vectors, dtype=self.dtype)
         with self._transaction() as connection:
             connection.execute(_TABLE)
             (first,) = connection.execute("SELECT COALESCE(MAX(row) + 1, 0) FROM rows").fetchone()
@@ -88,11 +90,11 @@ class FeatureStore:
         """Map the whole rows of the file, ``[M, F]``; M is 0 without a file."""
         count = 0
         if self._file.exists():
-            count = self._file.stat().st_size // (4 * self._size)
+            count = self._file.stat().st_size // (self.dtype.itemsize * self._size)
         if count == 0:
-            return np.empty((0, self._size), dtype=np.float32)
+            return np.empty((0, self._size), dtype=self.dtype)
         # copy-on-write, since torch warns of arrays that are read-only
-        return np.asarray(np.memmap(self._file, np.float32, "c", shape=(count, self._size)))
+        return np.asarray(np.memmap(self._file, self.dtype, "c", shape=(count, self._size)))
 
     def clear(self) -> None:
         """Delete the vectors of a damaged store."""

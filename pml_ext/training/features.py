@@ -1,4 +1,4 @@
-"""Features of a frozen trunk: computed once for each image, and kept in a store that runs share.
+"""Features of a frozen trunk, or activations of its first part: computed once for each image, and shared by runs.
 
 A store belongs to one trunk with its weights, one preprocessing and one augmentation, whose digest is the name of
 its folder, ``features/DIGEST`` in the user's cache. A feature belongs to a file, with its size and time of change, or
@@ -13,6 +13,7 @@ import functools
 import hashlib
 import itertools
 import json
+import math
 import os
 import tempfile
 import warnings
@@ -36,9 +37,10 @@ _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the 
 
 
 class Features:
-    """Features of a split, ``[N, F]``, float32, mapped from a file: indexing reads rows."""
+    """Features of a split, ``[N, F]``, or activations, ``[N, *shape]``, mapped from a file: indexing reads rows."""
 
-    def __init__(self, vectors: Tensor, numbers: Tensor) -> None:
+    def __init__(self, vectors: Tensor, numbers: Tensor, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
         self._vectors = vectors
         self._numbers = numbers
 
@@ -46,11 +48,12 @@ class Features:
         return len(self._numbers)
 
     def __getitem__(self, rows: Any) -> Tensor:
-        return self._vectors[self._numbers[rows]]
+        vectors = self._vectors[self._numbers[rows]]
+        return vectors.view(*vectors.shape[:-1], *self.shape)
 
 
 class FeatureCache:
-    """The features ``[F]`` of images under a frozen trunk, on the disk.
+    """The features ``[F]`` of images under a frozen trunk, or activations of any shape, on the disk.
 
     ``about`` is all else that features depend on, as JSON has it. A process that is killed loses the features of one
     batch. ``tell`` is called with a line before images go through the trunk.
@@ -59,19 +62,21 @@ class FeatureCache:
     def __init__(
         self,
         trunk: nn.Module,
-        size: int,
+        shape: int | Sequence[int],
         about: Any,
         device: torch.device,
         batch_size: int,
         workers: int = 0,
         tell: Callable[[str], None] = lambda text: None,
+        dtype: type[np.floating[Any]] = np.float32,
     ) -> None:
         self._trunk = trunk
+        self._shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self._device = device
         self._tell = tell
         self._batch_size = batch_size
         self._workers = workers
-        self.store = FeatureStore(_writable_folder(_digest(trunk, about)), size)
+        self.store = FeatureStore(_writable_folder(_digest(trunk, about)), math.prod(self._shape), dtype)
 
     def of(self, images: LabeledImages, view: int = 0) -> Features:
         """Return the features of transformed images; compute those that the store lacks.
@@ -93,7 +98,7 @@ class FeatureCache:
             for part in from_ranks(self._computed(images, missing[start:stop], keys, stats)):
                 found |= part
             vectors = torch.from_numpy(self.store.vectors())
-        return Features(vectors, torch.tensor([found[key] for key in keys]))
+        return Features(vectors, torch.tensor([found[key] for key in keys]), self._shape)
 
     def _found(self, stats: dict[bytes, FileStat]) -> dict[bytes, int]:
         """Return the rows of the features that the store has; begin a damaged store anew."""
@@ -126,6 +131,12 @@ class FeatureCache:
             keys = [_file_key(paths[place]) + _PLAIN for place in finite]
             self.store.append(keys, [stats[place] for place in finite], rows[finite])
 
+    def _rows(self, features: Tensor) -> Vectors:
+        """Return the rows to write, ``[B, F]``, in the precision of the store."""
+        rows: Vectors = features.float().flatten(1).cpu().numpy()
+        with np.errstate(over="ignore"):  # becomes infinite, which is an error
+            return rows.astype(self.store.dtype, copy=False)
+
     def _computed(
         self, images: LabeledImages, indices: Sequence[int], keys: Sequence[bytes], files: dict[bytes, FileStat]
     ) -> dict[bytes, int]:
@@ -141,14 +152,17 @@ class FeatureCache:
             self._trunk, nn.Identity(), images, self._device, workers=self._workers, batches=seeded
         )
         for batch, (_, features, _, _) in zip(batches, embedding, strict=True):
-            rows = features.float().cpu().numpy()
+            rows = self._rows(features)
             bad = np.flatnonzero(~np.isfinite(rows).all(1))
             if len(bad):
                 if images.paths:
                     where = images.images[batch[bad[0]]]
                 else:
                     where = f"image {batch[bad[0]]}"
-                raise DataError(f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first")
+                text = f"model.trunk gives NaN or infinity for {len(bad)} images, {where} first"
+                if self.store.dtype == np.float16:
+                    text += "; values above 65,504 do not fit: --set model.freeze.precision=float32"
+                raise DataError(text)
             own = [keys[index] for index in batch]
             numbers |= self.store.append(own, [files[key] for key in own], rows)
         return numbers
@@ -221,20 +235,28 @@ def _stat_of(path: Path | None) -> FileStat:
 
 @torch.no_grad()
 def with_features(
-    passing: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]], features: Features, embedder: nn.Module
+    passing: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]],
+    kept: Features,
+    rest: nn.Module,
+    embedder: nn.Module,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield the batches of :func:`~.batches.embed_batches` with cached features, and their embeddings."""
+    """Yield the batches of :func:`~.batches.embed_batches` from cached features, or from cached activations.
+
+    ``rest`` is the part of the trunk from what is cached to the features.
+    """
     start = 0
-    with preserved_modes(embedder):
+    with preserved_modes(rest, embedder):
         for images, _, _, labels in passing:
+            rest.eval()
             embedder.eval()
-            rows = features[start : start + len(labels)].to(labels.device)
+            rows = kept[start : start + len(labels)].to(labels.device).float()
             start += len(labels)
-            yield images, rows, embedder(rows), labels
+            features = rest(rows)
+            yield images, features, embedder(features), labels
 
 
 class FeatureReader:
-    """Reader of batches of features instead of images; see :class:`~.batches.BatchReader`."""
+    """Reader of batches of features, or activations, instead of images; see :class:`~.batches.BatchReader`."""
 
     def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
         self.views = views
@@ -242,7 +264,10 @@ class FeatureReader:
         self._device = device
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield features ``[B, F]`` and labels ``[B]``; an image's view follows from the seed of its augmentation."""
+        """Yield features ``[B, F]``, or activations, and labels ``[B]``.
+
+        An image's view follows from the seed of its augmentation.
+        """
         if labels is None:
             own = self.labels
         else:
@@ -254,7 +279,7 @@ class FeatureReader:
             for number, view in enumerate(self.views[1:], start=1):
                 seen = seeds % len(self.views) == number
                 features[seen] = view[indices[seen]]
-            yield features.to(self._device), own[indices].to(self._device)
+            yield features.to(self._device).float(), own[indices].to(self._device)
 
     naming_images = staticmethod(contextlib.nullcontext)  # no workers read images
 

@@ -13,10 +13,9 @@ import numpy as np
 from ..distributed import from_rank_0
 from ..errors import StoppedError
 from . import outcome, signals
-from .batches import BatchReader, draw_for_all, indices_of
+from .batches import draw_for_all, indices_of
 from .checkpointing import Checkpointer
 from .engine import NotFiniteError, Step
-from .features import FeatureReader
 from .folder import NETWORK, REPORT, write_json
 from .listener import forward_warnings
 from .pseudo_labels import relabel
@@ -28,7 +27,6 @@ from .trackers import import_tracker
 from .validation import test_before, validate
 
 Metrics = dict[str, Any]
-Reader = BatchReader | FeatureReader
 
 
 def train_run(
@@ -51,14 +49,13 @@ def train_run(
     run.compute_frozen_features()
     checkpointer = prepare(run, resume)
     records = open_records(run, len(checkpointer.finished_losses()))
-    reader = run.reader()
     status = "failed"
     metrics: Metrics = {}
     try:
         while run.epoch < run.epochs:
             run.epoch += 1
             with signals.waiting():
-                epoch(run, reader, records, checkpointer, after_validation)
+                epoch(run, records, checkpointer, after_validation)
             signals.check(f"after epoch {run.epoch}, whose checkpoint is written")
         metrics = from_rank_0(finish(run, records) if records is not None else None)
         status = "finished"
@@ -67,7 +64,7 @@ def train_run(
         status = "stopped"
         raise
     finally:
-        reader.close()
+        run.close_readers()
         if records is not None:
             records.finish(status, metrics, run.folder / REPORT)
 
@@ -98,7 +95,6 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
 
 def epoch(
     run: Run,
-    reader: Reader,
     records: Records | None,
     checkpointer: Checkpointer,
     after_validation: Callable[[int, float], None] | None,
@@ -106,7 +102,7 @@ def epoch(
     """Train an epoch; rank 0 then validates, writes the checkpoint, and reports loss and speed."""
     resumed_after = len(checkpointer.finished_losses())
     started = time.perf_counter()
-    losses = train_epoch(run, reader, records, checkpointer)
+    losses = train_epoch(run, records, checkpointer)
     seconds = time.perf_counter() - started
     run.history.train_seconds += seconds
     if records is None:
@@ -118,7 +114,7 @@ def epoch(
     tell_speed(run, losses, iterations, seconds, time.perf_counter() - started)
 
 
-def train_epoch(run: Run, reader: Reader, records: Records | None, checkpointer: Checkpointer) -> list[float]:
+def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -> list[float]:
     """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
     stage = run.stages.of(run.epoch)
     run.enter_stage(stage)
@@ -130,6 +126,7 @@ def train_epoch(run: Run, reader: Reader, records: Records | None, checkpointer:
         objective, recorded = run.objective(stage, recorded=records is not None)
         batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch)
     losses = checkpointer.finished_losses()
+    reader = run.reader_of(stage)
     reading = reader.read(batches[len(losses) :], run.pseudo_labels)
     checkpointer.enter_epoch()
     try:

@@ -112,7 +112,9 @@ def profile_recipe(
             drawn += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(drawn)))
         objective, held = run.objective(stage, recorded=True)
         labels = run.pseudo_labels
-        reader = stack.enter_context(contextlib.closing(run.reader()))
+        run.enter_stage(stage)
+        stack.callback(run.close_readers)
+        reader = run.reader_of(stage)
         numbers = itertools.count(1)
         if isinstance(reader, FeatureReader):
             rows = reader.views[0][:]

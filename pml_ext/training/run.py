@@ -18,8 +18,9 @@ from ..distributed.devices import choose_device
 from ..errors import ConfigError, counted, shortened
 from ..networks.trunks import fit_whitened_pca, freeze
 from ..recipe import Recipe
-from ..recipe.schema import frozen_patterns
+from ..recipe.schema import cut_of, frozen_patterns
 from . import checkpoint
+from .activations import TrunkCut, check_size, cut_trunk
 from .batches import BatchReader
 from .engine import Engine, Objective, Step
 from .features import FeatureReader
@@ -73,6 +74,8 @@ class Run(View):
         super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
+        self._cuts: dict[str, TrunkCut] = {}  # by the block
+        self._readers: dict[str, BatchReader | FeatureReader] = {}  # by the block of a cut; "" for none
         self.history = RunHistory()
         self.warn(self.note)
         for split, paths in self.unreadable.items():
@@ -82,15 +85,30 @@ class Run(View):
     @functools.cached_property  # a report needs no engine
     def engine(self) -> Engine:
         """The engine that trains the networks."""
-        trunk = torch.nn.Identity() if self.frozen else self.trunk  # the reader gives features
         return Engine(
-            trunk,
+            self._trained_trunk(self.stages[0]),
             self.embedder,
             self.device,
             self.recipe.engine,
             self.recipe.model.freeze_batch_norm,
             skip_nonfinite=self._on_nonfinite == "skip",
         )
+
+    def _trained_trunk(self, stage: Stage) -> torch.nn.Module:
+        """Return the module that a stage trains from what its reader gives: images, features or activations."""
+        if self.frozen:
+            return torch.nn.Identity()
+        cut = self.cut_of(stage)
+        return self.trunk if cut is None else cut.rest
+
+    def cut_of(self, stage: Stage) -> TrunkCut | None:
+        """Return the cut of the trunk in a stage, if it has one."""
+        table = cut_of(self.recipe.model.freeze) or cut_of(stage.table.freeze)
+        if table is None:
+            return None
+        if table.until not in self._cuts:
+            self._cuts[table.until] = cut_trunk(self.trunk, table, self._preprocessing, self.device)
+        return self._cuts[table.until]
 
     @functools.cached_property
     def epochs(self) -> int:
@@ -100,14 +118,33 @@ class Run(View):
             return self.recipe.schedule.epochs
         return 0
 
-    def reader(self) -> BatchReader | FeatureReader:
-        """Return the reader of training batches: of images, or of features if the trunk is frozen."""
-        if not self.frozen:
+    def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
+        """Return the reader of a stage's batches: of images, of features, or of activations before a cut."""
+        cut = self.cut_of(stage)
+        block = "" if cut is None else cut.table.until
+        if block not in self._readers:
+            self._readers[block] = self._new_reader(cut)
+        return self._readers[block]
+
+    def _new_reader(self, cut: TrunkCut | None) -> BatchReader | FeatureReader:
+        if cut is not None:
+            kept = [self.activations(cut, "train", view) for view in self._views()]
+        elif self.frozen:
+            kept = [self.features("train", view) for view in self._views()]
+        else:
             return BatchReader(self.training_images, self.recipe.data.workers, self.device, self.engine.memory_format)
+        return FeatureReader(kept, self.training_images.labels, self.device)
+
+    def _views(self) -> range:
+        """Return the numbers of the views of training images that are kept; 0 is the image without augmentation."""
         count = self.recipe.model.views
-        views = range(1, count + 1) if count > 1 else range(1)
-        features = [self.features("train", view) for view in views]
-        return FeatureReader(features, self.training_images.labels, self.device)
+        return range(1, count + 1) if count > 1 else range(1)
+
+    def close_readers(self) -> None:
+        """Terminate the workers that read images."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
 
     def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, RecordedValues]:
         """Return the objective of a stage and its recorded values; its steps record them only if ``recorded``."""
@@ -137,6 +174,12 @@ class Run(View):
         if model.lora is None:
             patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
             self.engine.frozen = freeze(self.trunk, patterns)
+        self.cut = self.cut_of(stage)
+        if self.cut is not None:
+            self.cut.stem.requires_grad_(False)
+            self.engine.frozen = [*self.engine.frozen, self.cut.stem]
+        if not self.frozen:
+            self.engine.use_trunk(self._trained_trunk(stage))
 
     def call_after_step(self, stage: Stage, indices: torch.Tensor, step: Step) -> None:
         """Call ``after_step`` of the stage's components with indices and embeddings of all processes."""
@@ -161,10 +204,23 @@ class Run(View):
             self.listener.warn(text)
 
     def compute_frozen_features(self) -> None:
-        """Compute the features of a frozen trunk; each process computes a part."""
+        """Compute the features of a frozen trunk, or the activations before cuts; each process computes a part."""
         if self.frozen:
             for split in self.splits:
                 self.features(split)
+        for cut in dict.fromkeys(self.cut_of(stage) for stage in self.stages):
+            if cut is not None:
+                self._compute_activations(cut)
+
+    def _compute_activations(self, cut: TrunkCut) -> None:
+        """Compute all activations before a cut that the run needs; ConfigError if they take too much space."""
+        validated = len(self.images("validation")) if "validation" in self.splits else 0
+        tell = self._tell if self.rank == 0 else _no_line
+        check_size(cut, len(self.training_images), len(self._views()), validated, tell)
+        for view in self._views():
+            self.activations(cut, "train", view)
+        if validated:
+            self.activations(cut, "validation")
 
     def initialize_weights(self) -> None:
         """Load the weights of another run, or fit the embedder to principal components, where the recipe says so."""
@@ -284,6 +340,9 @@ class Run(View):
     def _origin(self) -> dict[str, Any]:
         """Return what a checkpoint of this run must have in common with the run that reads it."""
         return {"of": self.identity, "listing": self.listing}
+
+
+def _no_line(text: str) -> None: ...
 
 
 def _shapes(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Size]:

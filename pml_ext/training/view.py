@@ -21,6 +21,7 @@ from ..evaluation import some_of_each_class
 from ..recipe import Recipe, build_dataset, build_network, build_relation, load_recipe, preprocessing_of
 from ..registry.hooks import RunView
 from . import checkpoint
+from .activations import TrunkCut
 from .batches import embed_batches
 from .features import FeatureCache, Features, with_features
 from .folder import RECIPE
@@ -68,8 +69,9 @@ class View:
         self.trunk = self.network.trunk
         self.embedder = self.network.embedder
         self.frozen = recipe.model.freeze == "trunk"  # then features are computed once
-        self._features: dict[tuple[str, int], Features] = {}
-        self._caches: dict[bool, FeatureCache] = {}  # of plain (False) or augmented images
+        self.cut: TrunkCut | None = None  # of the stage that trains, where it trains from cached activations
+        self._features: dict[tuple[str, str, int], Features] = {}  # by block of a cut, split and view
+        self._caches: dict[tuple[str, bool], FeatureCache] = {}  # by block, of plain (False) or augmented images
         self._tell = tell
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
@@ -187,15 +189,22 @@ class View:
 
         With ``pixels`` there are always images.
         """
-        labels = self.true_labels(split)
-        if not self.frozen:
-            return self._passes_of_images(split, self.trunk, self.embedder)
-        if pixels:
+        if self.frozen and pixels:
             passes = self._passes_of_images(split, nn.Identity(), nn.Identity())
-        else:
-            none = labels[:0]
-            passes = ((none, none, none, part) for part in torch.split(labels, _FEATURES_BATCH))
-        return with_features(passes, self.features(split), self.embedder)
+            return with_features(passes, self.features(split), nn.Identity(), self.embedder)
+        if self.frozen:
+            passes = self._passes_of_labels(split, _FEATURES_BATCH)
+            return with_features(passes, self.features(split), nn.Identity(), self.embedder)
+        if self.cut is not None and split == "validation":
+            passes = self._passes_of_labels(split, self._batch_size)
+            return with_features(passes, self.activations(self.cut, split), self.cut.rest, self.embedder)
+        return self._passes_of_images(split, self.trunk, self.embedder)
+
+    def _passes_of_labels(self, split: str, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Yield batches of a split without images, for what is computed from the cache."""
+        labels = self.true_labels(split)
+        none = labels[:0]
+        return ((none, none, none, part) for part in torch.split(labels, batch_size))
 
     def _passes_of_images(
         self, split: str, trunk: nn.Module, embedder: nn.Module
@@ -205,31 +214,41 @@ class View:
 
     def features(self, split: str, view: int = 0) -> Features:
         """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images."""
-        if (split, view) not in self._features:
+        return self._cached(None, split, view)
+
+    def activations(self, cut: TrunkCut, split: str, view: int = 0) -> Features:
+        """Return the activations of a split before a cut, ``[N, *shape]``, as :meth:`features`."""
+        return self._cached(cut, split, view)
+
+    def _cached(self, cut: TrunkCut | None, split: str, view: int) -> Features:
+        block = "" if cut is None else cut.table.until
+        key = (block, split, view)
+        if key not in self._features:
             if view:
                 images = self.training_images
             else:
                 images = self.images(split)
-            self._features[split, view] = self._cache_for(images, is_augmented=bool(view)).of(images, view)
-        return self._features[split, view]
+            self._features[key] = self._cache_for(cut, images, is_augmented=bool(view)).of(images, view)
+        return self._features[key]
 
-    def _cache_for(self, images: LabeledImages, is_augmented: bool) -> FeatureCache:
-        """Return the cache of features of plain, or of augmented images."""
-        if is_augmented not in self._caches:
+    def _cache_for(self, cut: TrunkCut | None, images: LabeledImages, is_augmented: bool) -> FeatureCache:
+        """Return the cache of features, or of activations before a cut, of plain or of augmented images."""
+        block = "" if cut is None else cut.table.until
+        key = (block, is_augmented)
+        if key not in self._caches:
             if is_augmented:
                 augmentation = repr(images.transform)
             else:
                 augmentation = ""
-            self._caches[is_augmented] = FeatureCache(
-                self.trunk,
-                self.network.features,
-                [self._preprocessing.model_dump(), augmentation],
-                self.device,
-                self._batch_size,
-                self.recipe.data.workers,
-                self._tell,
-            )
-        return self._caches[is_augmented]
+            about: list[Any] = [self._preprocessing.model_dump(), augmentation]
+            shared = (self.device, self._batch_size, self.recipe.data.workers, self._tell)
+            if cut is None:
+                cache = FeatureCache(self.trunk, self.network.features, about, *shared)
+            else:
+                about.append(cut.table.precision)
+                cache = FeatureCache(cut.stem, cut.shape, about, *shared, dtype=cut.dtype)
+            self._caches[key] = cache
+        return self._caches[key]
 
     def embeddings(self, split: str, layer: Layer = "embedder") -> Tensor:
         """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""

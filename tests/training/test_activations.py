@@ -1,0 +1,135 @@
+"""Runs that train the last blocks of a trunk from cached activations, next to runs that train from images."""
+
+import pytest
+import torch
+
+from pml_ext.errors import ConfigError
+from pml_ext.training import checkpoint
+from pml_ext.training.launch import train
+from pml_ext_search.trained import load_run
+
+from .short_runs import SHORT, finished
+
+pytestmark = pytest.mark.usefixtures("without_report")
+BLOCK = "4"  # of the convnet, the first layer of its second block
+STEM = [str(layer) for layer in range(4)]
+LIVE = f"model.freeze={STEM}".replace("'", '"')
+PLAIN = "data.augment.shift=0"
+
+
+def cut(precision="float32", **more):
+    settings = {"until": BLOCK, "precision": precision, **more}
+    return "model.freeze={" + ", ".join(f"{key}={value!r}" for key, value in settings.items()) + "}"
+
+
+def assert_close_states(one, other, tolerance):
+    for part in ("trunk", "embedder"):
+        for name, value in one[part].items():
+            torch.testing.assert_close(other[part][name], value, atol=tolerance, rtol=0, msg=f"{part}.{name}")
+
+
+@pytest.mark.parametrize("frozen_norms", ["true", "false"])
+def test_a_cut_equals_a_frozen_part_of_the_live_network(tmp_path, frozen_norms):
+    settings = [PLAIN, "model.dropout=0.2", f"model.freeze_batch_norm={frozen_norms}"]
+    live, metrics = finished(tmp_path / "live", *settings, LIVE)
+    kept, same = finished(tmp_path / "cut", *settings, cut())
+    assert_close_states(live, kept, 1e-5)
+    for phase in ("raw", "before", "after"):
+        assert same[phase] == pytest.approx(metrics[phase], abs=1e-6), phase
+
+
+def test_float16_is_within_its_rounding(tmp_path):
+    few = [PLAIN, "schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=3"]
+    exact, _ = finished(tmp_path / "exact", *few, cut())
+    rounded, _ = finished(tmp_path / "rounded", *few, cut("float16"))
+    assert_close_states(exact, rounded, 5e-3)
+    differ = [not torch.equal(value, rounded["trunk"][name]) for name, value in exact["trunk"].items()]
+    assert any(differ)
+
+
+def test_the_whole_network_is_saved_and_searched(tmp_path):
+    state, metrics = finished(tmp_path / "run", cut("float16"), "model.views=3")
+    assert {name.partition(".")[0] for name in state["trunk"]} == {"0", "1", "4", "5"}
+    images = torch.randint(255, (3, 1, 8, 8), dtype=torch.uint8)
+    assert load_run(tmp_path / "run").embed(images).shape == (3, 64)
+    assert metrics["after"]["recall_at_1"] > metrics["before"]["recall_at_1"]
+
+
+def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
+    settings = [*SHORT, cut("float16"), "model.views=2", "schedule.name=constant", "schedule.milestones=[]"]
+    settings += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=40"]
+    for folder, epochs in (("once", 4), ("twice", 2)):
+        train("cbml/digits", overrides=[*settings, f"schedule.epochs={epochs}"], out=tmp_path / folder)
+    train("cbml/digits", overrides=[*settings, "schedule.epochs=4"], out=tmp_path / "twice", resume=True)
+    once, twice = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("once", "twice"))
+    for name, value in once["parts"]["trunk"].items():
+        assert torch.equal(twice["parts"]["trunk"][name], value), name
+
+
+def test_a_stage_with_a_cut_and_then_the_whole_network(tmp_path):
+    stage = '[{epochs=2, loss={name="cbml"}, freeze={until="4", precision="float16"}}]'
+    common = ["model.views=2", "schedule.milestones=[3]"]
+    first, _ = finished(tmp_path / "first", f"stages={stage}", *common, "schedule.epochs=3")
+    untrained, _ = finished(
+        tmp_path / "untrained", "model.freeze=trunk", "model.embedder=none", "model.embedding_size=32"
+    )
+    changed = {}
+    for name, value in untrained["trunk"].items():
+        changed[name] = not torch.equal(first["trunk"][name], value)
+    assert changed["0.weight"]  # by the last epoch
+    assert changed["4.weight"]
+
+
+def test_stages_come_from_images_after_activations(tmp_path):
+    """The stem keeps its weights and statistics in the stage with the cut, and in no other."""
+    stage = '[{epochs=4, loss={name="cbml"}, freeze={until="4"}}]'
+    small = ["optimizer.lr=1e-3", "schedule.milestones=[5]", f"stages={stage}"]
+    state, _ = finished(tmp_path / "run", *small)
+    assert state["trunk"]["1.num_batches_tracked"] == 20
+    assert state["trunk"]["5.num_batches_tracked"] == 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (
+            [cut(gigabytes=1e-6)],
+            r"take .* KB .* wanted at most gigabytes = 1e-06: a later block, or fewer model.views",
+        ),
+        (['model.freeze={until="7x"}'], "no block of the trunk '7x'"),
+        (['model.freeze={until="4", gigabyte=1}'], "no key 'gigabyte'"),
+        ([cut(), "model.trunk.weights=random", "model.init=other"], "features are kept of pretrained trunks alone"),
+        (["model.views=2"], "goes with freeze = 'trunk' or a cut"),
+        (
+            ['stages=[{epochs=1, loss={name="cbml"}}, {epochs=1, loss={name="cbml"}, freeze={until="4"}}]'],
+            "stages with a cut come first",
+        ),
+        (['model.freeze="trunk"', 'stages=[{epochs=1, loss={name="cbml"}, freeze={until="4"}}]'], "goes without"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path, settings, text):
+    with pytest.raises(ConfigError, match=text):
+        train("cbml/digits", overrides=[*SHORT, *settings], out=tmp_path / "run")
+
+
+def test_random_weights_before_a_cut_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is frozen and has no weights"):
+        train("cbml/digits", overrides=['model.freeze={until="4"}'], out=tmp_path / "run")
+
+
+def test_the_size_is_told_before_anything_is_computed(tmp_path):
+    lines = []
+
+    class Told:
+        def step(self, text):
+            lines.append(text)
+
+        def iteration(self, *given): ...
+        def warn(self, text): ...
+
+    settings = [*SHORT, cut("float16"), "model.views=2", "schedule.epochs=1", "schedule.milestones=[1]"]
+    train("cbml/digits", overrides=settings, out=tmp_path / "run", listener=Told())
+    [size] = [number for number, line in enumerate(lines) if line.startswith("the activations before 4 take ")]
+    [first, *_] = [number for number, line in enumerate(lines) if line.startswith("computing")]
+    assert size < first
+    assert "x 2 views x" in lines[size]
