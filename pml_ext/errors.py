@@ -89,8 +89,12 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
     known = list(dict.fromkeys(known))
     name = shortened(name, 100)
     lowered = {other.lower(): other for other in reversed(known)}
-    near = [lowered[each] for each in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4)]
-    near += [other for other in known if other.rsplit("/", 1)[-1] == name and other not in near]
+    near = []
+    for match in difflib.get_close_matches(name.lower(), lowered, n=3, cutoff=0.4):
+        near.append(lowered[match])
+    for other in known:
+        if other.rsplit("/", 1)[-1] == name and other not in near:
+            near.append(other)
     if near:
         listed = f"nearest: {', '.join(near)}"
     else:

@@ -64,9 +64,18 @@ def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -
 
 def settings_repr(module: object) -> str:
     """Return the settings of an object for its ``repr``: attributes named like its arguments, without modules."""
-    named = {name: getattr(module, name, None) for name in (*inspect.signature(type(module)).parameters, "tile_size")}
-    shown = {key: value for key, value in named.items() if hasattr(module, key) and not hasattr(value, "parameters")}
-    return ", ".join(f"{key}={value!r}" for key, value in shown.items() if key != "tile_size" or value is not None)
+    names = dict.fromkeys(inspect.signature(type(module)).parameters)
+    names["tile_size"] = None  # a setting of PairLoss, in the keyword arguments of its subclasses
+    settings = []
+    for name in names:
+        if not hasattr(module, name):
+            continue
+        value = getattr(module, name)
+        is_module = hasattr(value, "parameters")
+        is_default = name == "tile_size" and value is None
+        if not is_module and not is_default:
+            settings.append(f"{name}={value!r}")
+    return ", ".join(settings)
 
 
 def number_settings(cls: type) -> list[str]:
@@ -91,9 +100,14 @@ def settings_of(target: Callable[..., object]) -> dict[str, inspect.Parameter]:
         else:
             inner = function
         names = getattr(inspect.unwrap(inner), "__globals__", {})
-        parameters = list(inspect.signature(function).parameters.values())[isinstance(target, type) :]
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        settings = {p.name: p.replace(annotation=_resolved(p.annotation, names)) for p in named} | settings
+        parameters = list(inspect.signature(function).parameters.values())
+        if isinstance(target, type):
+            parameters = parameters[1:]  # without self
+        settings_of_function = {}
+        for p in parameters:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                settings_of_function[p.name] = p.replace(annotation=_resolved(p.annotation, names))
+        settings = settings_of_function | settings
         if not any(p.kind is p.VAR_KEYWORD for p in parameters):
             break
     settings.pop("mat_based_loss", None)  # set by PML's losses themselves

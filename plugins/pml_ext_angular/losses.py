@@ -49,7 +49,7 @@ class _DotProductLoss(PairLoss):
         super().__init__(**kwargs)
         self.normalize_embeddings = normalize_embeddings
 
-    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
         """Return True: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
         return True
 
@@ -75,9 +75,9 @@ class _AngularLoss(_DotProductLoss):
         """Return whether products of exponentials stay finite: cosines, and slope 4 t <= ``PRODUCT_SLOPE``."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
-    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
         """Return True for up to 1,024 rows: one product of the whole batch is then as fast as one per class."""
-        return alone and self._multiplies() and rows <= _LARGEST_GROUP
+        return by_labels and self._multiplies() and rows <= _LARGEST_GROUP
 
     def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
         """Return Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
@@ -236,7 +236,7 @@ class AngularTripletLoss(_AngularLoss):
 
     sums_triplets = True
 
-    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
         """Return False: the hinge must be summed over the negatives of each pair separately."""
         return False
 

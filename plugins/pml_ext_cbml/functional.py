@@ -55,8 +55,10 @@ def metric_variance(
 
     Settings are those of the class. ``counts``: precomputed numbers of positives and negatives per anchor, if known.
     """
-    num_positives, num_negatives = counts or [mask.sum(1, dtype=similarity.dtype) for mask in (positives, negatives)]
-    mean_pos, mean_neg, squares = moments_of_pairs(similarity, positives, negatives, (num_positives, num_negatives))
+    if counts is None:
+        counts = positives.sum(1, dtype=similarity.dtype), negatives.sum(1, dtype=similarity.dtype)
+    num_positives, num_negatives = counts
+    mean_pos, mean_neg, squares = moments_of_pairs(similarity, positives, negatives, counts)
     target = gamma * mean_pos + (1 - gamma) * mean_neg
     if detach_target:
         target = target.detach()

@@ -78,6 +78,7 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         self.classes.check(labels, "SoftmaxLoss")
         if len(embeddings) == 0:
             return reduced(embeddings.sum() + 0 * self.classifier.weight.sum() + 0 * self.classifier.bias.sum())
-        weight, bias = (parameter.to(embeddings.dtype) for parameter in self.classifier.parameters())
+        weight = self.classifier.weight.to(embeddings.dtype)
+        bias = self.classifier.bias.to(embeddings.dtype)
         rows = self.classes(labels.to(self.classes.rows.device))
         return per_anchor(cross_entropy(linear(embeddings, weight, bias), rows, reduction="none"))

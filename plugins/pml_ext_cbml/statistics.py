@@ -58,9 +58,14 @@ class PairStatistics:
             raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
         pos = similarity[positives]
         neg = similarity[negatives]
-        spread = [pos.mean(), pos.std(unbiased=False), neg.mean(), neg.std(unbiased=False)]
-        counts = [mask.sum(1).double().mean() for mask in (positives, negatives)]
-        return cls(*map(float, [*spread, *counts]))
+        return cls(
+            mean_pos=float(pos.mean()),
+            std_pos=float(pos.std(unbiased=False)),
+            mean_neg=float(neg.mean()),
+            std_neg=float(neg.std(unbiased=False)),
+            num_pos=float(positives.sum(1).double().mean()),
+            num_neg=float(negatives.sum(1).double().mean()),
+        )
 
     def exponents(self) -> dict[str, float]:
         r"""Return centers and widths of both exponentials, Sec. 4.4 F.
@@ -80,13 +85,15 @@ class PairStatistics:
             "beta_pos": squares / self.std_pos**2 + math.log(self.num_neg / self.num_pos**2),
             "beta_neg": squares / self.std_neg**2 - math.log(self.num_pos / self.num_neg**2),
         }
+        exponents = {"alpha_pos": alpha, "alpha_neg": alpha}
         for name, ratio in ratios.items():
             if alpha <= 0 or ratio <= 0:
                 raise ValueError(
                     f"Sec. 4.4 F gives {name} = {alpha:.3g} / {ratio:.3g} for these statistics, which is "
                     "no width above 0; set it by hand"
                 )
-        return {"alpha_pos": alpha, "alpha_neg": alpha} | {name: alpha / ratio for name, ratio in ratios.items()}
+            exponents[name] = alpha / ratio
+        return exponents
 
 
 def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
@@ -103,11 +110,12 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
         x = embeddings.detach().cpu()[chosen]
         y = labels.cpu()[chosen]
         similarity = gram(normalize(x.double()))
-        masks = pair_masks(similarity, y)
+        positives, negatives = pair_masks(similarity, y)
         low = min(float(similarity.min()), 1 - 1e-6)  # the range is not empty for collapsed embeddings
         edges = torch.linspace(low, 1.0, _BINS + 1, dtype=torch.float64)
         middle = (edges[1:] + edges[:-1]) / 2
-        positive, negative = (torch.histogram(similarity[mask], edges, density=True).hist for mask in masks)
+        positive = torch.histogram(similarity[positives], edges, density=True).hist
+        negative = torch.histogram(similarity[negatives], edges, density=True).hist
         for values, color, name in ((positive, figures.BLUE, "positive"), (negative, figures.ORANGE, "negative")):
             above.stairs(values.numpy(), edges.numpy(), fill=True, color=color, alpha=0.55, label=f"{name} pairs")
         both = (positive > 0) & (negative > 0)

@@ -76,6 +76,9 @@ def _check_reported(base: Group, phase: str, metrics: Sequence[str]) -> None:
 
 def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[str, Any]:
     """Return what a comparison says of one group alone."""
+    folders = {}
+    for seed, folder in group.folders.items():
+        folders[str(seed)] = str(folder)
     row: dict[str, Any] = {
         "recipe": group.name,
         "seeds": sorted(group.runs),
@@ -84,7 +87,7 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
         "selection": group.selection(),
         "marks": group.unequal_settings(base),
         "errors": group.errors,
-        "folders": {str(seed): str(folder) for seed, folder in group.folders.items()},
+        "folders": folders,
     }
     for metric in metrics:
         values = list(group.values(phase, metric).values())
@@ -111,13 +114,12 @@ def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) 
     differences = []
     for group in others:
         values = group.values(phase, metric)
-        seeds = sorted(base_values.keys() & values.keys())
-        difference = paired_difference(
-            baseline=[base_values[seed] for seed in seeds],
-            row=[values[seed] for seed in seeds],
-            alpha=level,
-        )
-        differences.append(difference)
+        baseline_by_seed = []
+        row_by_seed = []
+        for seed in sorted(base_values.keys() & values.keys()):
+            baseline_by_seed.append(base_values[seed])
+            row_by_seed.append(values[seed])
+        differences.append(paired_difference(baseline=baseline_by_seed, row=row_by_seed, alpha=level))
     return differences
 
 

@@ -29,7 +29,7 @@ class BusyError(Exception):
 
 
 class UselessError(Exception):
-    """A setting is wrong for this job and for all others; the text says which."""
+    """A setting is wrong for this job and for all others, so that doing them is useless; the text says which."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Executor:
         self.running: dict[Any, Job] = {}
 
     def start(self, job: Job) -> None:
-        """Start a job."""
+        """Take a job, which :meth:`ended` executes."""
         self.running[job] = job
 
     def ended(self, on_progress: OnProgress) -> Iterator[tuple[Job, JobResult]]:
@@ -324,7 +324,8 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
             for job, result in executor.ended(on_progress):
                 if result.stopped and not stopping:
                     raise _stopped_by(result.stopped, f"with a checkpoint; {_GO_ON}")
-                died_of_signal = result.died and received() is not None  # a worker that starts cannot handle it yet
+                # A worker that has just started does not handle signals yet, and dies of one.
+                died_of_signal = result.died and received() is not None
                 if not result.stopped and not died_of_signal:
                     queue.take_result(job, result)
 

@@ -85,16 +85,22 @@ class Group:
 
         means: dict[int, float] = {}
         for seed, folds in sorted(self.runs.items()):
-            values = [_number(run, phase, metric) for run in folds.values()]
-            numbers = [value for value in values if value is not None]
+            numbers = []
+            for run in folds.values():
+                value = _number(run, phase, metric)
+                if value is not None:
+                    numbers.append(value)
             if numbers and len(numbers) == len(all_folds):
                 means[seed] = fmean(numbers)
         return means
 
     def seconds(self) -> float | None:
         """Return the mean training time of a run in seconds."""
-        seconds = [run.get("seconds", {}).get("train") for run in self.all_runs()]
-        known = [float(value) for value in seconds if value is not None]
+        known = []
+        for run in self.all_runs():
+            seconds = run.get("seconds", {}).get("train")
+            if seconds is not None:
+                known.append(float(seconds))
         return fmean(known) if known else None
 
     def selection(self) -> str:
@@ -130,7 +136,11 @@ class Group:
         if not self.settings or not baseline.settings:  # no run of a group has been read
             return []
         all_keys = {**self.settings, **baseline.settings}
-        return [key for key in all_keys if self.settings.get(key) != baseline.settings.get(key)]
+        different = []
+        for key in all_keys:
+            if self.settings.get(key) != baseline.settings.get(key):
+                different.append(key)
+        return different
 
     def paper_values(self, phase: str, metric: str) -> list[dict[str, Any]]:
         """Return the values that the recipe's paper prints for a metric, with their descriptions."""
@@ -204,7 +214,9 @@ def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -
 
 def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return the fold of a recipe's tables (0 without folds) and its other settings by dotted key."""
-    kept = {key: table for key, table in tables.items() if key not in NOT_SETTINGS}
+    kept = dict(tables)
+    for key in NOT_SETTINGS:
+        kept.pop(key, None)
     settings = flat(kept)
     fold = settings.pop(FOLD, 0)
     return fold, settings

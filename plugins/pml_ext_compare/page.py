@@ -76,7 +76,7 @@ def _csv_rows(result: Mapping[str, Any]) -> list[list[Any]]:
         for metric in result["metrics"]:
             estimate = row[metric]
             about_metric = [estimate[key] for key in _METRIC_COLUMNS]
-            values = " ".join(str(value) for value in estimate["values"])
+            values = " ".join(map(str, estimate["values"]))
             seeds = len(estimate["values"])
             rows.append([*about_row, metric, seeds, *about_metric, values, marks, errors])
     return rows

@@ -126,15 +126,19 @@ class _Prober:
         size = _size_and_speed(self.settings, self.device, self.data)
         frozen_runs = self._train_frozen(size["features"])
         folders = [self.place / "frozen"]
-        if head is None:
-            metrics = {row: _spreads(frozen_runs, phase) for row, phase in FROZEN_PHASES.items()}
-            gain = {}
-        else:
+        runs = frozen_runs
+        phases = dict(FROZEN_PHASES)
+        gain = {}
+        if head is not None:
             runs = self._train_heads(head, seeds)
-            folders += [Path(run["folder"]) for run in runs]
-            phases = {**FROZEN_PHASES, "head": HEAD_PHASE}
-            metrics = {row: _spreads(runs, phase) for row, phase in phases.items()}
-            gain = {metric: _gain(runs, metric) for metric in METRICS}
+            phases["head"] = HEAD_PHASE
+            for run in runs:
+                folders.append(Path(run["folder"]))
+            for metric in METRICS:
+                gain[metric] = _gain(runs, metric)
+        metrics = {}
+        for row, phase in phases.items():
+            metrics[row] = _spreads(runs, phase)
         names = [folder.relative_to(self.out).as_posix() for folder in folders]
         return Probe(self.trunk, **size, metrics=metrics, gain=gain, folders=names)
 
@@ -212,7 +216,8 @@ def _size_and_speed(settings: Sequence[str], device: str, data: Path | None) -> 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
     """Write the probes so far as JSON, CSV and HTML."""
-    write_json(out / "probe.json", {"data": data_set, "trunks": [dataclasses.asdict(probe) for probe in probes]})
+    trunks = list(map(dataclasses.asdict, probes))
+    write_json(out / "probe.json", {"data": data_set, "trunks": trunks})
     write_csv(out / "probe.csv", _csv_rows(probes))
 
     caption = "Test classes, cosine similarity, percent; heads: mean and standard deviation over seeds."
@@ -278,7 +283,10 @@ def table_rows(probe: Probe) -> list[list[str]]:
     about = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
     blank = [""] * len(about)
     first, *others = rows
-    return [[*about, *first], *([*blank, *row] for row in others)]
+    lines = [[*about, *first]]
+    for cells in others:
+        lines.append([*blank, *cells])
+    return lines
 
 
 def _gain_text(gain: Mapping[str, float | None]) -> str:

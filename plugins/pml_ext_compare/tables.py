@@ -78,11 +78,12 @@ def differences_table(result: Mapping[str, Any]) -> ReportTable:
 
 
 def _difference_cells(difference: Mapping[str, Any]) -> list[str]:
-    tests = [_p_value(difference[key]) for key in ("p", "p_holm", "p_permutation")]
     return [
         str(difference["pairs"]),
         _interval(difference, "+"),
-        *tests,
+        _p_value(difference["p"]),
+        _p_value(difference["p_holm"]),
+        _p_value(difference["p_permutation"]),
         _improvement(difference),
         _pairs_wanted(difference),
     ]
@@ -115,9 +116,9 @@ def tuning_table(about: Mapping[str, Any]) -> ReportTable:
     rows = []
     for trial in about["trials"]:
         values = [trial["value"], trial["seconds"]]
-        values += [trial["values"].get(key) for key in tuned_keys]
-        cells = [_value(value) for value in values]
-        rows.append([str(trial["number"]), trial["state"], *cells])
+        for key in tuned_keys:
+            values.append(trial["values"].get(key))
+        rows.append([str(trial["number"]), trial["state"], *map(_value, values)])
 
     sentences = []
     for name in ("best", "importance"):
@@ -152,20 +153,28 @@ def remarks(result: Mapping[str, Any]) -> list[str]:
     unequal = []
     failed = []
     for row in result["recipes"]:
-        unequal += [f"* {row['recipe']}: {text}" for text in row["marks"]]
-        failed += [f"{name} failed: {error}" for name, error in row["errors"].items()]
+        for text in row["marks"]:
+            unequal.append(f"* {row['recipe']}: {text}")
+        for name, error in row["errors"].items():
+            failed.append(f"{name} failed: {error}")
     return [*unequal, *failed]
 
 
 def markdown_table(table: ReportTable) -> list[str]:
     """Return the lines of a table in Markdown."""
     rule = ["---"] * len(table.columns)
-    return [f"| {' | '.join(row)} |" for row in (table.columns, rule, *table.rows)]
+    lines = []
+    for row in (table.columns, rule, *table.rows):
+        cells = " | ".join(row)
+        lines.append(f"| {cells} |")
+    return lines
 
 
 def latex_table(table: ReportTable) -> str:
     """Return a table for LaTeX with the package booktabs."""
-    escapes = str.maketrans({letter: f"\\{letter}" for letter in _LATEX_SPECIAL})
+    escapes = {}
+    for letter in _LATEX_SPECIAL:
+        escapes[ord(letter)] = f"\\{letter}"
     lines = []
     for row in (table.columns, *table.rows):
         cells = [cell.translate(escapes) for cell in row]
@@ -180,5 +189,7 @@ def latex_table(table: ReportTable) -> str:
 
 def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
     """Return a mean and its interval in percent."""
-    mean, low, high = (percent(about[key], sign) for key in ("mean", "low", "high"))
+    mean = percent(about["mean"], sign)
+    low = percent(about["low"], sign)
+    high = percent(about["high"], sign)
     return f"{mean} [{low}, {high}]" if low else mean

@@ -110,7 +110,9 @@ class Study:
         study.sampler = optuna.samplers.TPESampler(seed=number)
         if number == 0:
             study.enqueue_trial(self._recipe_values())
-        distributions = {key: _distribution(range_) for key, range_ in self.ranges.items()}
+        distributions = {}
+        for key, range_ in self.ranges.items():
+            distributions[key] = _distribution(range_)
         return study.ask(distributions)
 
     def _recipe_values(self) -> dict[str, Any]:
@@ -137,16 +139,19 @@ class Study:
             chosen_on = f"{self.folds} folds of the training classes"
         else:
             chosen_on = "held-out training classes"
+        ranges = {}
+        for key, range_ in self.ranges.items():
+            ranges[key] = range_.model_dump(exclude_defaults=True)
         return {
             "recipe": self.name,
             "sampler": "TPE",
             "pruner": "median",
             "metric": self.recipe.evaluation.select,
             "chosen on": chosen_on,
-            "ranges": {key: range_.model_dump(exclude_defaults=True) for key, range_ in self.ranges.items()},
+            "ranges": ranges,
             "importance": _importance(study),
             "best": self.best(),
-            "trials": [_about_trial(trial) for trial in study.get_trials(deepcopy=False)],
+            "trials": list(map(_about_trial, study.get_trials(deepcopy=False))),
         }
 
     def save_recipe(self, out: Path) -> Path:
@@ -214,6 +219,7 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
 
 
 def _distribution(range_: TuneTable) -> Any:
+    """Return Optuna's distribution of a range."""
     import optuna
 
     if range_.choices:
@@ -414,15 +420,18 @@ def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list
 
 
 def _count_finished(study: Study) -> int:
-    trials = study.optuna_study().get_trials(deepcopy=False)
-    return sum(trial.state.is_finished() for trial in trials)
+    finished = 0
+    for trial in study.optuna_study().get_trials(deepcopy=False):
+        if trial.state.is_finished():
+            finished += 1
+    return finished
 
 
 def tuned(
     studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, on_progress: OnProgress
 ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
-    """Do the trials, and return each recipe with its best values as overrides, and rows of those without any."""
-    errors = {}
+    """Do the trials; return the recipes with their best values as overrides, and the rows of recipes without any."""
+    errors = {}  # the last one of each recipe
     for job, error in do(jobs, executor, on_progress).items():
         errors[job.study.name] = error
 

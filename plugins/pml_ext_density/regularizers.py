@@ -158,7 +158,10 @@ class DensityRegularizer(LabeledRegularizer):
         sums, counts = self.density_sums[:, self.classes.rows]
         densities = (sums / counts).tolist()  # NaN for classes without measurements
         path.parent.mkdir(exist_ok=True)
-        rows = [list(row.values()) for row in read_rows(path) if int(row["epoch"]) < epoch]
+        rows = []
+        for row in read_rows(path):
+            if int(row["epoch"]) < epoch:
+                rows.append(list(row.values()))
         for label, target, density in zip(self.classes.ordered.tolist(), targets, densities, strict=True):
             rows.append([str(epoch), str(label), f"{target:.7g}", f"{density:.7g}"])
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -170,21 +173,19 @@ class DensityRegularizer(LabeledRegularizer):
 
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)
-        tested = "test" if "test" in run.splits else "query"
-        if "train_sample" in run.splits:
-            trained = "train_sample"
-        else:
-            trained = "train"
-        parts = {"training classes": trained, f"{tested} classes": tested}
-        points = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
-        first = next(iter(points))
+        test_split = "test" if "test" in run.splits else "query"
+        train_split = "train_sample" if "train_sample" in run.splits else "train"
+        train_points = (run.embeddings(train_split), run.labels(train_split))
+        test_points = (run.embeddings(test_split), run.labels(test_split))
+        densities = {
+            "training classes": class_densities(*train_points).tolist(),
+            f"{test_split} classes": class_densities(*test_points).tolist(),
+        }
         return {
             "Target densities, and densities measured in training, of every class": plot(read_rows(path)),
-            "Densities of training and test classes": compared(
-                {title: class_densities(*each).tolist() for title, each in points.items()}
-            ),
+            "Densities of training and test classes": compared(densities),
             "The embeddings of training images in two dimensions: t-SNE": figures.projections(
-                {first: points[first]}, max_items=_SHOWN, seed=run.seed
+                {"training classes": train_points}, max_items=_SHOWN, seed=run.seed
             ),
         }
 

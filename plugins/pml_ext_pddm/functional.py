@@ -169,10 +169,14 @@ def _in_tiles(part: Callable[[Tensor], Tensor], count: int, tile: int, like: Ten
     numbers = torch.arange(count, device=like.device)
     if count <= tile:
         return part(numbers)
-    pieces = torch.split(numbers, tile)
-    if torch.is_grad_enabled() and not transformed(like):  # torch.func cannot recompute tiles
-        return torch.cat([checkpoint(part, n, use_reentrant=False, preserve_rng_state=False) for n in pieces])
-    return torch.cat([part(n) for n in pieces])
+    recomputes = torch.is_grad_enabled() and not transformed(like)  # torch.func cannot recompute tiles
+    results = []
+    for piece in torch.split(numbers, tile):
+        if recomputes:
+            results.append(checkpoint(part, piece, use_reentrant=False, preserve_rng_state=False))
+        else:
+            results.append(part(piece))
+    return torch.cat(results)
 
 
 def hard_quadruplets(

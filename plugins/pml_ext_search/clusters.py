@@ -180,10 +180,13 @@ def write_clusters(place: Path, grouping: Grouping, channels: int) -> Clusters:
     Raise ConfigError, before writing, if a file that no earlier call wrote has one of the names.
     """
     chosen = sorted(grouping.clusters, key=lambda cluster: -len(cluster.members))[:SHEETS]
-    drawn = {cluster.number: place / _sheet_name(cluster.number) for cluster in chosen}
     earlier = _earlier_sheets(place / CLUSTERS_TABLE)
-    if foreign := [path for path in drawn.values() if path.name not in earlier and path.exists()]:
-        raise _foreign(foreign[0])
+    drawn = {}  # sheets by the numbers of their clusters
+    for cluster in chosen:
+        file = place / _sheet_name(cluster.number)
+        if file.name not in earlier and file.exists():
+            raise _foreign(file)
+        drawn[cluster.number] = file
     place.mkdir(parents=True, exist_ok=True)
     for name in earlier:
         (place / name).unlink(missing_ok=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import os
 import shlex
 import sqlite3
@@ -192,10 +193,16 @@ def in_shard(path: str) -> str:
     return shard + tar.rstrip("/")
 
 
+def _live_vectors(connection: sqlite3.Connection) -> Numbers:
+    """Return the numbers of the vectors that an image has, ascending."""
+    rows = connection.execute(_LIVE)
+    return np.fromiter((number for (number,) in rows), dtype=np.int64)
+
+
 def is_below(path: str, places: Set[str]) -> bool:
     """Return whether a path is one of some files and folders, or lies in one of the folders."""
-    parents = (path[:end] for end, letter in enumerate(path) if letter == "/")
-    return path in places or any(parent in places for parent in parents)
+    folders_and_file = itertools.accumulate(path.split("/"), "{}/{}".format)  # "a", "a/b", "a/b/c"
+    return not places.isdisjoint(folders_and_file)
 
 
 class Transaction:
@@ -342,7 +349,9 @@ class Collection:
             self._check_own()
             text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
             removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
-            if left := sorted(path.name for path in self.place.glob("vectors*.f32") if path.name not in removed):
+            vector_files = {path.name for path in self.place.glob("vectors*.f32")}
+            left = sorted(vector_files - removed)
+            if left:
                 text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
             warnings.warn(text, StoreWarning, stacklevel=6)
             self._delete(removed)
@@ -375,8 +384,10 @@ class Collection:
     def _delete(self, names: Iterable[str]) -> None:
         """Delete files of the collection, and what killed processes left of them under temporary names."""
         paths = {self.place / name for name in names}
-        temporary = [path for path in self.place.glob(".*.tmp") if final_path(path) in paths]
-        for path in [*paths, *temporary]:
+        for temporary in list(self.place.glob(".*.tmp")):
+            if final_path(temporary) in paths:
+                paths.add(temporary)
+        for path in paths:
             with contextlib.suppress(PermissionError):  # on Windows, while a reader has it mapped
                 path.unlink(missing_ok=True)
 
@@ -429,9 +440,10 @@ class Collection:
         self, current: Transaction, files: Mapping[bytes, FileStat], folder: bytes | None
     ) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``embedded`` below a folder, or without one, of the files."""
-        ranges = [(path, path + b"\0") for path in files]
         if folder is not None:
-            ranges = [(folder, folder[:-1] + b"0")]
+            ranges = [(folder, folder[:-1] + b"0")]  # from "folder/" to "folder0": "0" follows "/"
+        else:
+            ranges = [(path, path + b"\0") for path in files]  # each a single path
         query = "SELECT path, size, time, vector, crc FROM embedded WHERE path >= ? AND path < ?"
         with self._errors():
             for first_and_end in ranges:
@@ -475,8 +487,7 @@ class Collection:
             state = current.state
             connection = current.connection
             connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
-            live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
-            holes = state.vectors - len(live)
+            holes = state.vectors - len(_live_vectors(connection))
             whole = len(current.vectors) == state.vectors
         if whole and 5 * holes >= state.vectors > 0:
             path = self._new_file("vectors", ".f32")
@@ -494,9 +505,10 @@ class Collection:
         state = current.state
         connection = current.connection
         version = current.state.version + 1
-        live = np.fromiter((row[0] for row in connection.execute(_LIVE)), dtype=np.int64)
+        live = _live_vectors(connection)
         write_atomically(path, current.vectors[live].tofile)
-        connection.create_function("moved", 1, {old: new for new, old in enumerate(live.tolist())}.get)
+        new_number = {old: new for new, old in enumerate(live.tolist())}
+        connection.create_function("moved", 1, new_number.get)
         connection.execute("UPDATE embedded SET vector = moved(vector)")
         # below 0 first, so that no two images have the same number meanwhile
         connection.execute("UPDATE images SET vector = -1 - moved(vector)")
@@ -543,16 +555,21 @@ class Collection:
             index = current.state.index
             if index is None or index.folder != str(embedded.folder.resolve()):
                 return embedded
-            kept = [image for image, fits in current.images() if fits and is_below(image.path, places)]
-        if not kept:
+            paths = []
+            stats = []
+            numbers = []
+            for image, fits in current.images():
+                if fits and is_below(image.path, places):
+                    paths.append(image.path)
+                    stats.append((image.size, image.time))
+                    numbers.append(image.vector)
+        if not paths:
             return embedded
-        stats = np.array([(image.size, image.time) for image in kept], dtype=np.int64)
-        numbers = np.array([image.vector for image in kept], dtype=np.int64)
         return dataclasses.replace(
             embedded,
-            paths=[*embedded.paths, *(image.path for image in kept)],
-            stats=np.concatenate([embedded.stats, stats]),
-            numbers=np.concatenate([embedded.numbers, numbers]),
+            paths=[*embedded.paths, *paths],
+            stats=np.concatenate([embedded.stats, np.array(stats, dtype=np.int64)]),
+            numbers=np.concatenate([embedded.numbers, np.array(numbers, dtype=np.int64)]),
         )
 
     def _replace_images(self, current: Transaction, index: Index, embedded: Embedded) -> Changes | None:
@@ -562,7 +579,9 @@ class Collection:
         if before is not None and before.folder != index.folder:
             before = None
         if before is not None:
-            known = {image.path: image for image, fits in current.images() if fits}
+            for indexed, fits in current.images():
+                if fits:
+                    known[indexed.path] = indexed
             if len(known) < before.images:
                 text = f"{self.database}: {before.images - len(known)} rows of the index were damaged"
                 warnings.warn(f"{text}; their images get new ids", StoreWarning, stacklevel=6)

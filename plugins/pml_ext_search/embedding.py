@@ -77,10 +77,10 @@ Listener = Callable[[Progress], None]
 
 Batch = Mapping[int, Vectors | str]
 """By an image's place: its embedding, or why it cannot be read."""
-_NOT_FINITE = ""  # result of an image whose embedding has NaN or infinity
+_NOT_FINITE = ""  # in place of a reason, for an image whose embedding has NaN or infinity
 
 
-def _batches(images: Iterable[Any], size: int) -> Iterator[list[Any]]:
+def _split_in_batches(images: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Yield lists of at most ``size`` images, read one after the other."""
     remaining = iter(images)
     while batch := list(itertools.islice(remaining, size)):
@@ -145,7 +145,7 @@ class ImageEmbedder:
         ``batch_size`` other images are held at a time.
         """
         batches = []
-        for batch in _batches(as_images(images), batch_size):
+        for batch in _split_in_batches(as_images(images), batch_size):
             inputs: list[Path | Tensor] = []
             for image in batch:
                 if isinstance(image, (str, os.PathLike)):
@@ -162,9 +162,9 @@ class ImageEmbedder:
         return rows
 
     def _embed_batch(self, images: Sequence[Path | Tensor], current: Transaction | None) -> Tensor:
-        """Return a batch's embeddings; look files up in the collection, and compute the missing ones.
+        """Return a batch's embeddings: those of the collection, those from cached features, and new ones.
 
-        An image is known by the path of its file, or by its place in the batch.
+        An image's key is the path of its file, or its place in the batch. New embeddings of files may be stored.
         """
         stats: dict[bytes, FileStat] = {}
         keys: list[bytes | int] = []
@@ -179,15 +179,22 @@ class ImageEmbedder:
         if stats and self.collection.exists:
             known |= self._looked_up(stats, current)
 
-        missing = {key: image for key, image in zip(keys, images, strict=True) if key not in known}
-        missing_files = {key: image for key, image in missing.items() if isinstance(image, Path)}
+        missing: dict[bytes | int, Path | Tensor] = {}
+        missing_files: dict[bytes | int, Path] = {}
+        for key, image in zip(keys, images, strict=True):
+            if key not in known:
+                missing[key] = image
+                if isinstance(image, Path):
+                    missing_files[key] = image
         known |= self._from_features(missing_files)
-        rest: dict[bytes | int, Tensor] = {}
+
+        inputs: dict[bytes | int, Tensor] = {}  # of the network
         for key, image in missing.items():
             if key not in known:
-                rest[key] = image if isinstance(image, Tensor) else self._image(image)
-        if rest:
-            known |= zip(rest, self._forward(torch.stack(list(rest.values()))), strict=True)
+                inputs[key] = image if isinstance(image, Tensor) else self._image(image)
+        if inputs:
+            rows = self._forward(torch.stack(list(inputs.values())))
+            known |= zip(inputs, rows, strict=True)
 
         new: dict[bytes, FileStat] = {}
         for key in missing:
@@ -204,7 +211,10 @@ class ImageEmbedder:
             else:
                 found, _ = self.collection.find_within(current, stats)
                 vectors = current.vectors
-            return {path: torch.from_numpy(vectors[number].copy()) for path, number in found.items()}
+            rows: dict[bytes | int, Tensor] = {}
+            for path, number in found.items():
+                rows[path] = torch.from_numpy(vectors[number].copy())
+            return rows
         except DataError as error:
             warnings.warn(f"embeddings are computed again: {error}", StoreWarning, stacklevel=7)
             return {}
@@ -272,23 +282,32 @@ class ImageEmbedder:
         self, folder: Path, listing: Listing, vectors: Mapping[int, int], skipped: dict[str, str], new: int
     ) -> Embedded:
         """Return the images whose vectors are in the collection, in the order of the listing."""
-        kept = sorted(vectors)
-        numbers = np.array([vectors[number] for number in kept], dtype=np.int64)
+        paths = []
+        stats = []
+        numbers = []
+        for place in sorted(vectors):
+            paths.append(listing.names[place])
+            stats.append(listing.stats[place])
+            numbers.append(vectors[place])
+        numbers_of_vectors = np.array(numbers, dtype=np.int64)
         return Embedded(
             folder,
-            paths=[listing.names[number] for number in kept],
-            embeddings=torch.from_numpy(self.collection.vectors_of(numbers)).to(self.device),
+            paths=paths,
+            embeddings=torch.from_numpy(self.collection.vectors_of(numbers_of_vectors)).to(self.device),
             skipped=skipped,
-            stats=np.array([listing.stats[number] for number in kept], dtype=np.int64),
+            stats=np.array(stats, dtype=np.int64),
             new=new,
-            numbers=numbers,
+            numbers=numbers_of_vectors,
             unlisted=listing.unlisted,
         )
 
     def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
         """Embed files (paths or open files) in batches of 64; yield embeddings, or why a file is unreadable."""
         for batch in self._embedded(files, READ, workers=workers):
-            bad = [place for place, row in batch.items() if not isinstance(row, str) and not np.isfinite(row).all()]
+            bad = []
+            for place, row in batch.items():
+                if not isinstance(row, str) and not np.isfinite(row).all():
+                    bad.append(place)
             if bad:
                 raise self._not_finite(len(bad), len(batch), str(files[min(bad)]))
             yield [batch[place] for place in sorted(batch)]
@@ -317,14 +336,18 @@ class ImageEmbedder:
             done += len(batch)
             if self._listener is not None:
                 rate = done / max(time.perf_counter() - begun, 1e-9)
-                self._listener(Progress(done, len(files), rate, (len(files) - done) / rate))
+                seconds_left = (len(files) - done) / rate
+                self._listener(Progress(done, len(files), rate, seconds_left))
             yield batch
 
     @torch.no_grad()
     def _embed_missing(
         self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
     ) -> dict[int, int | str]:
-        """Embed images and write the vectors; return each vector's number, or the reason for a failure."""
+        """Embed images and write the vectors; return each vector's number, or the reason for a failure.
+
+        Images are known by their places in the listing. What is embedded when an error occurs is written too.
+        """
         results = dict[int, int | str]()
         waiting = dict[int, Vectors]()
         last = time.perf_counter()
@@ -374,10 +397,16 @@ class ImageEmbedder:
 
     def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:
         """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
-        vectors = {number: vector for number, vector in results.items() if isinstance(vector, int)}
-        not_finite = [number for number, why in results.items() if why == _NOT_FINITE]
-        unreadable = {listing.names[number]: why for number, why in results.items() if isinstance(why, str) and why}
-        skipped = listing.others | unreadable
+        vectors = {}
+        not_finite = []
+        skipped = dict(listing.others)
+        for number, result in results.items():
+            if isinstance(result, int):
+                vectors[number] = result
+            elif result == _NOT_FINITE:
+                not_finite.append(number)
+            else:
+                skipped[listing.names[number]] = result
         warn_of_skipped(skipped)
         if not_finite:
             raise self._not_finite(len(not_finite), len(vectors) + len(not_finite), listing.names[min(not_finite)])
@@ -430,7 +459,8 @@ class ImageEmbedder:
         """Return the memory format of inputs; convert a network on the CPU to channels-last if it supports that."""
         if self.device.type != "cpu":
             return torch.contiguous_format
-        image = torch.zeros(1, self.channels, *[self.network.preprocessing.image_size] * 2)
+        size = self.network.preprocessing.image_size
+        image = torch.zeros(1, self.channels, size, size)
         try:
             self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             self.network(image.to(memory_format=torch.channels_last))

@@ -89,7 +89,11 @@ class FaissIndex:
             built.effort = min(2 * built.effort, most)
         best = max(tried.values())
         enough = TARGET if best >= TARGET else best - 0.01
-        built.effort, built.recall = next((each, value) for each, value in tried.items() if value >= enough)
+        for effort, recall in tried.items():  # the least effort first
+            if recall >= enough:
+                built.effort = effort
+                built.recall = recall
+                break
         return built
 
     @classmethod

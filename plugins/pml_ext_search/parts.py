@@ -112,7 +112,8 @@ class Segment:
 
     def _rows(self) -> Iterator[tuple[str, bytes]]:
         contents = _column(Path(self.place), self.group, "image")
-        return zip(self.names, (content or b"" for content in contents), strict=True)
+        for name, content in zip(self.names, contents, strict=True):
+            yield name, content or b""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +164,11 @@ class Work:
                     what = "another listing of images"
                 raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
         out.mkdir(parents=True, exist_ok=True)
-        return [number for number in numbers if not self._written(out / self.file(number), number, identity)]
+        pending = []
+        for number in numbers:
+            if not self._written(out / self.file(number), number, identity):
+                pending.append(number)
+        return pending
 
     def _written(self, file: Path, number: int, identity: str) -> bool:
         try:
@@ -200,7 +205,8 @@ def _listed_images(items: Sequence[str | Path], folder: str | Path | None) -> Wo
         raise ConfigError("no images are listed; wanted one or more")
     paths = [os.path.join(folder or "", item) for item in items]
     if not folder:
-        folder = os.path.commonpath([os.path.dirname(os.path.abspath(item)) for item in items])
+        folders = [os.path.dirname(os.path.abspath(item)) for item in items]
+        folder = os.path.commonpath(folders)
     root = Path(folder).resolve()
 
     names: list[str] = []
@@ -211,7 +217,8 @@ def _listed_images(items: Sequence[str | Path], folder: str | Path | None) -> Wo
             raise ConfigError(f"{shortened(name, 200)} is not below {root}, the folder of the listed images")
         names.append(name)
     names = list(dict.fromkeys(names))
-    return _cut(str(root), names, [file_stat(root / name) or MISSING for name in names])
+    stats = [file_stat(root / name) or MISSING for name in names]
+    return _cut(str(root), names, stats)
 
 
 def _listed_table(file: Path) -> Work:
@@ -329,13 +336,14 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
         images = segment.images()
         while batch := list(itertools.islice(images, READ)):
             if stream is None:
-                points = next(embedder.embed_files([source for _, _, source in batch], 0))
+                sources = [source for _, _, source in batch]
+                points = next(embedder.embed_files(sources, 0))
             else:
                 points = next(stream)
             for (name, (size, time), _), point in zip(batch, points, strict=True):
                 if isinstance(point, str):
                     skipped[name] = point
-                elif any("\ud800" <= letter <= "\udfff" for letter in name):
+                elif not _is_utf8(name):
                     skipped[name] = f"{name!a}: its name is no UTF-8"
                 else:
                     row = {"path": name, "class": class_of(name), "size": size, "time": time, "embedding": point}
@@ -352,6 +360,15 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
         }
         schema = pyarrow.schema(columns.items(), {_META: json.dumps(about)})
         yield number, pyarrow.Table.from_pylist(rows, schema)
+
+
+def _is_utf8(name: str) -> bool:
+    """Return whether a path has only characters that can be written as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _stream_of_files(embedder: ImageEmbedder, segments: Sequence[Segment]) -> Iterator[list[Vectors | str]] | None:
@@ -397,7 +414,9 @@ def _about(file: Path) -> dict[str, Any]:
 
 def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
     """Return the metadata of a complete listing's files; raise DataError if one is missing or of another network."""
-    every = {file: _about(file) for file in sorted(place.glob("embeddings-*.parquet"))}
+    every = {}
+    for file in sorted(place.glob("embeddings-*.parquet")):
+        every[file] = _about(file)
     if not every:
         raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
     first = next(iter(every))
@@ -408,7 +427,7 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
             raise DataError(f"{file}: of another listing of images than {first}; delete one of them")
     wanted = every[first]["segments"]
     found = {about["number"] for about in every.values()}
-    missing = [number for number in range(wanted) if number not in found]
+    missing = sorted(set(range(wanted)) - found)
     if missing:
         text = f"{len(missing):,} of {wanted:,} files are not there, number {missing[0]} first"
         raise DataError(f"{place}: {text}; embed the parts that are missing, or were stopped, again")
@@ -436,10 +455,15 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
             part = _read_part(file)
             keys = [root + path_bytes(name) for name in part.names]
             found, _, _ = collection.find(dict(zip(keys, part.stats, strict=True)))
-            missing = [row for row, key in enumerate(keys) if key not in found]
+            missing = []  # rows
+            new_keys = []
+            new_stats = []
+            for row, key in enumerate(keys):
+                if key not in found:
+                    missing.append(row)
+                    new_keys.append(key)
+                    new_stats.append(part.stats[row])
             if missing:
-                new_keys = [keys[row] for row in missing]
-                new_stats = [part.stats[row] for row in missing]
                 found |= collection.append(new_keys, new_stats, part.embeddings[missing])
             names += part.names
             stats += part.stats

@@ -129,7 +129,7 @@ class Gallery:
         self.faiss = self._collection.read_faiss(state.index)
         self._numbers, vectors = self._vectors_of_index(current, state.index)
         self._vectors = torch.from_numpy(vectors).to(self._device)
-        self.__dict__.pop("embedded", None)
+        self.__dict__.pop("embedded", None)  # forgets the cached property of the index that was open before
 
     def _vectors_of_index(self, current: Transaction, index: Index) -> tuple[Numbers, Vectors]:
         """Return the numbers and the vectors of the indexed images; a view of the mapped file if contiguous."""
@@ -149,13 +149,20 @@ class Gallery:
     def embedded(self) -> Embedded:
         """The paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
-            images = [self._checked(*row) for row in current.images("ORDER BY vector")]
+            paths = []
+            stats = []
+            ids = []
+            for row, fits in current.images("ORDER BY vector"):
+                image = self._checked(row, fits)
+                paths.append(image.path)
+                stats.append((image.size, image.time))
+                ids.append(image.id)
             return Embedded(
                 folder=self.folder,
-                paths=[image.path for image in images],
+                paths=paths,
                 embeddings=self._vectors,
-                stats=np.array([(image.size, image.time) for image in images], dtype=np.int64),
-                ids=np.array([image.id for image in images], dtype=np.int64),
+                stats=np.array(stats, dtype=np.int64),
+                ids=np.array(ids, dtype=np.int64),
             )
 
     def check(self) -> tuple[list[str], list[str]]:
@@ -182,11 +189,14 @@ class Gallery:
 
     # Rows
 
-    def _numbers_of(self, current: Transaction, where: str = "", *values: object) -> Numbers:
-        query = f"SELECT vector FROM images {where} ORDER BY vector"
-        return np.fromiter((row[0] for row in current.connection.execute(query, values)), dtype=np.int64)
+    def _numbers_of(self, current: Transaction, condition: str = "", *values: object) -> Numbers:
+        """Return the numbers of the vectors of indexed images, ascending; ``condition`` in SQL chooses the images."""
+        query = f"SELECT vector FROM images {condition} ORDER BY vector"
+        rows = current.connection.execute(query, values)
+        return np.fromiter((number for (number,) in rows), dtype=np.int64)
 
     def _checked(self, image: Image, fits: bool) -> Image:
+        """Return an image; raise if its checksum does not fit, or if its path leads out of the folder."""
         path = image.path
         if not fits:
             raise self._collection.damaged("the checksum of an image does not fit")
@@ -290,15 +300,18 @@ class Gallery:
         """Return the indexed images by the numbers of their vectors; -1 is left out."""
         wanted = set(numbers.ravel().tolist()) - {-1}
         rows = current.images("WHERE vector IN (SELECT value FROM json_each(?))", json.dumps([*wanted]))
-        images = {image.vector: self._checked(image, fits) for image, fits in rows}
+        images = {}
+        for image, fits in rows:
+            images[image.vector] = self._checked(image, fits)
         if len(images) < len(wanted):
             raise self._collection.damaged("a vector of the index has no image")
         return images
 
     def _rows_of_class(self, current: Transaction, name: str) -> Numbers:
         """Return the rows of the vectors of a class's images; ConfigError for an unknown class."""
-        inside = path_bytes(name) + b"/"
-        numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", inside, inside[:-1] + b"0")
+        first = path_bytes(name) + b"/"
+        end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
+        numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", first, end)
         if len(numbers):
             return np.searchsorted(self._numbers, numbers)
         # No first folder has this name; images in shards have their class inside the shard.
@@ -315,8 +328,13 @@ class Gallery:
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
         """Warn of answers whose files no longer exist."""
-        paths: set[str] = set().union(*(answer.paths for answer in answers))
-        gone = sorted(path for path in paths if not os.path.exists(self.folder / in_shard(path)))
+        paths: set[str] = set()
+        for answer in answers:
+            paths.update(answer.paths)
+        gone = []
+        for path in sorted(paths):
+            if not os.path.exists(self.folder / in_shard(path)):
+                gone.append(path)
         if gone:
             text = f"{len(gone)} of {len(paths)} answers are gone since they were indexed, {gone[0]} first"
             if not self.folder.is_dir():
@@ -329,36 +347,28 @@ class Gallery:
         *Cost:* with an ``IVF...`` index, an image is compared with the lists that a query searches. Otherwise all pairs
         are compared: 10,000 images take less than a second.
         """
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
         check_query(1, radius)
         points = self.embedded.embeddings
         paths = self.embedded.paths
-        groups = np.arange(len(paths))
-        for pairs in self._near(points, radius):
-            joined = torch.from_numpy(groups).to(pairs.device)[pairs]
-            in_two_groups = pairs[:, joined[0] != joined[1]].to(points.device)
+        groups = np.arange(len(paths))  # the group of each image; each begins as a group of its own
+        for pairs in self._pairs_nearly_within(points, radius):
+            groups_of_pairs = torch.from_numpy(groups).to(pairs.device)[pairs]
+            in_two_groups = pairs[:, groups_of_pairs[0] != groups_of_pairs[1]].to(points.device)
             near = []
             for one, other in torch.split(in_two_groups, _PAIRS, 1):
                 near.append((points[one] - points[other]).norm(dim=1) <= radius)
             first, second = groups[in_two_groups[:, torch.cat(near)].cpu().numpy()]
             if len(first):
-                edges = np.ones(len(first), dtype=bool)
-                graph = coo_array((edges, (first, second)), shape=(len(paths), len(paths)))
-                components = connected_components(graph, directed=False)[1]
-                groups = components[groups]
+                groups = _joined_groups(groups, first, second)
 
-        order = np.argsort(groups, kind="stable")
-        ends = np.flatnonzero(np.diff(groups[order])) + 1
-        several = [part for part in np.split(order, ends) if len(part) > 1]
-        several.sort(key=lambda part: (-len(part), part[0]))
+        members = [group for group in _members_of(groups) if len(group) > 1]
+        members.sort(key=lambda group: (-len(group), group[0]))
         groups_of_paths = []
-        for part in several:
-            groups_of_paths.append([paths[number] for number in part.tolist()])
+        for group in members:
+            groups_of_paths.append([paths[number] for number in group])
         return groups_of_paths
 
-    def _near(self, points: Tensor, radius: float) -> Iterator[Tensor]:
+    def _pairs_nearly_within(self, points: Tensor, radius: float) -> Iterator[Tensor]:
         """Yield pairs ``[2, P]`` that may be within a radius."""
         # |x - y|^2 = 2 - 2 x.y for length 1; the tolerance exceeds float32's rounding error
         if self.faiss is not None and self.faiss.setting == "nprobe":
@@ -374,6 +384,24 @@ class Gallery:
                 yield near.nonzero().T + torch.tensor([[start], [other]], device=points.device)
 
 
+def _joined_groups(groups: Numbers, first: Numbers, second: Numbers) -> Numbers:
+    """Return the group of each image once each of the ``first`` groups is joined with the ``second`` at its place."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    edges = np.ones(len(first), dtype=bool)
+    graph = coo_array((edges, (first, second)), shape=(len(groups), len(groups)))
+    _, joined = connected_components(graph, directed=False)
+    return joined[groups]  # type: ignore[no-any-return]
+
+
+def _members_of(groups: Numbers) -> list[list[int]]:
+    """Return the images of each group, ascending, from the group of each image."""
+    order = np.argsort(groups, kind="stable")
+    ends = np.flatnonzero(np.diff(groups[order])) + 1
+    return [members.tolist() for members in np.split(order, ends)]
+
+
 def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:
     """Return places with -1 for answers beyond a radius; of a similarity, for those below it."""
     values = distances.double()
@@ -383,7 +411,7 @@ def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: Bas
 
 
 def _results(numbers: Numbers, distances: Tensor, images: Mapping[int, Image]) -> list[list[SearchResult]]:
-    """Return what was found for each query, from the numbers of vectors, or -1, and their distances."""
+    """Return what was found for each query, from the numbers of vectors (-1: none) and their distances."""
     results: list[list[SearchResult]] = []
     for row, values in zip(numbers.tolist(), distances.tolist(), strict=True):
         found = []
@@ -423,12 +451,15 @@ def answers_of(
     for name, image, found in zip(names, query_images, results, strict=True):
         others = [result for result in found if image is None or result.id != image.id]
         kept = others[:k]
+        query_class = None
+        if image is not None:
+            query_class = class_of(image.path) or None  # an image in the folder itself has no class
         answer = Answer(
             query=name or f"image {len(answers)}",
             paths=[result.path for result in kept],
             distances=[result.distance for result in kept],
             classes=[result.class_name for result in kept],
-            query_class=None if image is None else class_of(image.path) or None,
+            query_class=query_class,
             ids=[result.id for result in kept],
         )
         answers.append(answer)
@@ -453,7 +484,7 @@ def copy_to_store(embedded: Embedded, store: Store) -> Changes:
     vectors = embedded.embeddings.cpu().numpy()
     marks = _marks_of(embedded, vectors)
     stored = store.marks()
-    before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)
+    before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)  # -1: not in the store
     differs = np.flatnonzero(before != marks)
 
     def batches() -> Iterator[Rows]:
@@ -490,7 +521,8 @@ def recall_of(embedded: Embedded, store: Store) -> float | None:
         rows = []
         for found in store.search(points.cpu().numpy(), k, SearchFilter()):
             row = [places.get(result.id, -1) for result in found]
-            rows.append(row + [-1] * (k - len(row)))
+            missing = k - len(row)
+            rows.append(row + [-1] * missing)
         return torch.tensor(rows)
 
     return sampled_recall(embedded.embeddings.cpu())(search)
@@ -541,7 +573,8 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tupl
             if names:
                 found = find([os.path.join(work.folder, name) for name in names], points)
             counts.queries += len(found)
-            counts.answers += sum(len(answer.paths) for answer in found)
+            for answer in found:
+                counts.answers += len(answer.paths)
             yield list(zip(names, found, strict=True))
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -602,4 +635,5 @@ def _parquet_rows(name: str, answer: Answer) -> Iterator[dict[str, Any]]:
 
 
 def _text(path: str) -> str:
+    """Return a path as text in UTF-8; bytes of its name that are none are escaped."""
     return path_bytes(path).decode("utf-8", "backslashreplace")

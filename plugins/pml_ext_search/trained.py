@@ -202,12 +202,12 @@ class TrainedRun(LoadedRun):
 
     def gallery(self) -> Gallery:
         """Open the index and keep it open; raise DataError if it is missing, damaged or of other weights."""
-        gallery = self._opened_gallery()
-        with gallery.reading():
+        gallery = self._kept_gallery()
+        with gallery.reading():  # opens the index, or raises
             return gallery
 
-    def _opened_gallery(self) -> Gallery:
-        """Return the index that is kept open, before its version is looked at."""
+    def _kept_gallery(self) -> Gallery:
+        """Return the index that queries share; its first :meth:`Gallery.reading` opens it."""
         if self._gallery is None:
             self._gallery = Gallery(self.collection, self.device)
         return self._gallery
@@ -255,11 +255,13 @@ class TrainedRun(LoadedRun):
             return self._search_of_store(store, k, where)(names, self.embed(images))
         learned = self.metric if metric == "learned" else None
         check_options(k, where, learned, shortlist)
-        # Of fewer images, no new embeddings are written: these would wait for the end of the transaction that reads.
+        # New embeddings of several images are written, which would have to wait for a transaction that reads: these
+        # images are embedded before it begins. Those of few images are not written; one transaction looks the images
+        # up and searches.
         points = None
         if len(images) >= SEVERAL:
             points = self.embed(images)
-        gallery = self._opened_gallery()
+        gallery = self._kept_gallery()
         with gallery.reading() as current:
             if points is None:
                 points = self.images.embed(images, SEVERAL, current)
@@ -336,7 +338,9 @@ class TrainedRun(LoadedRun):
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
         from .pictures import answers_picture
 
-        gallery = self._gallery or self.gallery()
+        gallery = self._gallery
+        if gallery is None:
+            gallery = self.gallery()
         return answers_picture(answers, gallery.folder, self.network.preprocessing.channels)
 
     # Clusters

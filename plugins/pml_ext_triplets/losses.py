@@ -102,7 +102,7 @@ class BatchAllTripletLoss(PairLoss):
         self.positives = positives
         self.percentile = percentile
 
-    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
         """Return True for hinges, which compile with static shapes, and False for the other kinds."""
         return issubclass(KINDS[self.kind], Hinge)
 

@@ -157,11 +157,18 @@ def _settings_of_recipe(tables: dict[str, Any], origins: dict[str, str]) -> list
     sources = dict.fromkeys(values, "")
     if origins:
         sources = origins_of(values, {"track": "ours", **origins})
-    return [{"name": key, "default": repr(value), "origin": sources[key]} for key, value in values.items()]
+    settings = []
+    for key, value in values.items():
+        settings.append({"name": key, "default": repr(value), "origin": sources[key]})
+    return settings
 
 
 def _texts_of_paper(paper: dict[str, Any]) -> list[str]:
-    return [f"{key}: {value}" for key, value in paper.items() if value and key not in ("row", "column")]
+    texts = []
+    for key, value in paper.items():
+        if value and key not in ("row", "column"):
+            texts.append(f"{key}: {value}")
+    return texts
 
 
 def _quoted_values(recipes: Iterable[Recipe]) -> list[str]:
@@ -183,14 +190,15 @@ def _tables(name: str) -> list[dict[str, Any]]:
 
     columns = list(table.heads)
     for heading, names in table.columns.items():
-        columns += [f"{heading} {column}".strip() for column in names]
+        for column in names:
+            columns.append(f"{heading} {column}".strip())
     rows = []
     for row, trained in zip(table.rows, listed[name]["rows"], strict=True):
         recipes = "\n".join(trained["recipes"]) or trained["reason"]
         rows.append([*map(table.text, row), recipes])
 
-    texts_of_table = (table.title, table.note, table.reason())
-    entry = _entry(name, "table", "\n\n".join(text for text in texts_of_table if text))
+    texts = filter(None, (table.title, table.note, table.reason()))
+    entry = _entry(name, "table", "\n\n".join(texts))
     entry["paper"] = f"{paper.authors} ({paper.year}). {paper.title}. {paper.url}"
     entry["recipes"] = []
     for recipes_of_scale in listed[name]["recipes"].values():

@@ -110,7 +110,10 @@ def _recipes() -> list[dict[str, Any]]:
 def _tables_of_papers() -> list[dict[str, Any]]:
     from ..recipe import tables_of_papers
 
-    return [table | _entry(table["name"], table["paper"], table["title"]) for table in tables_of_papers()]
+    entries = []
+    for table in tables_of_papers():
+        entries.append(table | _entry(table["name"], table["paper"], table["title"]))
+    return entries
 
 
 def _pipelines() -> list[dict[str, Any]]:
@@ -220,7 +223,9 @@ def _print_settings(entry: dict[str, Any]) -> None:
         columns["default"] = "default"
     if any(setting.get("origin") for setting in settings):
         columns["origin"] = "origin"
-    rows = [[setting[key] for key in columns.values()] for setting in settings]
+    rows = []
+    for setting in settings:
+        rows.append([setting[key] for key in columns.values()])
     print_table(list(columns), rows)
 
 
@@ -275,6 +280,9 @@ def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
         fields = archive._asdict()
         del fields["unpack"]
         archives.append(fields)
+    splits = {}
+    for split, count in about.counts.items():
+        splits[split] = count._asdict()
     return {
         "name": about.name,
         "title": about.title,
@@ -284,7 +292,7 @@ def _describe(about: DatasetInfo, place: Path) -> dict[str, Any]:
         "layout": about.layout,
         "place": str(place),
         "archives": archives,
-        "splits": {split: count._asdict() for split, count in about.counts.items()},
+        "splits": splits,
     }
 
 

@@ -29,8 +29,7 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     with warnings.catch_warnings(action="ignore", category=PluginWarning):  # the table shows the same problems
         records = registry.plugins()
     if verbose and not as_json:
-        texts = [_details(record) for record in records]
-        stdout().print("\n".join(texts), soft_wrap=True)
+        stdout().print("\n".join(map(_details, records)), soft_wrap=True)
     else:
         rows = []
         for record in records:
@@ -49,8 +48,10 @@ def _details(record: PluginRecord) -> str:
         f"  commands    {', '.join(record.commands) or 'none'}",
         f"  seconds     {record.seconds:.3f}",
     ]
-    lines += [f"  clash       {clash}" for clash in record.clashes]
-    lines += [f"  {line}" for line in record.traceback.splitlines()]
+    for clash in record.clashes:
+        lines.append(f"  clash       {clash}")
+    for line in record.traceback.splitlines():
+        lines.append(f"  {line}")
     return "\n".join(lines)
 
 
@@ -71,9 +72,10 @@ def check(
             checked = check_component(component, fast=fast, on_fail=None)
         except ConfigError as error:
             checked = [CheckResult(name, "-", "skipped", str(error))]
-        results += [dataclasses.replace(result, component=name) for result in checked]
+        for result in checked:
+            results.append(dataclasses.replace(result, component=name))
     if as_json:
-        print_json([_check_as_json(result) for result in results])
+        print_json(list(map(_check_as_json, results)))
     else:
         _print_checks(results, verbose)
     if any(result.fails for result in results):

@@ -173,13 +173,16 @@ def _files_by_class(place: Path, depth: int | None, runs: list[Path]) -> dict[st
         if folder != place and is_run(folder, entries):
             runs.append(folder)
             continue
-        inner = [name for name, entry in entries.items() if entry.is_dir(follow_symlinks=False)]
-        waiting += [folder / name for name in sorted(inner, reverse=True)]
+        for name, entry in sorted(entries.items(), reverse=True):
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(folder / name)
         if folder == place:
             continue
         sheets = contact_sheets(folder, entries)
-        named = [entry for name, entry in entries.items() if name not in sheets]
-        images = [folder / entry.name for entry in named if _is_image(entry, IMG_EXTENSIONS)]
+        images = []
+        for name, entry in entries.items():
+            if name not in sheets and _is_image(entry, IMG_EXTENSIONS):
+                images.append(folder / name)
         if images:
             name = "/".join(folder.relative_to(place).parts[:depth])
             found.setdefault(name, []).extend(images)

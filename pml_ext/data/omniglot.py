@@ -80,9 +80,11 @@ def omniglot_small(root: Path | None = None, image_size: int = 28, split: Split 
 def _splits(about: DatasetInfo, place: Path, image_size: int, split: Split) -> DataSplits:
     if not 8 <= image_size <= 105:
         raise ConfigError(f"image_size of {about.name} must be from 8 to 105 pixels, not {image_size}")
-    first, second = [find_root(about, place, archive.name) / archive.name for archive in about.archives]
+    first_archive, second_archive = about.archives
+    first = find_root(about, place, first_archive.name) / first_archive.name
+    second = find_root(about, place, second_archive.name) / second_archive.name
     train = _read(first, image_size)
-    test = _read(second, image_size, without={_alphabet(name) for name in train.class_names})
+    test = _read(second, image_size, without=set(map(_alphabet, train.class_names)))
     mend = f"pml-ext data {about.name} --download gets it again"
     for part, path, images in (("train", first, train), ("test", second, test)):
         check_count(about, part, len(images), len(images.class_names), path, mend)

@@ -219,7 +219,8 @@ def assemble(
     check_disjoint(listed_in, parts)
     paths: set[str] = set()
     for entries in parts.values():
-        paths.update(entry.path for entry in entries)
+        for entry in entries:
+            paths.add(entry.path)
     existing = _existing_files(images, paths)
     missing = min(paths - existing, default=None)
 
@@ -244,8 +245,10 @@ def _existing_files(images: Path, paths: set[str]) -> set[str]:
     """Return the files that exist in the folders of the paths; each folder is listed once."""
     existing: set[str] = set()
     for folder in {path.rpartition("/")[0] for path in paths}:
-        if (images / folder).is_dir():
-            existing.update(f"{folder}/{entry.name}".lstrip("/") for entry in os.scandir(images / folder))
+        if not (images / folder).is_dir():
+            continue
+        for name in os.listdir(images / folder):
+            existing.add(f"{folder}/{name}".lstrip("/"))
     return existing
 
 
@@ -274,15 +277,20 @@ def labeled(
     labels = {name: label for label, name in enumerate(names)}
     splits: dict[str, Any] = {}
     for part, entries in parts.items():
-        boxes = None
-        if any(entry.box for entry in entries):
-            boxes = [entry.box or EVERYTHING for entry in entries]
+        files = []
+        labels_of_files = []
+        boxes = []
+        for entry in entries:
+            files.append(images / entry.path)
+            labels_of_files.append(labels[entry.name])
+            boxes.append(entry.box or EVERYTHING)
+        has_boxes = any(entry.box for entry in entries)
         splits[part] = LabeledImages(
-            images=[images / entry.path for entry in entries],
-            labels=[labels[entry.name] for entry in entries],
+            images=files,
+            labels=labels_of_files,
             class_names=names,
             channels=channels,
-            boxes=boxes,
+            boxes=boxes if has_boxes else None,
         )
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
 

@@ -243,7 +243,10 @@ def prepare(
     tell(f"reading {len(images):,} images{into_memory}")
     results = _read_all(images, steps.smallest, first_step, skip_unreadable, workers)
 
-    unreadable = {index: result for index, result in enumerate(results) if isinstance(result, str)}
+    unreadable = {}
+    for index, result in enumerate(results):
+        if isinstance(result, str):
+            unreadable[index] = result
     if len(unreadable) == len(images):
         raise DataError(f"none of {len(images)} images can be read; the first: {unreadable[0]}")
     readable = images.subset(np.setdiff1d(np.arange(len(images)), list(unreadable)))
@@ -251,7 +254,10 @@ def prepare(
         kept = [result for result in results if isinstance(result, Tensor)]
         del results
         readable = readable.replace(cache=ResizedCache(PackedImages.of(kept), steps.first_name))
-    return readable, {str(images.images[index]): reason for index, reason in unreadable.items()}
+    reasons = {}
+    for index, reason in unreadable.items():
+        reasons[str(images.images[index])] = reason
+    return readable, reasons
 
 
 def _read_all(

@@ -59,7 +59,10 @@ def join(batch: dict[str, Tensor | None], indices_tuple: Sequence[Tensor] | None
 def _described(kind: _Kind) -> str:
     if kind is None:
         return "none"
-    return kind[0] + "".join(f" of {columns} columns" for columns in kind[1])
+    text, columns_by_axis = kind
+    for columns in columns_by_axis:
+        text += f" of {columns} columns"
+    return text
 
 
 def gather_rows(x: Tensor, lengths: Sequence[int]) -> list[Tensor]:

@@ -57,8 +57,12 @@ class MetricArguments:
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments that are known."""
-        known = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in known.items() if value is not None}
+        known = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                known[each.name] = value
+        return known
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
@@ -142,15 +146,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if relation is not None:
             levels = relation.levels
             label_comparison_fn = relation.positive
-        if relation is not None and not include:
-            exclude = [*exclude, *super().requires_clustering()]
-            clusters_per_class = ()
+            if not include:  # clusters are compared with classes, which a relation's labels are not
+                exclude = [*exclude, *super().requires_clustering()]
+                clusters_per_class = ()
 
-        self._rows: dict[str, Metric] = {}  # the table's metrics that no subclass overrides
+        self._metrics: dict[str, Metric] = {}  # the table's metrics that no subclass overrides, by PML's names
         for metric in metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels):
             method = PREFIX + metric.accuracy
             if getattr(type(self), method, None) is getattr(AccuracyCalculator, method, None):
-                self._rows[metric.accuracy] = metric
+                self._metrics[metric.accuracy] = metric
             if not hasattr(self, method):
                 setattr(self, method, functools.partial(self._value, metric))
 
@@ -172,12 +176,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def requires_knn(self) -> list[str]:
         """Return the names of the metrics that need neighbors."""
-        ours = [name for name, metric in self._rows.items() if not metric.clusters]
+        ours = [name for name, metric in self._metrics.items() if not metric.clusters]
         return [*super().requires_knn(), *ours, "mean_reciprocal_rank", *self._of_plugins]
 
     def requires_clustering(self) -> list[str]:
         """Return the names of the metrics that need clusters."""
-        ours = [name for name, metric in self._rows.items() if metric.clusters]
+        ours = [name for name, metric in self._metrics.items() if metric.clusters]
         of_plugins = [name for name, function in self._of_plugins.items() if needs_clusters(function)]
         return [*super().requires_clustering(), *ours, *of_plugins]
 
@@ -188,15 +192,17 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         """
         chosen: dict[str, Any] = super().get_function_dict(include, exclude)
         for name in chosen:
-            if name in self._rows:
-                chosen[name] = functools.partial(self._value, self._rows[name])
+            if name in self._metrics:
+                chosen[name] = functools.partial(self._value, self._metrics[name])
 
         clustering = set(super().requires_clustering())
-        if clustering.isdisjoint(exclude) or clustering & set(chosen):
-            return chosen
-        kept = self._named.union(include)
-        excluded = {name for name, metric in self._rows.items() if metric.clusters == 1}
-        return {name: function for name, function in chosen.items() if name in kept or name not in excluded}
+        all_are_excluded = not clustering.isdisjoint(exclude) and clustering.isdisjoint(chosen)
+        if all_are_excluded:
+            named = self._named.union(include)
+            for name, metric in self._metrics.items():
+                if metric.clusters == 1 and name not in named:
+                    chosen.pop(name, None)
+        return chosen
 
     def check_primary_metrics(self, include: Iterable[str] = (), exclude: Iterable[str] = ()) -> None:
         """Raise ValueError for an unknown metric."""
@@ -248,10 +254,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         for name, function in self.curr_function_dict.items():
             arguments.cluster_labels = None
             if name in self.requires_clustering():
-                if name in self._rows:
-                    per_class = self._rows[name].clusters
-                else:
-                    per_class = 1
+                per_class = 1
+                if name in self._metrics:
+                    per_class = self._metrics[name].clusters
                 if per_class not in clusters:
                     clusters[per_class] = self._cluster(sides, per_class)
                 arguments.cluster_labels = clusters[per_class]
@@ -306,6 +311,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         labels = torch.as_tensor(labels, device=self.device)
         if len(points) != len(labels):
             raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
+        return points, self._comparable(labels)
+
+    def _comparable(self, labels: Tensor) -> Tensor:
+        """Return labels as ``label_comparison_fn`` takes them; ValueError if it cannot compare them."""
         if self.label_comparison_fn is not EQUALITY:
             labels = labels.float()  # PML passes float labels to a label_comparison_fn
             if self.label_comparison_fn(labels[:1], labels[:1]).ndim > 1:  # a function of single labels
@@ -315,11 +324,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                     "label_comparison_fn must return one boolean for each pair; for labels of shape "
                     f"{list(labels.shape)} it compares each column: type (x == y).all(-1), for example"
                 )
-            return points, labels
+            return labels
         labels = _without_column(labels)
         if labels.ndim > 1:
             raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
-        return points, labels
+        return labels
 
     def _search(self, sides: Sides, classes: QueryClasses, keep: int, arguments: MetricArguments) -> Neighbors:
         """Search once for all metrics; complete their arguments, and return the neighbors."""
@@ -328,14 +337,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
         metrics = []
         for name in self.curr_function_dict:
-            metric = self._rows.get(name)
+            metric = self._metrics.get(name)
             if metric is not None and not metric.clusters:
-                of_pml = hasattr(AccuracyCalculator, PREFIX + name)
-                columns = metric.columns(int(classes.relevant.max()), pml_k if of_pml else sides.size)
+                is_of_pml = hasattr(AccuracyCalculator, PREFIX + name)
+                most_columns = pml_k if is_of_pml else sides.size
+                columns = metric.columns(int(classes.relevant.max()), most_columns)
                 metrics.append(MetricOfNeighbors(metric, columns, len(sides.query)))
 
         # A subclass's metric may use neighbors even if requires_knn() does not list it.
-        others = sorted(self.curr_function_dict.keys() - self._rows.keys())
+        others = sorted(self.curr_function_dict.keys() - self._metrics.keys())
         pml_columns = pml_k if others else 0
 
         search = MetricSearch(
@@ -356,7 +366,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 f"the search found fewer than {pml_columns} neighbors of {incomplete} of {len(sides.query)} queries, "
                 f"and {names} cannot count the missing ones as wrong; take an exact search, or exclude them"
             )
-        arguments.per_query = {metric.metric.accuracy: metric.values for metric in metrics}
+        arguments.per_query = {each.metric.accuracy: each.values for each in metrics}
         arguments.label_counts = (classes.classes, classes.counts)
         arguments.lone_query_labels = classes.classes[classes.lone]
         arguments.not_lone_query_mask = ~classes.lone[classes.class_of_query]
@@ -410,10 +420,12 @@ def _without_column(labels: Any) -> Any:
 
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
     """Return the metrics of plugins by name; skip names that the calculator already uses, with a warning."""
+    if calculator is None:
+        calculator = RetrievalAccuracyCalculator
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
     for name, function in registry.factories("metric").items():
-        if name in taken or hasattr(calculator or RetrievalAccuracyCalculator, PREFIX + name):
+        if name in taken or hasattr(calculator, PREFIX + name):
             text = f"the metric {name!r} of a plugin is left out: the name is taken"
             warnings.warn(text, PluginWarning, stacklevel=3)
         else:

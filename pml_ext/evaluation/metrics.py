@@ -192,15 +192,15 @@ def metrics_of(
     ndcg_at = _counts("ndcg_at", ndcg_at)
     precision_at = _counts("precision_at", precision_at)
 
-    table = [recall(k) for k in recall_at]
-    table += [precision(k) for k in precision_at]
-    table += [graded(k) for k in ndcg_at]
+    table = [*map(recall, recall_at), *map(precision, precision_at), *map(graded, ndcg_at)]
     for level in levels:
-        table += [recall_at_level(k, level) for k in recall_at]
+        for k in recall_at:
+            table.append(recall_at_level(k, level))
     table += _METRICS
     for count in cluster_counts:
-        if count > 1:
-            table += [with_clusters(metric, count) for metric in _METRICS if metric.clusters and metric.in_runs]
+        for metric in _METRICS:
+            if count > 1 and metric.clusters and metric.in_runs:
+                table.append(with_clusters(metric, count))
     return table
 
 

@@ -97,8 +97,9 @@ class MicroBatched(nn.Module):
                 stacklevel=2,
             )
         contexts = contextlib.nullcontext(), _StatisticsKept(self.network)  # for the forward pass and its recomputation
-        parts = torch.split(inputs, self.micro_batch)
-        outputs = [checkpoint(self._outputs, x, use_reentrant=False, context_fn=lambda: contexts) for x in parts]
+        outputs = []
+        for part in torch.split(inputs, self.micro_batch):
+            outputs.append(checkpoint(self._outputs, part, use_reentrant=False, context_fn=lambda: contexts))
         return torch.cat(outputs)
 
     def _outputs(self, inputs: Tensor) -> Tensor:

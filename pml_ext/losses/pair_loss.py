@@ -96,6 +96,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         sums_triplets: whether values are sums over each pair's triplets, unless triplets are listed. PML's reducers of
             single values are then refused.
         counts_repeats: whether the equation uses ``pairs.counts``, and so counts a pair as often as it is listed.
+        takes_all_pairs: whether an :class:`AllPairsExceptSelf` may be the ``indices_tuple``, as a memory passes it.
 
     Args:
         tile_size: number of anchors per tile; None chooses it.
@@ -173,10 +174,12 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             indices_tuple = check_indices_tuple(indices_tuple)
         given_labels = labels
         given_ref_labels = ref_labels
-        pairs = indices_tuple
+        tuple_or_related: Any = indices_tuple
         if relation is not None:
-            labels, pairs, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        if torch.compiler.is_compiling() and self._in_one_graph(embeddings, pairs, ref_emb) is False:
+            labels, tuple_or_related, ref_labels = related(
+                relation, embeddings, labels, indices_tuple, ref_emb, ref_labels
+            )
+        if torch.compiler.is_compiling() and self._in_one_graph(embeddings, tuple_or_related, ref_emb) is False:
             return run_eagerly(
                 self.forward, embeddings, given_labels, indices_tuple, ref_emb, given_ref_labels, relation
             )
@@ -198,7 +201,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
 
             if self.collect_stats:
                 self.reset_stats()
-            terms = self.compute_loss(embeddings, labels, pairs, ref_emb, ref_labels)
+            terms = self.compute_loss(embeddings, labels, tuple_or_related, ref_emb, ref_labels)
             self.add_embedding_regularization_to_loss_dict(terms, embeddings)
             value = self.reducer(terms, embeddings, labels)
             return with_bad_input(value, embeddings, ref_emb if references else None)
@@ -220,9 +223,9 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         Listed triplets, recorded statistics and reducers that see single values need shapes that depend on the labels.
         """
         by_labels = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
-        takes_all = self.compiles_to_one_graph(len(embeddings), by_labels)
-        if not takes_all:
-            return takes_all
+        lists_all_entries = self.compiles_to_one_graph(len(embeddings), by_labels)
+        if not lists_all_entries:
+            return lists_all_entries
         if isinstance(indices_tuple, Related):
             listed = indices_tuple.indices_tuple
         else:
@@ -230,14 +233,15 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
         if lists_pairs and (len(listed) == 3 or self.counts_repeats):
             return False
-        if self.collect_stats or not has_uniform_weights(self.reducer):
-            return False
-        return takes_all
+        return not self.collect_stats and has_uniform_weights(self.reducer)
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
     ) -> Terms:
-        """Return PML's loss dictionary: the equation on the pairs of the batch."""
+        """Return PML's loss dictionary: the equation on the pairs of the batch.
+
+        ``indices_tuple`` may be a :class:`Related`, which carries a relation, or an :class:`AllPairsExceptSelf`.
+        """
         if len(embeddings) == 0 or len(ref_emb) == 0:
             return self.zero_losses()  # type: ignore[no-any-return]
         relation = None
@@ -275,7 +279,16 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
     def _pairs(self, inputs: LossInputs, tile: _Tile) -> Pairs:
         """Return the pairs of a tile's anchors with all columns."""
         rows = tile.rows
+        first_row = 0
+        if rows is not None:
+            first_row = rows.start
         positives, negatives, weights = tile.masks.weighted_masks(tile.matrix, rows)
+        triplets = None
+        if inputs.indices_tuple is not None:
+            triplets = tile.masks.triplets(rows)
+        counts = None
+        if self.counts_repeats:
+            counts = tile.masks.counts(tile.matrix, rows)
         labels = None
         if inputs.labels is not None and not inputs.references and inputs.indices_tuple is None:
             if rows is None:
@@ -294,22 +307,25 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             compare=functools.partial(compare, self.distance),
             references=inputs.references,
             labels=labels,
-            triplets=None if inputs.indices_tuple is None else tile.masks.triplets(rows),
-            first=0 if rows is None else rows.start,
+            triplets=triplets,
+            first=first_row,
             whole_classes=tile.whole_classes,
-            counts=tile.masks.counts(tile.matrix, rows) if self.counts_repeats else None,
+            counts=counts,
             lists_all=tile.lists_all,
         )
 
     def _masks(self, inputs: LossInputs, rows: int | None = None) -> PairsOfRows:
         """Return the masks of all anchors; of slices of them if their number ``rows`` is given."""
+        weights = None
+        if inputs.related is not None:
+            weights = inputs.related.weights()
         return PairsOfRows(
             inputs.embeddings.device,
             inputs.labels,
             inputs.indices_tuple,
             inputs.ref_labels,
             inputs.self_column,
-            None if inputs.related is None else inputs.related.weights(),
+            weights,
             references=inputs.references,
             rows=rows,
         )
@@ -325,8 +341,10 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             columns = points
         lists_all = False
         if torch.compiler.is_compiling():
-            listed = inputs.indices_tuple if inputs.related is None else inputs.related
-            lists_all = bool(self._in_one_graph(embeddings, listed, ref_emb))
+            tuple_or_related: Any = inputs.related
+            if tuple_or_related is None:
+                tuple_or_related = inputs.indices_tuple
+            lists_all = bool(self._in_one_graph(embeddings, tuple_or_related, ref_emb))
         tile = _Tile(
             matrix=whole_matrix(self.distance, embeddings, ref_emb, points, columns),
             masks=self._masks(inputs),
@@ -364,9 +382,11 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
 
         embeddings = inputs.embeddings
         ref_emb = inputs.ref_emb
-        # Only own rows need a gradient; that of all rows would be as large as the memory.
-        own_rows_alone = inputs.self_column is not None and self.tiles == "rows" and ref_emb.requires_grad
-        if own_rows_alone:
+        # The columns are a memory, which has a copy of each embedding. Of its gradient only these copies' rows are
+        # used, and the gradient of all rows would be as large as the memory. So the columns are detached, and each
+        # tile computes the columns of the copies anew, from the embeddings.
+        only_copies_need_gradient = inputs.self_column is not None and self.tiles == "rows" and ref_emb.requires_grad
+        if only_copies_need_gradient:
             ref_emb = ref_emb.detach()
         points = self.distance.maybe_normalize(embeddings)
         if inputs.references:
@@ -376,15 +396,18 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         masks = self._masks(inputs, rows=len(points))
         matrices = TiledDistance(self.distance, points, columns)
         joined = _JoinedTerms(type(self).__name__, order)
+        whole_tensors = [columns, ref_emb]
+        if only_copies_need_gradient:
+            whole_tensors.append(points)
 
         def terms_of_tile(rows: slice, anchors: tuple[Tensor, ...], whole: tuple[Tensor, ...]) -> list[Tensor]:
             self._sums = {}
             tile_points, tile_embeddings = anchors
-            all_columns, all_references, *own_rows = whole
+            all_columns, all_references, *copies = whole
             matrix = matrices.of(tile_points, all_columns)
-            if own_rows:
+            if copies:
                 assert inputs.self_column is not None
-                matrix = matrix.index_copy(1, inputs.self_column, matrices.of(tile_points, own_rows[0]))
+                matrix = matrix.index_copy(1, inputs.self_column, matrices.of(tile_points, copies[0]))
             tile = _Tile(
                 matrix=matrix,
                 masks=masks,
@@ -401,7 +424,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         results = in_tiles(
             terms_of_tile,
             (points, embeddings),
-            (columns, ref_emb, points) if own_rows_alone else (columns, ref_emb),
+            whole_tensors,
             tiles_of_rows(len(points), size, ends),
             list(self.parameters()),
             values=len(self._sub_loss_names()),
@@ -409,7 +432,8 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         )
         matrices.finish()
         if self.collect_stats:
-            self._add_statistics(results[len(results) - 2 * len(self.recorded) :])
+            first_statistic = len(results) - 2 * len(self.recorded)
+            self._add_statistics(results[first_statistic:])
         return joined.terms(results)
 
     # Statistics
@@ -440,11 +464,15 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
 
     def _add_statistics(self, results: tuple[Tensor, ...]) -> None:
         """Set statistics from the totals and counts of all tiles, two results for each name."""
-        sums = [result.sum() for result in results]
-        totals_and_counts = zip(sums[::2], sums[1::2], strict=True)
-        self._set_statistics(dict(zip(self.recorded, totals_and_counts, strict=True)))
+        sums = {}
+        for number, name in enumerate(self.recorded):
+            total = results[2 * number].sum()
+            count = results[2 * number + 1].sum()
+            sums[name] = (total, count)
+        self._set_statistics(sums)
 
     def _set_statistics(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Set statistics from totals and counts; then forget these, which belong to a call."""
         self._sums = {}
         for name, (total, count) in sums.items():
             setattr(self, name, total / count.clamp(min=1))
@@ -475,10 +503,14 @@ class _Kind(NamedTuple):
 
     reduction_type: str
     counts_values: bool  # whether the divisor is the number of values
+    num_indices: int  # number of index tensors: 1 for anchors, 2 for pairs, 3 for triplets
 
 
 class _JoinedTerms:
-    """Conversion of tiles' terms to tensors to concatenate, and back; ``order``, ``[B]``: batch row of each row."""
+    """Conversion of tiles' terms to tensors, which are concatenated over tiles, and back to terms.
+
+    ``order``, ``[B]``, has the batch row of each row, where rows are sorted by class.
+    """
 
     def __init__(self, owner: str, order: Tensor | None) -> None:
         self._owner = owner
@@ -500,14 +532,13 @@ class _JoinedTerms:
             if divisor is None:
                 divisor = len(losses)
             counts_values = isinstance(divisor, int) and divisor == len(losses)
-            self._kinds[name] = _Kind(info["reduction_type"], counts_values)
             values.append(losses)
 
             indices = info["indices"]
             if isinstance(indices, Tensor):
-                anchors, *partners = (indices,)
-            else:
-                anchors, *partners = indices
+                indices = (indices,)
+            anchors, *partners = indices
+            self._kinds[name] = _Kind(info["reduction_type"], counts_values, len(indices))
             rest.append(anchors + start)
             rest.extend(partners)
             rest.append(torch.as_tensor(divisor, device=losses.device).detach().reshape(1).to(losses.dtype))
@@ -516,18 +547,24 @@ class _JoinedTerms:
     def terms(self, results: tuple[Tensor, ...]) -> Terms:
         """Return the terms of the whole batch, pairs in row-major order, from the joined results of :meth:`flat`."""
         terms: Terms = {}
-        left = iter(results[len(self._kinds) :])
-        for losses, (name, kind) in zip(results, self._kinds.items(), strict=False):
-            count = {"element": 1, "triplet": 3}.get(kind.reduction_type, 2)
-            indices = [next(left) for _ in range(count)]
-            divisors = next(left)
+        next_index = len(self._kinds)  # the results are the losses of all terms, then indices and divisor of each
+        for number, (name, kind) in enumerate(self._kinds.items()):
+            losses = results[number]
+            place_of_divisor = next_index + kind.num_indices
+            indices = list(results[next_index:place_of_divisor])
+            next_index = place_of_divisor + 1
+            divisor: Tensor | int
+            if kind.counts_values:
+                divisor = len(losses)
+            else:
+                divisor = results[place_of_divisor].sum()
             if self._order is not None:
                 losses, indices = _in_batch_order(losses, indices, self._order)
             terms[name] = {
                 "losses": losses,
-                "indices": indices[0] if count == 1 else tuple(indices),
+                "indices": indices[0] if len(indices) == 1 else tuple(indices),
                 "reduction_type": kind.reduction_type,
-                "divisor": len(losses) if kind.counts_values else divisors.sum(),
+                "divisor": divisor,
             }
         return terms
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -85,8 +86,12 @@ class Relation(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings."""
-        names = [name for name in inspect.signature(type(self)).parameters if vars(self).get(name) is not None]
-        return ", ".join(f"{name}={vars(self)[name]}" for name in names)
+        settings = []
+        for name in inspect.signature(type(self)).parameters:
+            value = vars(self).get(name)
+            if value is not None:
+                settings.append(f"{name}={value}")
+        return ", ".join(settings)
 
 
 class SharedLabel(Relation):
@@ -131,16 +136,9 @@ class SharedLabel(Relation):
         self.num_labels = num_labels
         table = None
         if sets is not None:
-            sets_of_names = [set(each) for each in sets]
-            names = sorted(set().union(*sets_of_names))
-            numbers = {name: number for number, name in enumerate(names)}
-            sets_of_numbers = []
-            for names_of_class in sets_of_names:
-                sets_of_numbers.append({numbers[name] for name in names_of_class})
-            table = multi_hot(sets_of_numbers, len(names))
-            self.num_labels = len(names)
-            self.places = len(table)
-        self._one_each = table is not None and bool((table.sum(1) == 1).all())
+            table = _table_of_sets(sets)
+            self.places, self.num_labels = table.shape
+        self._one_label_per_class = table is not None and bool((table.sum(1) == 1).all())
         self.register_buffer("table", table, persistent=False)
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
@@ -158,14 +156,14 @@ class SharedLabel(Relation):
             )
         width = self.num_labels
         if not width:
-            largest_of_each = (max(map(int, each), default=0) for each in labels)
-            width = 1 + max(largest_of_each, default=0)
+            all_labels = itertools.chain.from_iterable(labels)
+            width = 1 + max(map(int, all_labels), default=0)
         return _counted(multi_hot(labels, width).to(device), count)
 
     def classes(self, labels: Tensor) -> Tensor | None:
         """Return the label of each item if each has exactly one, else None; waits for the device without ``sets``."""
         if self.table is not None:
-            if self._one_each:
+            if self._one_label_per_class:
                 return self.table.long().argmax(1).to(labels.device)[labels]
             return None
         if labels.shape[1] and bool((labels.sum(1) == 1).all()):
@@ -176,7 +174,8 @@ class SharedLabel(Relation):
         """Return 1 where a label is shared, or the Jaccard index."""
         first = self._sets(x)
         second = self._sets(y)
-        return self._weighed((first & second).sum(-1), first.sum(-1), second.sum(-1))
+        shared = (first & second).sum(-1)
+        return self._weights_of(shared, first.sum(-1), second.sum(-1))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the weights of all pairs, from one product of the sets."""
@@ -185,14 +184,16 @@ class SharedLabel(Relation):
         width = max(first.shape[1], second.shape[1])
         first = nn.functional.pad(first, (0, width - first.shape[1]))
         second = nn.functional.pad(second, (0, width - second.shape[1]))
-        return self._weighed(first @ second.T, first.sum(1)[:, None], second.sum(1))
+        return self._weights_of(first @ second.T, first.sum(1)[:, None], second.sum(1))
 
     def _sets(self, labels: Tensor) -> Tensor:
+        """Return the labels of each item as booleans, ``[..., C]``."""
         if self.table is None:
             return labels != 0
         return self.table.to(labels.device)[labels.long()]
 
-    def _weighed(self, shared: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def _weights_of(self, shared: Tensor, first: Tensor, second: Tensor) -> Tensor:
+        """Return the weights of pairs by the number of labels that they share, and those of either item."""
         positive = (shared > 0).float()
         if not self.graded and self.threshold == 0:
             return positive
@@ -201,15 +202,16 @@ class SharedLabel(Relation):
             weights = shared / union.clamp(min=1)
         else:
             weights = positive
-        return torch.where((shared > 0) & (shared < self.threshold * union - 1e-4), torch.nan, weights)
+        below_threshold = shared < self.threshold * union - 1e-4  # 1e-4: a Jaccard index at the threshold is positive
+        return torch.where((shared > 0) & below_threshold, torch.nan, weights)
 
     @classmethod
     def of_classes(cls, names: Sequence[str], threshold: float = 0.0, graded: bool = False) -> SharedLabel:
         """Return the relation of classes whose names are their labels, separated by ``|``, such as ``"cat|dog"``."""
         sets = []
         for name in names:
-            parts = [part.strip() for part in name.split("|")]
-            sets.append([part for part in parts if part])
+            labels = map(str.strip, name.split("|"))
+            sets.append(set(filter(None, labels)))
         return cls(threshold, graded, sets=sets)
 
 
@@ -246,14 +248,7 @@ class Hierarchy(Relation):
         self.graded = graded
         self.places = len(self.paths)
         self.levels = [each for each in range(1, self.depth + 1) if each != level]
-        nodes: dict[tuple[str, ...], int] = {}  # number of each node, by its path
-        codes = []
-        for path in self.paths:
-            missing_levels = self.depth - len(path)
-            filled = path + ("",) * missing_levels
-            ancestors = [filled[:end] for end in range(1, self.depth + 1)]
-            codes.append([nodes.setdefault(ancestor, len(nodes)) for ancestor in ancestors])
-        self.register_buffer("codes", torch.tensor(codes), persistent=False)
+        self.register_buffer("codes", _numbers_of_ancestors(self.paths, self.depth), persistent=False)
 
     def at(self, level: int) -> Hierarchy:
         """Return the same tree, not graded, with another level."""
@@ -285,8 +280,7 @@ class Hierarchy(Relation):
         second = codes[y.long()]
         if not self.graded:
             return (first[..., self.level - 1] == second[..., self.level - 1]).float()
-        depth = sum(first[..., level] == second[..., level] for level in range(self.depth))
-        assert isinstance(depth, Tensor)
+        depth = (first == second).sum(-1)  # ancestors are the same from the root down to the lowest common one
         return torch.where(depth >= self.level, depth / self.depth, 0.0)
 
     def extra_repr(self) -> str:
@@ -312,7 +306,11 @@ class FromMatrix(Relation):
     def __init__(self, matrix: Tensor, by_label: bool = False, graded: bool = False) -> None:
         super().__init__()
         values = torch.as_tensor(matrix).detach().float()
-        allowed = values.isnan() | ((values >= 0) & (values <= 1) if graded else (values == 0) | (values == 1))
+        if graded:
+            is_weight = (values >= 0) & (values <= 1)
+        else:
+            is_weight = (values == 0) | (values == 1)
+        allowed = values.isnan() | is_weight
         if not bool(allowed.all()):
             found = float(values[~allowed][0])
             if graded:
@@ -331,8 +329,9 @@ class FromMatrix(Relation):
         if self.by_label:
             return self._integers(labels, count, device)
         if count != self.values.shape[axis]:
+            name = "rows" if axis == 0 else "columns"
             raise ValueError(
-                f"matrix of FromMatrix has {self.values.shape[axis]} {('rows', 'columns')[axis]}, and the batch or its "
+                f"matrix of FromMatrix has {self.values.shape[axis]} {name}, and the batch or its "
                 f"references {count} items; with by_label=True labels say which rows and columns are theirs"
             )
         return torch.arange(count, device=device)
@@ -397,8 +396,11 @@ class Related(NamedTuple):
 
     def has_negatives(self) -> Tensor:
         """Return whether any pair is negative, in memory linear in the batch."""
-        parts = torch.split(self.labels, 1024)
-        return torch.stack([(self.relation.matrix(part, self.ref_labels) == 0).any() for part in parts]).any()
+        found = []
+        for labels in torch.split(self.labels, 1024):
+            weights = self.relation.matrix(labels, self.ref_labels)
+            found.append((weights == 0).any())
+        return torch.stack(found).any()
 
 
 def label_tensors(
@@ -420,7 +422,8 @@ def related(
 ) -> tuple[Tensor | None, Any, Tensor | None]:
     """Convert a batch with a relation; return labels, indices_tuple and ref_labels for PML's base classes.
 
-    Labels that are equivalent to classes are returned as classes: one-hot sets give the result of labels, bit for bit.
+    Where labels are equivalent to classes, the classes are returned: one-hot sets give the result of labels, bit for
+    bit. Otherwise the relation and its labels are returned as a :class:`Related` in place of the ``indices_tuple``.
     """
     if labels is None and indices_tuple is not None and not relation.graded:
         return None, indices_tuple, None
@@ -432,7 +435,9 @@ def related(
         classes = relation.classes(rows)
         ref_classes = relation.classes(columns)
         if classes is not None and ref_classes is not None:
-            return classes, indices_tuple, None if ref_emb is None else ref_classes
+            if ref_emb is None:
+                ref_classes = None
+            return classes, indices_tuple, ref_classes
     return None, Related(relation, rows, columns, indices_tuple), None
 
 
@@ -450,18 +455,44 @@ def related_pairs(relation: Relation, labels: Tensor, ref_labels: Tensor, itself
 def multi_hot(labels: Iterable[Iterable[Any]], width: int) -> Tensor:
     """Convert lists of integers from 0 to ``width`` - 1 to booleans ``[B, width]``."""
     lists = [list(map(int, each)) for each in labels]
-    for each in lists:
-        if len(set(each)) < len(each):
-            raise ValueError(f"the list of labels {each} has one of them twice; multi-hot labels go as a tensor")
+    for numbers in lists:
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"the list of labels {numbers} has one of them twice; multi-hot labels go as a tensor")
     table = torch.zeros(len(lists), width, dtype=torch.bool)
-    for row, each in enumerate(lists):
-        for label in each:
+    for row, numbers in enumerate(lists):
+        for label in numbers:
             if not 0 <= label < width:
                 raise ValueError(
                     f"the label {label} is not from 0 to {width - 1}; num_labels of SharedLabel says how many"
                 )
-        table[row, each] = True
+        table[row, numbers] = True
     return table
+
+
+def _table_of_sets(sets: Sequence[Iterable[Any]]) -> Tensor:
+    """Return which labels each class has, ``[classes, labels]``, booleans; labels are sorted."""
+    sets_of_labels = [set(each) for each in sets]
+    labels = sorted(set().union(*sets_of_labels))
+    number_of_label = {label: number for number, label in enumerate(labels)}
+    sets_of_numbers = []
+    for labels_of_class in sets_of_labels:
+        sets_of_numbers.append({number_of_label[label] for label in labels_of_class})
+    return multi_hot(sets_of_numbers, len(labels))
+
+
+def _numbers_of_ancestors(paths: Sequence[tuple[str, ...]], depth: int) -> Tensor:
+    """Return the number of each class's ancestor at each level, ``[classes, depth]``; each node has one number."""
+    numbers: dict[tuple[str, ...], int] = {}  # of nodes, by their paths
+    rows = []
+    for path in paths:
+        missing_levels = depth - len(path)
+        filled = path + ("",) * missing_levels
+        row = []
+        for level in range(1, depth + 1):
+            ancestor = filled[:level]
+            row.append(numbers.setdefault(ancestor, len(numbers)))
+        rows.append(row)
+    return torch.tensor(rows)
 
 
 def _are_collections(labels: Any) -> bool:
@@ -472,7 +503,7 @@ def _are_collections(labels: Any) -> bool:
 
 
 def _path_of(path: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the names on a path, which may be written with slashes."""
+    """Return the names on a path, given as a text with slashes or as names."""
     if isinstance(path, str):
         return tuple(path.split("/"))
     return tuple(path)

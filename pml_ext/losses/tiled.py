@@ -7,7 +7,7 @@ losses: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``,
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -36,29 +36,31 @@ class _TiledLoss(PairLoss):
 class _SummedByRow(_TiledLoss):
     """Base of losses that sum pairs or triplets over each row, with reducers that need only these sums."""
 
-    _of_pairs: ClassVar[bool]
+    _of_pairs: ClassVar[bool]  # whether pairs are summed, not triplets
 
     def set_reducer(self, reducer: BaseReducer | None) -> None:
         """Set the reducer; raise ValueError if it needs more than sums over rows."""
         super().set_reducer(reducer)
         for name in self._sub_loss_names():
-            stated = reducer_of(self.reducer, name)
-            if not takes_row_sums(stated, self._of_pairs):
-                own = type(self).__name__
+            reducer_of_term = reducer_of(self.reducer, name)
+            if not takes_row_sums(reducer_of_term, self._of_pairs):
+                name_of_loss = type(self).__name__
                 listed = "pairs" if self._of_pairs else "triplets"
                 more = " PerAnchorReducer," if self._of_pairs else ""
                 raise ValueError(
-                    f"{own} lists no {listed} and takes a MeanReducer, SumReducer, "
+                    f"{name_of_loss} lists no {listed} and takes a MeanReducer, SumReducer, "
                     f"AvgNonZeroReducer, ThresholdReducer,{more} or MultipleReducers of these, not a "
-                    f"{type(stated).__name__}; PML's {own.removeprefix('Tiled')} lists them"
+                    f"{type(reducer_of_term).__name__}; PML's {name_of_loss.removeprefix('Tiled')} lists them"
                 )
 
     def finished(self, terms: Terms, inputs: LossInputs) -> Terms:
         """Reduce the terms here if the reducer is PML's, which would mistake row sums for single values."""
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
-            if not isinstance(reducer, SumOverDivisorReducer) and info["reduction_type"] in ("element", "pos_pair"):
-                terms[name] = reduced(reduced_rows(reducer, info, inputs.embeddings, inputs.labels))["loss"]
+            has_row_sums = info["reduction_type"] in ("element", "pos_pair")
+            if has_row_sums and not isinstance(reducer, SumOverDivisorReducer):
+                value = reduced_rows(reducer, info, inputs.embeddings, inputs.labels)
+                terms[name] = reduced(value)["loss"]
         return terms
 
     def get_default_reducer(self) -> BaseReducer:
@@ -105,19 +107,19 @@ class TiledContrastiveLoss(_SummedByRow):
         negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
         if pairs.weights is not None:
             positive = positive * torch.where(pairs.positives, pairs.weights, 1)
-        if pairs.counts is None:
-            pos_times = None
-            neg_times = None
-        else:
+        pos_times = None
+        neg_times = None
+        if pairs.counts is not None:
             pos_times, neg_times = pairs.counts
-        terms = {}
-        for name, values, mask, times in (
-            ("pos_loss", positive, pairs.positives, pos_times),
-            ("neg_loss", negative, pairs.negatives, neg_times),
-        ):
-            sums, counts = row_sums(reducer_of(self.reducer, name), values, mask, times)
-            terms[name] = per_anchor(sums, divisor=counts.sum())["loss"]
-        return terms
+        return {
+            "pos_loss": self._term("pos_loss", positive, pairs.positives, pos_times),
+            "neg_loss": self._term("neg_loss", negative, pairs.negatives, neg_times),
+        }
+
+    def _term(self, name: str, values: Tensor, mask: Tensor, times: Tensor | None) -> dict[str, Any]:
+        """Return a term with one sum per anchor, over the pairs of a mask; ``times``: how often each pair counts."""
+        sums, counts = row_sums(reducer_of(self.reducer, name), values, mask, times)
+        return per_anchor(sums, divisor=counts.sum())["loss"]
 
     def _sub_loss_names(self) -> list[str]:
         return ["pos_loss", "neg_loss"]
@@ -162,10 +164,13 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         sign = 1 if self.distance.is_inverted else -1
         pos = -sign * self.alpha
         neg = sign * self.beta
-        sums = (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base)
         matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, pos)
-        positive, negative = map(log_one_plus_exp, log_sums_exp(matrix, *sums))
-        return per_anchor(positive / self.alpha + negative / self.beta)
+        log_sum_pos, log_sum_neg = log_sums_exp(
+            matrix, (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base)
+        )
+        positive = log_one_plus_exp(log_sum_pos) / self.alpha
+        negative = log_one_plus_exp(log_sum_neg) / self.beta
+        return per_anchor(positive + negative)
 
 
 class TiledNTXentLoss(_TiledLoss):
@@ -191,7 +196,7 @@ class TiledNTXentLoss(_TiledLoss):
         super().__init__(**kwargs)
         self.temperature = temperature
 
-    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
         """Return True: a value for every entry costs no more than the matrix."""
         return True
 
@@ -208,7 +213,7 @@ class TiledNTXentLoss(_TiledLoss):
 
 
 def _has_negatives(inputs: LossInputs) -> Tensor:
-    """Return whether a batch has a negative pair, as a tensor: the host does not wait for the device."""
+    """Return whether a batch has a negative pair, as a tensor, so that the host does not wait for the device."""
     if inputs.indices_tuple is not None:
         return torch.tensor(len(inputs.indices_tuple[-1]) > 0)
     if inputs.related is not None:
@@ -248,8 +253,8 @@ class TiledSupConLoss(_TiledLoss):
         """Multiply by 0 if the batch has no negative pair, without waiting for the device."""
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
-            there = _has_negatives(inputs).to(info["losses"].device, torch.float32)
-            terms["loss"] = info | {"losses": info["losses"] * there, "divisor": info["divisor"] * there}
+            factor = _has_negatives(inputs).to(info["losses"].device, torch.float32)  # 1 or 0
+            terms["loss"] = info | {"losses": info["losses"] * factor, "divisor": info["divisor"] * factor}
         return terms
 
     def equation(self, pairs: Pairs) -> Terms:
@@ -302,7 +307,7 @@ class TiledTripletMarginLoss(_SummedByRow):
         self.swap = swap
         self.smooth_loss = smooth_loss
 
-    def compiles_to_one_graph(self, rows: int, alone: bool) -> bool | None:
+    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
         """Return False: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
         return False
 
@@ -318,18 +323,24 @@ class TiledTripletMarginLoss(_SummedByRow):
             return row_sums(reducer, self._values(pairs, a, p), pairs.negatives[a], times)
 
         pairs_per_part = max(1, _ENTRIES // pairs.matrix.shape[1])
-        totals, counts = zip(*in_parts(sums, pairs_per_part, *pairs.listed), strict=True)
+        sums_and_counts = in_parts(sums, pairs_per_part, *pairs.listed)
+        totals, counts = zip(*sums_and_counts, strict=True)
         return per_pair(torch.cat(totals), pairs, divisor=torch.cat(counts).sum())
 
     def _values(self, pairs: Pairs, a: Tensor, p: Tensor, n: Tensor | None = None) -> Tensor:
         """Return the losses of triplets, ``[T]``; without ``n``, of pairs (a, p) with every column as n, ``[P, R]``."""
-        columns = slice(None) if n is None else n
+        columns: Tensor | slice
         d_ap = pairs.matrix[a, p]
+        if n is None:
+            columns = slice(None)  # all of them
+            d_ap = d_ap[:, None]
+        else:
+            columns = n
         d_an = pairs.matrix[a, columns]
         if self.swap:
             matrix, rows = pairs.between(p)
             d_an = self.distance.smallest_dist(d_an, matrix[rows, columns])
-        excess: Tensor = self.distance.margin(d_ap[:, None] if n is None else d_ap, d_an) + self.margin
+        excess: Tensor = self.distance.margin(d_ap, d_an) + self.margin
         if self.smooth_loss:
             return torch.nn.functional.softplus(excess)
         return excess.clamp(min=0)

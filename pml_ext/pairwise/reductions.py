@@ -39,8 +39,10 @@ def moments_of_pairs(
     differentiated again. Under torch.func and in forward mode, plain operations give derivatives of any order.
     """
     if transformed(matrix):
-        means = [masked_mean(matrix, mask, count) for mask, count in zip((positives, negatives), counts, strict=True)]
-        return means[0], means[1], masked_sum((matrix - means[1][:, None]).square(), negatives)
+        mean_pos = masked_mean(matrix, positives, counts[0])
+        mean_neg = masked_mean(matrix, negatives, counts[1])
+        squares = masked_sum((matrix - mean_neg[:, None]).square(), negatives)
+        return mean_pos, mean_neg, squares
     counts = counts[0].clamp(min=1), counts[1].clamp(min=1)
     results: tuple[Tensor, Tensor, Tensor] = _MomentsOfPairs.apply(matrix, positives, negatives, *counts)  # type: ignore[no-untyped-call]
     return results

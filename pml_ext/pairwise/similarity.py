@@ -134,7 +134,10 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         near_length = _NEAR**2 / 2 * (squares + others)
     rows, columns = torch.where(squared < near_length)  # also catches negative rounding errors
     step = max(1, _CHUNK // x.shape[1])
-    near = [(x[rows[i : i + step]] - y[columns[i : i + step]]).square().sum(1) for i in range(0, len(rows), step)]
+    near = []
+    for start in range(0, len(rows), step):
+        part = slice(start, start + step)
+        near.append((x[rows[part]] - y[columns[part]]).square().sum(1))
     if near:
         squared.index_put_((rows, columns), torch.cat(near))
     if normalized:

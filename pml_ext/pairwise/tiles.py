@@ -100,8 +100,8 @@ def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[
     """
     if torch.compiler.is_compiling():
         return [function(*tensors)]
-    split = [torch.split(tensor, size) for tensor in tensors]
-    parts = list(zip(*split, strict=True))
+    split_tensors = [torch.split(tensor, size) for tensor in tensors]
+    parts = list(zip(*split_tensors, strict=True))
     if len(parts) == 1 or transformed() or not torch.is_grad_enabled():
         return [function(*part) for part in parts]
     return [checkpoint(function, *part, use_reentrant=False) for part in parts]
@@ -109,24 +109,36 @@ def in_parts(function: Callable[..., Any], size: int, *tensors: Tensor) -> list[
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """The arguments of :func:`in_tiles`; its tensors: ``by_row`` sliced ones, ``whole`` unsliced ones, parameters."""
+    """The arguments of :func:`in_tiles`, and how many of its tensors are of which sort.
+
+    The tensors stand one after the other: those that are sliced by rows, those that every tile needs whole, and the
+    parameters.
+    """
 
     part: Part
     tiles: Sequence[slice]
-    by_row: int
-    whole: int
-    values: int
+    num_by_row: int
+    num_whole: int
+    num_values: int
     at_once: bool
     sharing: Sharing | None
 
-    def own(self) -> Sequence[slice]:
+    @property
+    def first_parameter(self) -> int:
+        """The place of the first parameter among the tensors."""
+        return self.num_by_row + self.num_whole
+
+    def tiles_of_process(self) -> Sequence[slice]:
+        """Return the tiles that this process computes."""
         if self.sharing is None:
             return self.tiles
         return self.tiles[self.sharing.part(len(self.tiles))]
 
     def compute(self, tile: slice, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        sliced = tuple(tensor[tile] for tensor in tensors[: self.by_row])
-        return tuple(self.part(tile, sliced, tuple(tensors[self.by_row : self.by_row + self.whole])))
+        """Return the results of a tile."""
+        sliced = [tensor[tile] for tensor in tensors[: self.num_by_row]]
+        whole = tensors[self.num_by_row : self.first_parameter]
+        return tuple(self.part(tile, tuple(sliced), tuple(whole)))
 
 
 def in_tiles(
@@ -153,7 +165,15 @@ def in_tiles(
         values: how many of the results have a gradient; they come first.
         at_once: whether the forward pass computes the gradient, for one value with equally weighted entries (a mean).
     """
-    plan = _Plan(part, tiles, len(by_row), len(whole), values, at_once and values == 1, sharing())
+    plan = _Plan(
+        part=part,
+        tiles=tiles,
+        num_by_row=len(by_row),
+        num_whole=len(whole),
+        num_values=values,
+        at_once=at_once and values == 1,
+        sharing=sharing(),
+    )
     tensors = (*by_row, *whole, *parameters)
     if transformed(*tensors) or torch.compiler.is_compiling():
         return _joined([plan.compute(tile, tensors) for tile in tiles])
@@ -162,7 +182,8 @@ def in_tiles(
 
 
 def _joined(results: Sequence[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    return tuple(torch.cat(each) for each in zip(*results, strict=True))
+    """Return each result, concatenated over the tiles."""
+    return tuple(map(torch.cat, zip(*results, strict=True)))
 
 
 class _Gradients:
@@ -172,10 +193,10 @@ class _Gradients:
         self.plan = plan
         self.needed = needed
         self.total: list[Tensor | None] = [None] * len(tensors)
-        kept = plan.by_row + plan.whole
-        self.by_row = tensors[: plan.by_row]
-        self.whole = _leaves(tensors[plan.by_row : kept], needed[plan.by_row : kept])
-        self.parameters = list(tensors[kept:])
+        whole = slice(plan.num_by_row, plan.first_parameter)
+        self.by_row = tensors[: plan.num_by_row]
+        self.whole = _leaves(tensors[whole], needed[whole])
+        self.parameters = list(tensors[plan.first_parameter :])
 
     def add(self, tile: slice, weights: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> tuple[Tensor, ...]:
         """Compute a tile, add its gradient, each value weighted by ``weights(values)``, and return its results."""
@@ -183,18 +204,21 @@ class _Gradients:
         sliced = _leaves(rows, self.needed[: len(rows)])
         with torch.enable_grad():
             results = self.plan.part(tile, tuple(sliced), tuple(self.whole))
-        values = results[: self.plan.values]
+        values = results[: self.plan.num_values]
         inputs = [*sliced, *self.whole, *self.parameters]
-        for number, gradient in enumerate(_slopes(values, inputs, weights(values), self.needed)):
+        gradients = _gradients_of(values, inputs, weights(values), self.needed)
+        for number, gradient in enumerate(gradients):
             if gradient is not None:
                 self._add(number, tile, gradient)
         return tuple(result.detach() for result in results)
 
     def _add(self, number: int, tile: slice, gradient: Tensor) -> None:
+        """Add a tile's gradient to the total of the tensor with this number; of a sliced one, to the tile's rows."""
         total = self.total[number]
-        if number < self.plan.by_row:
+        if number < self.plan.num_by_row:
             if total is None:
-                total = self.total[number] = torch.zeros_like(self.by_row[number])
+                total = torch.zeros_like(self.by_row[number])
+                self.total[number] = total
             total[tile] = gradient
         elif total is None:
             self.total[number] = gradient.clone(memory_format=torch.contiguous_format)
@@ -208,9 +232,12 @@ class _Gradients:
         numbers = []
         totals = []
         for number, total in enumerate(self.total):
-            if self.needed[number]:
-                numbers.append(number)
-                totals.append(torch.zeros_like(tensors[number]) if total is None else total)
+            if not self.needed[number]:
+                continue
+            if total is None:
+                total = torch.zeros_like(tensors[number])
+            numbers.append(number)
+            totals.append(total)
         for number, gradient in zip(numbers, self.plan.sharing.summed(totals), strict=True):
             self.total[number] = gradient
         return self.total
@@ -230,8 +257,9 @@ class _Results:
     def add(self, results: Sequence[Tensor]) -> None:
         """Append the results of the next tile."""
         if not self._lengths:
-            self._buffers = [result.new_empty(len(result) * max(1, self._tiles)) for result in results]
-            self._lengths = [0] * len(results)
+            for result in results:
+                self._buffers.append(result.new_empty(len(result) * max(1, self._tiles)))
+                self._lengths.append(0)
         for number, result in enumerate(results):
             start = self._lengths[number]
             stop = self._lengths[number] + len(result)
@@ -244,8 +272,10 @@ class _Results:
 
     def joined(self) -> tuple[Tensor, ...]:
         """Return each result, concatenated over the tiles."""
-        filled = zip(self._buffers, self._lengths, strict=True)
-        return tuple(buffer[:length].clone() for buffer, length in filled)
+        joined = []
+        for buffer, length in zip(self._buffers, self._lengths, strict=True):
+            joined.append(buffer[:length].clone())
+        return tuple(joined)
 
 
 class _InTiles(torch.autograd.Function):
@@ -254,26 +284,27 @@ class _InTiles(torch.autograd.Function):
         needed = ctx.needs_input_grad[1:]
         ctx.plan = plan
         ctx.gradients = None
-        own = plan.own()
-        results = _Results(len(own))
+        tiles = plan.tiles_of_process()
+        results = _Results(len(tiles))
         ctx.save_for_backward(*tensors)
         if plan.at_once and any(needed):
             gradients = _Gradients(plan, tensors, needed)
-            for tile in own:
+            for tile in tiles:
                 results.add(gradients.add(tile, _ones))
             ctx.gradients = gradients.total
         else:
-            for tile in own:
+            for tile in tiles:
                 results.add(plan.compute(tile, tensors))
-        if not own:  # there are more processes than tiles
-            results.add(tuple(result[:0] for result in plan.compute(plan.tiles[0], tensors)))
+        if not tiles:  # there are more processes than tiles
+            of_first_tile = plan.compute(plan.tiles[0], tensors)
+            results.add([result[:0] for result in of_first_tile])
         joined = results.joined()
-        ctx.starts = [0] * plan.values
+        ctx.starts = [0] * plan.num_values  # of each value: the row where this process's part begins
         if plan.sharing is not None:
             gathered, starts = plan.sharing.gathered(joined)
             joined = tuple(gathered)
-            ctx.starts = starts[: plan.values]
-        ctx.mark_non_differentiable(*joined[plan.values :])
+            ctx.starts = starts[: plan.num_values]
+        ctx.mark_non_differentiable(*joined[plan.num_values :])
         return joined
 
     @staticmethod
@@ -281,36 +312,47 @@ class _InTiles(torch.autograd.Function):
         plan = ctx.plan
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]
-        grads = grads[: plan.values]
+        grads = grads[: plan.num_values]
         if torch.is_grad_enabled():  # double backward: all tiles with a graph
-            kept = plan.by_row + plan.whole
-            views = [tensor.view_as(tensor) for tensor in tensors[:kept]]  # since rows and columns may be one tensor
-            tensors = (*views, *tensors[kept:])
+            parameters = tensors[plan.first_parameter :]
+            # Rows and columns may be one tensor; views give each a gradient of its own.
+            views = [tensor.view_as(tensor) for tensor in tensors[: plan.first_parameter]]
+            tensors = (*views, *parameters)
             results = _joined([plan.compute(tile, tensors) for tile in plan.tiles])
-            return (None, *_slopes(results[: plan.values], tensors, grads, needed, create_graph=True))
+            values = results[: plan.num_values]
+            return (None, *_gradients_of(values, tensors, grads, needed, create_graph=True))
+
         gradients = _Gradients(plan, tensors, needed)
-        if ctx.gradients is not None and _alike(grads[0]):
-            weight = grads[0][0] if len(grads[0]) else grads[0].new_zeros(())
+        if ctx.gradients is not None and _all_equal(grads[0]):
+            # The forward pass has computed the gradient of the sum; one weight for all entries scales it.
+            if len(grads[0]):
+                weight = grads[0][0]
+            else:
+                weight = grads[0].new_zeros(())
             for number, total in enumerate(ctx.gradients):
                 if total is not None:
                     gradients.total[number] = total * weight
             return (None, *gradients.summed_over_processes(tensors))
+
         starts = list(ctx.starts)
-        for tile in plan.own():
-            gradients.add(tile, lambda values: _taken(grads, starts, values))
+        for tile in plan.tiles_of_process():
+            gradients.add(tile, lambda values: _next_weights(grads, starts, values))
         return (None, *gradients.summed_over_processes(tensors))
 
 
 def _leaves(tensors: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor]:
     """Return the tensors as leaves of a new graph; those that are needed take a gradient."""
-    return [tensor.detach().requires_grad_(want) for tensor, want in zip(tensors, needed, strict=True)]
+    leaves = []
+    for tensor, want in zip(tensors, needed, strict=True):
+        leaves.append(tensor.detach().requires_grad_(want))
+    return leaves
 
 
 def _ones(values: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.ones_like(value) for value in values]
+    return list(map(torch.ones_like, values))
 
 
-def _slopes(
+def _gradients_of(
     values: Sequence[Tensor],
     inputs: Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -327,30 +369,34 @@ def _slopes(
         if value.requires_grad:
             outputs.append(value)
             output_weights.append(weight)
-    slopes: list[Tensor | None] = [None for _ in inputs]
-    wanted = [number for number, want in enumerate(needed) if want]
+    numbers = []
+    wanted = []
+    for number, want in enumerate(needed):
+        if want:
+            numbers.append(number)
+            wanted.append(inputs[number])
+
+    gradients: list[Tensor | None] = [None] * len(inputs)
     if outputs and wanted:
-        gradients = torch.autograd.grad(
-            outputs,
-            [inputs[number] for number in wanted],
-            output_weights,
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-        for number, gradient in zip(wanted, gradients, strict=True):
-            slopes[number] = gradient
-    return slopes
+        found = torch.autograd.grad(outputs, wanted, output_weights, create_graph=create_graph, allow_unused=True)
+        for number, gradient in zip(numbers, found, strict=True):
+            gradients[number] = gradient
+    return gradients
 
 
-def _alike(grad: Tensor) -> bool:
+def _all_equal(grad: Tensor) -> bool:
     """Return whether all weights are equal, as of a sum or mean; on a GPU only by the strides, without waiting."""
     if len(grad) == 0 or grad.stride() == (0,):
         return True
     return grad.device.type == "cpu" and bool((grad == grad[0]).all())
 
 
-def _taken(grads: Sequence[Tensor], starts: list[int], values: Sequence[Tensor]) -> list[Tensor]:
+def _next_weights(grads: Sequence[Tensor], starts: list[int], values: Sequence[Tensor]) -> list[Tensor]:
     """Return the next entries of each gradient, one per entry of its value, and advance ``starts``."""
-    taken = [grad[start : start + len(v)] for grad, start, v in zip(grads, starts, values, strict=True)]
-    starts[:] = [start + len(v) for start, v in zip(starts, values, strict=True)]
-    return taken
+    weights = []
+    for number, (grad, value) in enumerate(zip(grads, values, strict=True)):
+        start = starts[number]
+        end = start + len(value)
+        weights.append(grad[start:end])
+        starts[number] = end
+    return weights

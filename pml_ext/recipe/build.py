@@ -147,11 +147,9 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
             std.reverse()
         normalize = Normalization(mean=mean, std=std)
         interpolation = interpolation or pretrained.interpolation
-    if images.mean is not None and images.std is not None:
-        normalize = Normalization(
-            mean=images.mean * (splits.channels // len(images.mean)),
-            std=images.std * (splits.channels // len(images.std)),
-        )
+    if images.mean is not None and images.std is not None:  # the recipe's own go before those of the weights
+        times = splits.channels // len(images.mean)  # a single number stands for all channels
+        normalize = Normalization(mean=images.mean * times, std=images.std * times)
     preprocessing = Preprocessing(
         image_size=size,
         channels=splits.channels,  # type: ignore[arg-type]
@@ -198,16 +196,16 @@ def _dataset_factory(name: str) -> Callable[..., Any]:
 
 def _trunk_factory(name: str) -> Callable[..., Any]:
     """Return the factory of a trunk; ``timm/NAME`` needs timm."""
-    from ..networks import trunks as models
+    from ..networks import trunks
     from ..networks.pretrained import HF, hf_trunk
 
-    if name.startswith(models.TIMM):
-        short = name.removeprefix(models.TIMM)
-        models.timm_library(short)
-        return functools.partial(models.timm_trunk, name=short)
+    if name.startswith(trunks.TIMM):
+        short = name.removeprefix(trunks.TIMM)
+        trunks.timm_library(short)  # MissingExtraError if timm is not installed
+        return functools.partial(trunks.timm_trunk, name=short)
     if name.startswith(HF):
         return functools.partial(hf_trunk, name=name.removeprefix(HF))
-    return models.builtin_trunk(name) or registry.factory("trunk", name)
+    return trunks.builtin_trunk(name) or registry.factory("trunk", name)
 
 
 def _trunk_settings(table: NamedTable, trained: bool = False) -> dict[str, Any]:
@@ -227,8 +225,10 @@ def options_of(
     taken = set(filled)
     if isinstance(factory, functools.partial):
         taken.update(factory.keywords)
-    accepted = {name: each for name, each in registry.settings_of(factory).items() if name not in taken}
-    return _settings(key, name, accepted, given)
+    accepted = dict(registry.settings_of(factory))
+    for taken_name in taken:
+        accepted.pop(taken_name, None)
+    return _checked_settings(key, name, accepted, given)
 
 
 def loss_context(recipe: Recipe, labels: list[int], class_names: Sequence[str] = ()) -> BuildContext:
@@ -249,7 +249,8 @@ def build_loss(
     from ..losses import CrossBatchMemory, RegularizedLoss
 
     if table.relation == "none":
-        context = {name: value for name, value in context.items() if name != "relation"}
+        context = dict(context)
+        context.pop("relation", None)
     loss = _component(key, "loss", table, context)
     miner = None
     if table.miner is not None:
@@ -300,14 +301,15 @@ def reported_phases(recipe: Recipe) -> list[str]:
     from ..evaluation import learned_metric
 
     table = recipe.evaluation
-    phases = ["after"]
+    phases = ["after"]  # after training
     if table.training_images:
         phases.append("training")
     if table.baselines:
         phases += ["raw", "before"]
         if recipe.model.freeze == "trunk" or recipe.model.trunk.settings.get("weights") is not None:
             phases += ["frozen", "pca"]
-    context = loss_context(recipe, [0, 1], _stand_ins(recipe.data))
+    # Only a loss that is built shows whether it, its miner or its regularizer has a learned metric.
+    context = loss_context(recipe, [0, 1], _placeholder_classes(recipe.data))
     for stage in recipe.all_stages():
         loss, miner = build_loss(stage.loss, context)
         modules = list(loss.modules())
@@ -367,8 +369,11 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
 def _stages_by_prefix(recipe: Recipe) -> Iterator[tuple[str, StageTable]]:
     """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
     for number, stage in enumerate(recipe.all_stages()):
-        own = number >= len(recipe.stages)
-        yield "" if own else f"stages.{number}.", stage
+        if number < len(recipe.stages):
+            prefix = f"stages.{number}."
+        else:
+            prefix = ""
+        yield prefix, stage
 
 
 def _check_data(data: DataTable) -> None:
@@ -397,7 +402,7 @@ def _check_optimizer(key: str, table: OptimizerTable, build: bool) -> None:
     import torch
 
     accepted = inspect.signature(table.optimizer).parameters
-    _settings(key, table.name, accepted, table.settings, ("params",))
+    _checked_settings(key, table.name, accepted, table.settings, ("params",))
     if build:
         build_optimizer(table, [torch.nn.Parameter(torch.zeros(1))], key=key)
 
@@ -406,7 +411,7 @@ def _check_sampler(key: str, table: SamplerTable | None, recipe: Recipe) -> None
     if table is None or table.name == SHUFFLE:
         return
     context = dict(_SAMPLER_CONTEXT)
-    relation = build_relation(recipe.data, _stand_ins(recipe.data))
+    relation = build_relation(recipe.data, _placeholder_classes(recipe.data))
     if relation is not None:
         context["relation"] = relation
     _component(key, "sampler", table, context)
@@ -416,14 +421,14 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> bool:
     """Build a loss before its data are available; return whether it has a learned metric."""
     from ..evaluation import learned_metric
 
-    context = loss_context(recipe, [0, 1], _stand_ins(recipe.data))
+    context = loss_context(recipe, [0, 1], _placeholder_classes(recipe.data))
     loss, _ = build_loss(table, context, key)
     return learned_metric(loss.modules()) is not None
 
 
 def _check_loss_settings(key: str, table: LossTable, recipe: Recipe) -> None:
     """Check the names and settings of a loss, its miner and its regularizer, without building them."""
-    context = loss_context(recipe, [0, 1], _stand_ins(recipe.data))
+    context = loss_context(recipe, [0, 1], _placeholder_classes(recipe.data))
     _checked_component(key, "loss", table, context)
     if table.miner is not None:
         _checked_component(f"{key}.miner", "miner", table.miner, context)
@@ -447,7 +452,7 @@ def check_weights(recipe: Recipe) -> None:
     Trunks of plugins may have weights of their own. MissingExtraError for weights whose package is not installed.
     """
     from ..networks import efficientnet_lite as lite
-    from ..networks import trunks as models
+    from ..networks import trunks
     from ..networks.pretrained import HF, RANDOM
 
     table = recipe.model
@@ -459,14 +464,14 @@ def check_weights(recipe: Recipe) -> None:
     has_cut = any(cut_of(freeze) for freeze in freezes)
     keeps_weights = bool(frozen_patterns(table.freeze)) or table.lora is not None or has_cut
     has_weights = table.init is not None or table.trunk.settings.get("weights") is not None
-    own = name.startswith((models.TIMM, HF)) or models.builtin_trunk(name) is not None
-    if keeps_weights and own and not has_weights:
+    is_of_plugin = not name.startswith((trunks.TIMM, HF)) and trunks.builtin_trunk(name) is None
+    if keeps_weights and not has_weights and not is_of_plugin:
         wanted = ["a file", f"{RANDOM!r} if that is meant"]
         if name in lite.VARIANTS:
             wanted.insert(0, repr(lite.IMAGENET))
-        elif name.startswith(models.TIMM):
+        elif name.startswith(trunks.TIMM):
             wanted.insert(0, "a tag of timm")
-        elif name.startswith((models.PREFIX, HF)):
+        elif name.startswith((trunks.PREFIX, HF)):
             wanted.insert(0, "'DEFAULT'")
         raise ConfigError(
             f"model.trunk: {name} is frozen and has no weights, so its features would be random; wanted weights = "
@@ -474,19 +479,22 @@ def check_weights(recipe: Recipe) -> None:
         )
 
 
-def _stand_ins(table: DataTable) -> list[str]:
-    """Return placeholder class names, to check a recipe before its data are available."""
+def _placeholder_classes(table: DataTable) -> list[str]:
+    """Return names of classes with which a relation can be built, to check a recipe before its data are available."""
     settings = {} if table.relation is None else table.relation.settings
-    depth = settings.get("level", 1)
-    above = "parent"
-    if isinstance(depth, int) and 0 < depth < 100:
-        above = "/".join(["parent"] * depth)
+    level = settings.get("level", 1)  # of a hierarchy, whose tree is then at least one level deeper
+    ancestors = "parent"
+    if isinstance(level, int) and 0 < level < 100:
+        ancestors = "/".join(["parent"] * level)
     unknown_class = str(settings.get("unknown", "unknown"))
-    return [f"{above}/0", f"{above}/1", unknown_class]
+    return [f"{ancestors}/0", f"{ancestors}/1", unknown_class]
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
-    """Build the component of a table; only check a sampler and return None, since it needs the data's labels."""
+    """Build the component of a table. A sampler is only checked, and None returned, since it needs the data's labels.
+
+    A loss that wants labels from 0 to ``num_classes`` - 1 gets them, whatever the labels of the data are.
+    """
     component = _checked_component(key, kind, table, context)
     if kind == "sampler":
         return None
@@ -507,12 +515,13 @@ def _checked_component(key: str, kind: str, table: NamedTable, context: Mapping[
         text = f"{table.name} keeps something for each class (num_classes), and clusters change with each epoch"
         raise ConfigError(f"{key}: {text}; take a loss of pairs or triplets")
     _, missing = registry.fill_settings(component.cls, context, table.settings)
-    _settings(key, table.name, component.settings, table.settings, {*component.settings} - {*missing})
+    filled = set(component.settings).difference(missing)
+    _checked_settings(key, table.name, component.settings, table.settings, filled)
     return component
 
 
 def _settings_by_class(component: Component) -> set[str]:
-    """Return which settings with something for each class a component has."""
+    """Return which of the settings that have something for each class a component takes."""
     return component.settings.keys() & {"num_classes", "class_labels"}
 
 
@@ -546,49 +555,63 @@ def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
     except Exception as error:  # constructors may raise anything
         text = str(error)
         if table is not None and not isinstance(error, PmlExtError):
-            given = ", ".join(f"{name} = {value!r}" for name, value in table.settings.items()) or "no settings"
-            plain = isinstance(error, (ValueError, TypeError, AssertionError)) and text.strip()
-            text = f"{table.name} refuses {given}: {plain or repr(error)}"
+            settings = [f"{name} = {value!r}" for name, value in table.settings.items()]
+            given = ", ".join(settings) or "no settings"
+            says_why = isinstance(error, (ValueError, TypeError, AssertionError)) and text.strip()
+            reason = text.strip() if says_why else repr(error)
+            text = f"{table.name} refuses {given}: {reason}"
         raise ConfigError(shortened(f"{key}: {text}")) from None
 
 
-def _settings(
+def _checked_settings(
     key: str,
     owner: str,
     accepted: Mapping[str, inspect.Parameter],
     given: Mapping[str, Any],
     filled: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Return settings converted by their annotations; raise ConfigError for unknown and missing ones."""
+    """Return settings converted by their annotations; raise ConfigError for unknown and missing ones.
+
+    ``accepted`` are the settings of ``owner``. Those that are ``filled`` have values from elsewhere.
+    """
     for name in given:
         if name not in accepted:
             raise ConfigError(f"{key}.{name}: {unknown_key(f'setting of {owner}', name, accepted)}")
     for name, parameter in accepted.items():
         if parameter.default is parameter.empty and name not in given and name not in filled:
             raise ConfigError(f"{key}.{name}: missing, and {owner} has no default for it")
-    return {name: _converted(f"{key}.{name}", accepted[name], value) for name, value in given.items()}
+    converted = {}
+    for name, value in given.items():
+        converted[name] = _converted(f"{key}.{name}", accepted[name], value)
+    return converted
+
+
+_TYPES_OF_DEFAULTS = {bool: bool, str: str, int: float, float: float}  # a default of 1 may mean any number
 
 
 def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
-    """Convert a value strictly (16.0 is not an integer) by the annotation, or check it by the default's type."""
+    """Return a value converted strictly (16.0 is not an integer) by its annotation.
+
+    Without an annotation, or with one that could not be resolved, check the value by the default's type, and return it
+    unchanged.
+    """
     kind = parameter.name.rsplit("_", 1)[-1]
     default = parameter.default
     if kind in KINDS and isinstance(value, Mapping) and isinstance(value.get("name"), str):
         return value  # a component; building it checks it
     annotation = parameter.annotation
-    known = not isinstance(parameter.annotation, str)
-    if annotation is parameter.empty or not known:
+    has_type = annotation is not parameter.empty and not isinstance(annotation, str)
+    if not has_type:
         if kind in KINDS and default is None:
             raise ConfigError(f"{key}: found {value!r}; wanted a table with the name of a {kind}")
-        annotation = {bool: bool, str: str, int: float, float: float}.get(type(default), Any)
-        known = False
+        annotation = _TYPES_OF_DEFAULTS.get(type(default), Any)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
         result = adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
-        texts = dict.fromkeys(problem["msg"].removeprefix("Input should be ") for problem in error.errors())
-        text = f"input should be {' or '.join(texts)}"
+        wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
+        text = f"input should be {' or '.join(dict.fromkeys(wanted))}"
         raise ConfigError(f"{key}: found {value!r}; {text}") from None
     except Exception:  # pydantic cannot resolve a plugin's annotation
         return value
-    return result if known else value
+    return result if has_type else value

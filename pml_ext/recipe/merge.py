@@ -28,9 +28,9 @@ with needs_extra("train", "a recipe"):
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
 _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
 _MOST_VARIANTS = 10_000
-# A key of a hundred parts; a word begins where the one before has ended, so that each is read once.
+# A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
 _DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
-_KINDS_OF_TABLES = {"data": "data set", "track": "tracker"}  # tables that are not called as what they name
+_KINDS_OF_TABLES = {"data": "data set", "track": "tracker"}  # tables with another name than the kind that they name
 Tables = dict[str, Any]
 
 
@@ -71,14 +71,15 @@ def load_recipes(
     """
     overrides = list(overrides)
     source = name
-    run = Tables()
+    run: Tables = {}
     recipes: dict[str, Recipe] = {}
     try:
         variants = _read_variants(name, overrides)
         source = variants.source
         run = variants.run
         for full_name, tables in variants.tables.items():
-            build = not begins_first or bool(recipes)
+            is_first = not recipes
+            build = not (begins_first and is_first)
             recipes[full_name] = validate(tables, source, new=not run, check=check, build=build)
     except (ConfigError, UnknownNameError) as error:
         missing = registry.missing_plugins(run.get("plugins", {}))
@@ -118,6 +119,7 @@ def _naming_option(text: str, overrides: Iterable[str]) -> str:
     for override in overrides:
         key = override.partition("=")[0].strip()
         table, _, last = map(re.escape, key.rpartition("."))
+        # The text after the file's name begins with the key, or says that its table has no such key.
         match = re.match(rf".+?\.toml: (?={re.escape(key)}\b|({table}: )?no key '{last}')", text)
         if match:
             problem = text[match.end() :]
@@ -167,7 +169,9 @@ def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, T
 
     ranges = {}
     for full_name, recipe in load_recipes(name, overrides, check=False).items():
-        ranges[full_name] = {key: tuned for key, tuned in recipe.tune.items() if key not in fixed}
+        ranges[full_name] = dict(recipe.tune)
+        for key in fixed:
+            ranges[full_name].pop(key, None)
     return ranges
 
 
@@ -193,8 +197,11 @@ def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 def pipelines() -> dict[str, Traversable]:
     """Return the packaged pipelines by name: files with ``[data.images]``, or a trunk, which recipes extend."""
     folder = importlib.resources.files(__package__) / "pipelines"
-    files = sorted(folder.iterdir(), key=lambda file: file.name)
-    return {PIPELINES + file.name.removesuffix(".toml"): file for file in files}
+    files = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.name):
+        name = file.name.removesuffix(".toml")
+        files[PIPELINES + name] = file
+    return files
 
 
 def tables_of_papers() -> list[dict[str, Any]]:
@@ -248,8 +255,12 @@ def _paper_table_entry(paper_name: str, paper: Printed, number: str, variants: _
 
 def _reasons_of_rows(table: PrintedTable) -> list[str]:
     """Return why rows have no recipe, each reason once."""
-    reasons = [table.reason(row) for row in table.row_names()]
-    return list(dict.fromkeys(reason for reason in reasons if reason))
+    reasons: list[str] = []
+    for row in table.row_names():
+        reason = table.reason(row)
+        if reason and reason not in reasons:
+            reasons.append(reason)
+    return reasons
 
 
 def _rows(table: PrintedTable, recipes: dict[str, dict[str, Tables]]) -> list[dict[str, Any]]:
@@ -320,7 +331,7 @@ def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
     sweep = tables.pop("sweep", {})
     settings = [_parsed_override(override, tables) for override in overrides]
 
-    for key, _ in settings:
+    for key, _ in settings:  # an override of a key that the sweep varies fixes it
         if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
             del sweep[key]
 
@@ -369,8 +380,8 @@ def _with_row_of_variant(tables: Tables, label: str) -> Tables:
     paper = tables.get("paper")
     if not isinstance(paper, dict) or not isinstance(paper.get("variants"), dict):
         return tables
-    rows = paper["variants"]
-    paper = {key: value for key, value in paper.items() if key != "variants"}
+    paper = dict(paper)
+    rows = paper.pop("variants")
     if label in rows:
         paper["row"] = rows[label]
     return {**tables, "paper": paper}
@@ -381,7 +392,7 @@ def _combinations(sweep: Any, source: str) -> dict[str, tuple[_Choice, ...]]:
     if not isinstance(sweep, dict):
         raise _wrong_sweep("", sweep, source)
     choices = [_choices(key, values, source) for key, values in sweep.items()]
-    count = math.prod(len(each) for each in choices)
+    count = math.prod(map(len, choices))
     if count > _MOST_VARIANTS:
         raise ConfigError(f"{source}: [sweep] has {count:,} variants; wanted at most {_MOST_VARIANTS:,}")
 
@@ -419,9 +430,12 @@ def _wrong_sweep(key: str, values: Any, source: str) -> ConfigError:
 
 
 def _without_variant(name: str) -> str:
-    """Return a recipe's name or path without the variant after its ``@``; the folders of a path may have one too."""
-    end = ".toml" if ".toml" in name else ""
-    return name.removesuffix(end).partition(f"{end}@")[0] + end
+    """Return a recipe's name or path without the variant after its ``@``."""
+    if ".toml" not in name:
+        return name.partition("@")[0]
+    # The folders of a path may have an "@" as well; the variant's follows the file's suffix.
+    path, _, _ = name.removesuffix(".toml").partition(".toml@")
+    return f"{path}.toml"
 
 
 def _read(name: str, children: tuple[str, ...] = ()) -> _RecipeFile:
@@ -474,8 +488,8 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
     if not isinstance(parents, list):
         parents = [parents]
 
-    base = Tables()
-    pipeline_images = Tables()  # [data.images] of pipelines, valid for any data set
+    base: Tables = {}
+    pipeline_images: Tables = {}  # [data.images] of pipelines, valid for any data set
     for parent in parents:
         if not isinstance(parent, str):
             raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")
@@ -491,7 +505,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
         base = merged(base, inherited)
 
     result = merged(base, tables)
-    if pipeline_images:
+    if pipeline_images:  # merged drops them where the file names another data set than its parents
         data = tables.get("data")
         if isinstance(data, dict):
             images_of_file = data.get("images", {})

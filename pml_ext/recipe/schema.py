@@ -443,7 +443,10 @@ class Recipe(Table):
 
     def _check_key(self, place: str, key: str) -> None:
         """Raise ValueError, with the place, for a key that no table of settings has."""
-        tables = {name: field.annotation for name, field in type(self).model_fields.items() if name not in _NO_SETTINGS}
+        tables = {}
+        for name, field in type(self).model_fields.items():
+            if name not in _NO_SETTINGS:
+                tables[name] = field.annotation
         group, _, inner = key.partition(".")
         if group not in tables:
             raise ValueError(f"{place}: {unknown('table', group, tables)}")
@@ -500,8 +503,11 @@ class Recipe(Table):
 
     def all_stages(self) -> list[StageTable]:
         """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
-        stages = [stage.model_copy(update={"sampler": stage.sampler or self.sampler}) for stage in self.stages]
-        epochs = self.schedule.epochs - sum(stage.epochs for stage in self.stages)
+        stages = []
+        epochs = self.schedule.epochs  # that are left for the last stage
+        for stage in self.stages:
+            stages.append(stage.model_copy(update={"sampler": stage.sampler or self.sampler}))
+            epochs -= stage.epochs
         stages.append(StageTable(epochs=epochs, loss=self.loss, sampler=self.sampler))
         return stages
 

@@ -111,7 +111,10 @@ def kind_of(cls: type) -> str:
     for kind, bases in pml.BASES.items():
         if issubclass(cls, bases):
             return kind
-    texts = [f"a {kind}: {bases[0].__module__}.{bases[0].__name__}" for kind, bases in pml.BASES.items()]
+    texts = []
+    for kind, bases in pml.BASES.items():
+        base = bases[0]
+        texts.append(f"a {kind}: {base.__module__}.{base.__name__}")
     wanted = "; ".join(texts)
     raise TypeError(f"{cls.__module__}.{cls.__qualname__} extends none of the base classes of components ({wanted})")
 
@@ -119,13 +122,15 @@ def kind_of(cls: type) -> str:
 # PML's losses that take references, as their sources say. Those that refuse or ignore them are left out, and NCALoss,
 # which compares an embedding with its own copy among the references, against the indices_tuple.
 _TAKE_REFERENCES = """
-Angular Circle Contrastive DynamicSoftMargin GeneralizedLiftedStructure IntraPairVariance LiftedStructure Margin
-MultiSimilarity NTXent SignalToNoiseRatioContrastive SupCon TripletMargin TupletMargin
+AngularLoss CircleLoss ContrastiveLoss DynamicSoftMarginLoss GeneralizedLiftedStructureLoss IntraPairVarianceLoss
+LiftedStructureLoss MarginLoss MultiSimilarityLoss NTXentLoss SignalToNoiseRatioContrastiveLoss SupConLoss
+TripletMarginLoss TupletMarginLoss
 """
+_TAKE_LABELS_ALONE = ("InstanceLoss", "P2SGradLoss", "PNPLoss", "RankedListLoss")
 _USUAL = frozenset({"labels", "indices_tuple"})
 _OF_PML: dict[str, frozenset[str]] = {
-    **{f"{name}Loss": _USUAL | {"references"} for name in _TAKE_REFERENCES.split()},
-    **{name: frozenset({"labels"}) for name in ("InstanceLoss", "P2SGradLoss", "PNPLoss", "RankedListLoss")},
+    **dict.fromkeys(_TAKE_REFERENCES.split(), _USUAL | {"references"}),
+    **dict.fromkeys(_TAKE_LABELS_ALONE, frozenset({"labels"})),
     "ManifoldLoss": frozenset({"indices_tuple"}),
     "VICRegLoss": frozenset({"references"}),
     "SelfSupervisedLoss": frozenset({"references"}),

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pluggy
 
@@ -39,15 +39,33 @@ _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SNAKE = re.compile("[a-z][a-z0-9_]*")
 _NAME = re.compile(r"[^\s:@]+")
 
-# Tables that hooks return by name: the hook, the pattern of names, the test of a value, and the text of an error.
-TABLES: dict[str, tuple[str, re.Pattern[str], Callable[[Any], bool], str]] = {
-    "data set": ("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
-    "trunk": ("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
-    "metric": ("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
-    "tracker": ("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
-    "command": ("pml_ext_commands", _KEBAB, lambda value: isinstance(value, Command), _A_COMMAND),
-    "store": ("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
-    "paper": ("pml_ext_papers", _KEBAB, lambda file: isinstance(file, Path) and file.is_file(), _A_FILE),
+
+class HookTable(NamedTuple):
+    """A hook that returns things of a kind by their names."""
+
+    hook: str
+    names: re.Pattern[str]
+    is_valid: Callable[[Any], bool]  # whether a value may be named
+    wanted: str  # of names and values, for errors
+
+
+def _is_command(value: Any) -> bool:
+    return isinstance(value, Command)
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, Path) and value.is_file()
+
+
+# By the kind of the things.
+TABLES = {
+    "data set": HookTable("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "trunk": HookTable("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "metric": HookTable("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
+    "tracker": HookTable("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "command": HookTable("pml_ext_commands", _KEBAB, _is_command, _A_COMMAND),
+    "store": HookTable("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "paper": HookTable("pml_ext_papers", _KEBAB, _is_file, _A_FILE),
 }
 
 
@@ -94,6 +112,7 @@ class Plugins:
         kinds = (*KINDS, "class", "recipe", *TABLES)
         self._registered: dict[str, dict[str, dict[str, Any]]] = {kind: {} for kind in kinds}
         self._hooks: dict[str, dict[str, Callable[[], Any]]] = {}  # {plugin: {hook not called yet: function}}
+        # Entry points to load; None before they are read. The list stays empty once all are loaded.
         self._waiting: list[tuple[PluginRecord, metadata.EntryPoint]] | None = None
         self._lock = threading.RLock()
 
@@ -141,16 +160,20 @@ class Plugins:
             found.append((PluginRecord(point.name, distribution, version, point.value), point))
         found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
         self.records = [record for record, _ in found]
-        names = [record.name for record in self.records]
-        for variable, status in ((ALLOW, "not allowed"), (BLOCK, "blocked")):
-            for name in sorted(_listed_in(variable) - {*names}):
-                installed = ", ".join(names) or "none"
-                raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
-            for record in self.records:
-                if record.status == "waiting" and not _allowed_by(variable, record.name):
-                    record.status = status
-                    record.error = f"by {variable}"
+        self._leave_out(ALLOW, "not allowed")
+        self._leave_out(BLOCK, "blocked")
         return [(record, point) for record, point in found if record.status == "waiting"]
+
+    def _leave_out(self, variable: str, status: str) -> None:
+        """Set the status of plugins that an environment variable, the allow list or the deny list, leaves out."""
+        names = [record.name for record in self.records]
+        for name in sorted(_listed_in(variable).difference(names)):
+            installed = ", ".join(names) or "none"
+            raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
+        for record in self.records:
+            if record.status == "waiting" and not _allowed_by(variable, record.name):
+                record.status = status
+                record.error = f"by {variable}"
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
         if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
@@ -224,8 +247,12 @@ class Plugins:
         return self._registered[kind]
 
     def _call_hooks_of(self, kind: str) -> None:
-        """Call the hooks that name things of a kind, each once."""
-        hook = TABLES[kind][0]
+        """Call the hooks that name things of a kind, each once.
+
+        The layer's own hooks, which no entry point names, are not guarded: an error of them is ours. One that lacks an
+        extra is kept, for those who ask for a name.
+        """
+        hook = TABLES[kind].hook
         plugins = [plugin for plugin, hooks in self._hooks.items() if hook in hooks]
         for plugin in plugins:
             function = self._hooks[plugin].pop(hook)
@@ -239,13 +266,14 @@ class Plugins:
                 self.missing_extras[kind] = error
 
     def _call(self, plugin: str, kind: str, function: Callable[[], Any]) -> None:
-        hook, form, is_valid, wanted = TABLES[kind]
+        """Call a hook, and register what it names; register nothing if a name or a value is wrong."""
+        table = TABLES[kind]
         answer = function()
         if not isinstance(answer, Mapping):
-            raise PluginError(f"{hook} returned {answer!r}; it must return a mapping with names as keys")
+            raise PluginError(f"{table.hook} returned {answer!r}; it must return a mapping with names as keys")
         for name, value in answer.items():
-            if not form.fullmatch(name) or not is_valid(value):
-                raise PluginError(f"{hook}: {name!r} is {value!r}, wanted {wanted}")
+            if not table.names.fullmatch(name) or not table.is_valid(value):
+                raise PluginError(f"{table.hook}: {name!r} is {value!r}, wanted {table.wanted}")
         for name, value in answer.items():
             self._register(kind, name, plugin, value)
 
@@ -258,8 +286,8 @@ class Plugins:
 
 def _listed_in(variable: str) -> set[str]:
     """Return the entry-point names in an environment variable, which separates them by commas."""
-    names = os.environ.get(variable, "").split(",")
-    return {name.strip() for name in names if name.strip()}
+    names = map(str.strip, os.environ.get(variable, "").split(","))
+    return set(filter(None, names))
 
 
 def _allowed_by(variable: str, name: str) -> bool:
@@ -294,8 +322,10 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     manager.add_hookspecs(hookspecs)
     manager.register(module)
     manager.check_pending()
-    callers = manager.get_hookcallers(module) or []
-    return {caller.name: caller.get_hookimpls()[0].function for caller in callers}
+    functions = {}
+    for caller in manager.get_hookcallers(module) or []:
+        functions[caller.name] = caller.get_hookimpls()[0].function
+    return functions
 
 
 def validated(component: Any, plugin: str) -> Component:

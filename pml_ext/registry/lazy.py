@@ -45,12 +45,21 @@ def lazily(module: str, extra: str = "", what: str = "", needs: Iterable[str] = 
 def own_imports(module: str) -> dict[str, str]:
     """Return the names that a module, or its stub, imports from its own top package: ``{"Run": "package.run.Run"}``."""
     package = module.partition(".")[0]
-    return {name: origin for name, origin in _imports(module).items() if origin.startswith(f"{package}.")}
+    return _imports_from(f"{package}.", module)
 
 
 def imports_of_plugins(module: str) -> dict[str, str]:
     """Return the names that a module, or its stub, imports from the plugins of this distribution."""
-    return {name: origin for name, origin in _imports(module).items() if origin.startswith("pml_ext_")}
+    return _imports_from("pml_ext_", module)
+
+
+def _imports_from(beginning: str, module: str) -> dict[str, str]:
+    """Return the names that a module, or its stub, imports from modules whose names begin so."""
+    names = {}
+    for name, origin in _imports(module).items():
+        if origin.startswith(beginning):
+            names[name] = origin
+    return names
 
 
 def imported(origin: str, by: str) -> Any:

@@ -45,7 +45,7 @@ def plugins() -> list[PluginRecord]:
 
 def _record_name_clash(kind: str, name: str, plugins: list[str]) -> None:
     """Add a text about a name of several plugins to the records of those that are entry points."""
-    meant = list(_candidates(kind, name))
+    meant = list(_candidates(kind, name))  # by the bare name
     if len(meant) == 1:
         meaning = f"means that of {meant[0]!r}"
     else:
@@ -76,7 +76,10 @@ def _candidates(kind: str, name: str) -> dict[str, Any]:
     if plugin in registered.get(short, {}):
         return {plugin: registered[short][plugin]}
     by_plugin = registered.get(name, {})
-    shipped = {plugin: value for plugin, value in by_plugin.items() if _plugins.ships(plugin)}
+    shipped = {}
+    for plugin, value in by_plugin.items():
+        if _plugins.ships(plugin):
+            shipped[plugin] = value
     return shipped or by_plugin
 
 
@@ -92,7 +95,9 @@ def find(kind: str, name: str) -> tuple[str, Any]:
             raise error
         raise UnknownNameError(unknown(kind, name, sorted(_plugins.registered(kind))))
     if len(found) > 1:
-        qualified = [getattr(value, "qualified_name", f"{plugin}:{name}") for plugin, value in found.items()]
+        qualified = []
+        for plugin, value in found.items():  # components have names of their own
+            qualified.append(getattr(value, "qualified_name", f"{plugin}:{name}"))
         names = " or ".join(map(repr, qualified))
         raise PluginError(f"{name!r} is claimed by two plugins; use {names}, or leave one out with PML_EXT_BLOCK")
     return next(iter(found.items()))
@@ -183,7 +188,9 @@ def factories(kind: str) -> dict[str, Any]:
 
     A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
-    values = {name: value for name, _, value in _by_shortest_name(kind)}
+    values = {}
+    for name, _, value in _by_shortest_name(kind):
+        values[name] = value
     return dict(sorted(values.items()))
 
 
@@ -207,7 +214,10 @@ def commands() -> dict[str, tuple[str, Command]]:
 
     A command whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
-    return {name: (plugin, command) for name, plugin, command in _by_shortest_name("command")}
+    found = {}
+    for name, plugin, command in _by_shortest_name("command"):
+        found[name] = (plugin, command)
+    return found
 
 
 def version_of(plugin: str) -> dict[str, str]:
@@ -230,8 +240,12 @@ def missing_plugins(wanted: Mapping[str, Mapping[str, str]]) -> str:
     for plugin, about in wanted.items():
         record = records.get(plugin)
         if record is None:
-            exact = "of {distribution} {version} is not installed; type: pip install {distribution}=={version}"
-            texts.append(f"the plugin {plugin!r} {exact.format(**about)}")
+            distribution = about["distribution"]
+            version = about["version"]
+            texts.append(
+                f"the plugin {plugin!r} of {distribution} {version} is not installed; "
+                f"type: pip install {distribution}=={version}"
+            )
         elif record.status != "ok":
             texts.append(f"the plugin {plugin!r} is {record.status}, {shortened(record.error, 200)}")
     return ". ".join(texts)
@@ -266,7 +280,8 @@ def build(name: str, kind: str | None = None, context: Mapping[str, Any] | None 
     context = context or {}
     check_settings(component.name, component.settings, settings)
 
-    inner_context = {key: value for key, value in context.items() if key != "collect_stats"}
+    inner_context = dict(context)
+    inner_context.pop("collect_stats", None)
     for key, value in settings.items():
         inner_kind = key.rpartition("_")[2]
         if isinstance(value, Mapping) and "name" in value and inner_kind in KINDS:
@@ -321,7 +336,8 @@ def fill_settings(
     given = set(given)
     for name, parameter in settings_of(target).items():
         required = parameter.default is parameter.empty
-        if name in given or (not required and name in ("embedding_size", "num_classes")):
+        keeps_default = not required and name in ("embedding_size", "num_classes")
+        if name in given or keeps_default:
             continue
         if name in context:
             values[name] = context[name]
@@ -342,7 +358,10 @@ def _instance_of(annotation: Any, context: Mapping[str, Any]) -> Any:
         return None
     if annotation.__module__.startswith(("pytorch_metric_learning.", "torch.")):  # a base class: any component would do
         return None
-    optional = [name for name, setting in settings_of(annotation).items() if setting.default is not setting.empty]
+    optional = []  # these keep their defaults
+    for name, setting in settings_of(annotation).items():
+        if setting.default is not setting.empty:
+            optional.append(name)
     values, missing = fill_settings(annotation, context, optional)
     if missing:
         return None

@@ -61,9 +61,17 @@ def epoch_batches(joined: list[list[int]], seed: int, epoch: int, rank: int = 0,
     The augmentation of an image depends on the seed, the epoch and the place in it only, not on the number of
     processes or workers.
     """
-    seeds = iter(np.random.default_rng((seed, epoch)).integers(2**63, size=sum(map(len, joined))).tolist())
-    whole = [list(zip(batch, islice(seeds, len(batch)), strict=True)) for batch in joined]
-    return [batch[len(batch) * rank // processes : len(batch) * (rank + 1) // processes] for batch in whole]
+    generator = np.random.default_rng((seed, epoch))
+    seeds = generator.integers(2**63, size=sum(map(len, joined))).tolist()
+    batches = []
+    first = 0  # of the batch's seeds
+    for images in joined:
+        whole = list(zip(images, seeds[first : first + len(images)], strict=True))
+        first += len(images)
+        start = len(whole) * rank // processes
+        end = len(whole) * (rank + 1) // processes
+        batches.append(whole[start:end])
+    return batches
 
 
 def indices_of(batch: list[Item]) -> Tensor:

@@ -31,9 +31,15 @@ from ..pairwise.generators import generator_states, set_generator_states
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
 # Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.
 _SAFE: list[Any] = [
-    *(np.dtype, np.ndarray, np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]),  # type: ignore[index]
+    np.dtype,
+    np.ndarray,
+    np.zeros(0).__reduce__()[0],  # type: ignore[index]
+    np.float64(0).__reduce__()[0],  # type: ignore[index]
     *{type(np.dtype(kind)) for kind in np.typecodes["All"] if kind not in "OV"},
-    *(collections.Counter, frozenset, range, set),
+    collections.Counter,
+    frozenset,
+    range,
+    set,
 ]
 
 
@@ -112,7 +118,10 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
         old = state.get("versions", {})
         now = versions()
-        changed = [f"{key} {old[key]} (now {now.get(key)})" for key in old if old[key] != now.get(key)]
+        changed = []
+        for key in old:
+            if old[key] != now.get(key):
+                changed.append(f"{key} {old[key]} (now {now.get(key)})")
         if changed:
             written = f" (written by {', '.join(changed)})"
         else:

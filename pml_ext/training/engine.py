@@ -203,25 +203,28 @@ class Engine:
 
     def _make_undo(self, objective: Objective, batch_size: int) -> Callable[[], None]:
         """Return a function that undoes a step's changes except those of parameters; copy the rows of memory queues."""
-        buffers = []
-        for module in self.networks.values():
-            buffers += [(buffer, buffer.clone()) for buffer in module.buffers()]
+        buffers = []  # each with its values before the step
+        for network in self.networks.values():
+            for buffer in network.buffers():
+                buffers.append((buffer, buffer.clone()))
         loss = unwrapped(objective.loss)
-        rings = {name: module for name, module in loss.named_modules() if hasattr(module, "snapshot")}
         entering = num_processes() * (batch_size + 1)  # parts of a joined batch differ by one at most
-        undo_queues = [module.snapshot(entering) for module in rings.values()]
+        undo_queues = {}  # of the loss's memories, by their names
+        for name, module in loss.named_modules():
+            if hasattr(module, "snapshot"):
+                undo_queues[name] = module.snapshot(entering)
         parameters = {name for name, _ in loss.named_parameters()}
         state = {}
         for name, value in loss.state_dict().items():
             owner = name.rpartition(".")[0]
-            if name not in parameters and owner not in rings:
+            if name not in parameters and owner not in undo_queues:
                 state[name] = copy.deepcopy(value)
 
         def undo() -> None:
             for buffer, before in buffers:
                 buffer.copy_(before)
             loss.load_state_dict(state, strict=False)
-            for undo_queue in undo_queues:
+            for undo_queue in undo_queues.values():
                 undo_queue()
 
         return undo
@@ -277,7 +280,8 @@ def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -
     parameters = dict[str, Tensor]()
     buffers = dict[str, Tensor]()
     for group, module in {**networks, "loss": loss}.items():
-        parameters |= {f"weight {group}.{name}": parameter for name, parameter in module.named_parameters()}
+        for name, parameter in module.named_parameters():
+            parameters[f"weight {group}.{name}"] = parameter
         if group == "loss":
             continue
         for name, buffer in module.named_buffers():

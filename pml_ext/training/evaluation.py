@@ -41,7 +41,10 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     """
     split = view.queries
     parts = list(dict.fromkeys((split, view.gallery_of(split))))
-    points = {"raw": {part: view.embedded(part, also=raw_pixels)["also"] for part in parts}}
+    pixels = {}
+    for part in parts:
+        pixels[part] = view.embedded(part, also=raw_pixels)["also"]
+    points = {"raw": pixels}
     if view.frozen or is_pretrained(view.recipe.model.trunk.settings):
         points |= _features_and_components(view, parts)
     metrics = {}
@@ -102,7 +105,10 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
 def nearest(view: View, split: str) -> Evaluation:
     """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
-    points = {part: _normalized_embeddings(view, part) for part in dict.fromkeys((split, view.gallery_of(split)))}
+    points = {split: _normalized_embeddings(view, split)}
+    gallery = view.gallery_of(split)
+    if gallery != split:
+        points[gallery] = _normalized_embeddings(view, gallery)
     return view.once(("nearest", split), lambda: _searched(view, split, points))
 
 
@@ -129,7 +135,10 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
         other = int(result.indices[query, 0])
         confused[queries.labels[query], searched.labels[other]] += 1
     names = queries.class_names
-    return [(str(names[label]), str(names[other]), count) for (label, other), count in confused.most_common(10)]
+    most_common = []
+    for (label, other), count in confused.most_common(10):
+        most_common.append((str(names[label]), str(names[other]), count))
+    return most_common
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
@@ -191,7 +200,9 @@ def _searched(
         gallery_labels = view.true_labels(searched)
     kept = 0 if clusters else keep
     result = calculator.evaluate(points[split], view.true_labels(split), gallery, gallery_labels, keep=kept)
-    accuracies = {name: float(result.accuracies[accuracy]) for accuracy, name in names.items()}
+    accuracies = {}
+    for accuracy, name in names.items():
+        accuracies[name] = float(result.accuracies[accuracy])
     return dataclasses.replace(result, accuracies=accuracies)
 
 
@@ -231,11 +242,14 @@ def _zero_shot(view: View, split: str) -> Metrics:
     assert view.parents is not None
     seen, means = class_means(_normalized_embeddings(view, "train"), view.true_labels("train"))
     train_names = view.images("train").class_names
-    known_means = {train_names[label]: mean for label, mean in zip(seen.tolist(), means, strict=True)}
+    known_means = {}
+    for label, mean in zip(seen.tolist(), means, strict=True):
+        known_means[train_names[label]] = mean
     labels = view.true_labels(split)
     new = torch.unique(labels)
     names = view.images(split).class_names
-    new_means = related_means([names[label] for label in new.tolist()], known_means, view.parents)
+    new_names = [names[label] for label in new.tolist()]
+    new_means = related_means(new_names, known_means, view.parents)
     return nearest_class_mean(_normalized_embeddings(view, split), labels, new, new_means, TOP)
 
 

@@ -85,7 +85,8 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         _, transform = seen.transforms()
         with tempfile.TemporaryDirectory() as place:
             graph = Path(place) / ONNX
-            difference = write_onnx(graph, whole, torch.stack([transform(image) for image in noise]))
+            images = torch.stack(list(map(transform, noise)))
+            difference = write_onnx(graph, whole, images)
             replace_file(folder, ONNX, functools.partial(shutil.copyfile, graph))
         about["onnx"] = {"file": ONNX, "sha256": sha256_of(folder / ONNX), "largest_difference": difference}
         written.append(ONNX)
@@ -113,7 +114,9 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
         foreign = []
     if not foreign:
         recover(folder, own)
-        foreign = [name for name in names if (folder / name).exists() and not is_unchanged(folder, name)]
+        for name in names:
+            if (folder / name).exists() and not is_unchanged(folder, name):
+                foreign.append(name)
     if foreign:
         files = " and ".join(str(folder / name) for name in foreign)
         raise ConfigError(f"-o {folder}: no export wrote {files}, or it was changed since; choose another folder")
@@ -138,8 +141,12 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
             write_atomically(path, lambda new: torch.onnx.export(network, (images[:2],), str(new), **settings))
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         parts = (images[:1], *torch.split(images, 7))
-        found = [torch.from_numpy(session.run(None, {"images": part.numpy()})[0]) for part in parts]
-        largest = max(float((one - network(part)).abs().max()) for one, part in zip(found, parts, strict=True))
+        differences = []
+        for part in parts:
+            (embeddings,) = session.run(None, {"images": part.numpy()})
+            difference = (torch.from_numpy(embeddings) - network(part)).abs().max()
+            differences.append(float(difference))
+        largest = max(differences)
         if not largest <= MOST:  # NaN too
             raise ConfigError(
                 f"{path.name} gives embeddings that differ from the network's by {largest:.1e}, more "

@@ -67,12 +67,7 @@ def plan(
     overrides = tuple(overrides)
     recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
-        time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        if name.endswith(".toml"):
-            shown = Path(name).stem
-        else:
-            shown = name.replace("/", "-")
-        out = Path("runs") / f"{shown}-{seed}-{time}"
+        out = _default_folder(name, seed)
     if out.exists() and not (resume and out.is_dir()):
         raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
     plans = []
@@ -82,6 +77,16 @@ def plan(
             before = _epochs_before(folder, recipe, number)
             plans.append(Plan(full_name, recipe, number, folder, overrides=overrides, epochs_before=before))
     return plans
+
+
+def _default_folder(name: str, seed: int) -> Path:
+    """Return the folder of a run that begins now, ``runs/NAME-SEED-TIME``."""
+    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    if name.endswith(".toml"):
+        shown = Path(name).stem
+    else:
+        shown = name.replace("/", "-")
+    return Path("runs") / f"{shown}-{seed}-{time}"
 
 
 def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds: bool) -> str:
@@ -96,6 +101,7 @@ def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds
 
 
 def _restarted() -> bool:
+    """Return whether torchrun has started this process again, after one that failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
@@ -156,8 +162,10 @@ def execute(
 ) -> Metrics:
     """Do one run and return the contents of ``metrics.json``; arguments as of :func:`train`."""
     folder = plan.folder
-    finished = resume and rank() == 0 and (folder / METRICS).exists()
-    metrics, damaged = from_rank_0(_finished(folder) if finished else (None, []))
+    found: tuple[Metrics | None, list[str]] = (None, [])
+    if resume and rank() == 0 and (folder / METRICS).exists():
+        found = _finished(folder)
+    metrics, damaged = from_rank_0(found)
     is_longer = plan.epochs_before is not None and plan.epochs_before < plan.recipe.schedule.epochs
     if metrics is not None and not damaged and not is_longer:
         return metrics  # type: ignore[no-any-return]
@@ -165,7 +173,8 @@ def execute(
     with naming_settings(plan.name, plan.overrides):
         run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
     run.listener.step(_first_line(plan, is_longer))
-    only_files = metrics is not None and MODEL not in damaged and not is_longer  # else training continues
+    # A finished run whose network is there lacks only files that follow from it; any other run is trained on.
+    only_files = metrics is not None and MODEL not in damaged and not is_longer
     with locked(folder) if rank() == 0 else contextlib.nullcontext():
         if rank() == 0:
             if MODEL in damaged:
@@ -174,10 +183,10 @@ def execute(
                 (folder / METRICS).unlink(missing_ok=True)
             if not only_files or RECIPE in damaged:
                 _write_recipe(plan)
-            if only_files:
+            if metrics is not None and only_files:
                 write_again(run, metrics, damaged)
-        from_rank_0(None)  # the other ranks read the folder's files now
-        if only_files:
+        from_rank_0(None)  # waits until rank 0 has written the files, which the other ranks read now
+        if metrics is not None and only_files:
             return metrics  # type: ignore[no-any-return]
         return train_run(run, resume)
 
@@ -222,8 +231,13 @@ def _finished(folder: Path) -> tuple[Metrics, list[str]]:
     """Return the metrics of a finished run, and the names of its missing and damaged files."""
     _check_unchanged(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
-    damaged = {name for name in checksums.missing_files(folder) if not name.startswith("checkpoints/")}
-    damaged.update(name for name in (SUMS, MODEL) if not (folder / name).exists())
+    damaged = set()
+    for name in checksums.missing_files(folder):
+        if not name.startswith("checkpoints/"):
+            damaged.add(name)
+    for name in (SUMS, MODEL):
+        if not (folder / name).exists():
+            damaged.add(name)
     damaged.update(checksums.changed_files(folder))
     if REPORT not in checksums.read_sums(folder):
         damaged.add(REPORT)
@@ -258,9 +272,10 @@ def read_metrics(path: Path) -> Metrics:
     """Read a ``metrics.json``; raise DataError for a damaged one."""
     try:
         metrics = read_json(path)
-        if missing := [name for name in ("recipe", "seed", "after") if name not in metrics]:
+        missing = [name for name in ("recipe", "seed", "after") if name not in metrics]
+        if missing:
             raise DamagedError(f"no {first_of(missing, 3)} in it")
-        return metrics
+        return metrics  # type: ignore[no-any-return]
     except DamagedError as error:
         text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
         raise DataError(f"{text}; {checksums.how_to_redo(path.parent, METRICS)}") from None
@@ -312,10 +327,9 @@ def train(
                 else:
                     planned = None
                 plans += from_rank_0(planned)
+                place = plans[0].folder
                 if len(plans) > 1:
-                    place = plans[0].folder.parent
-                else:
-                    place = plans[0].folder
+                    place = place.parent
                 for each in plans:
                     signals.check("before a run began")
                     try:
@@ -327,7 +341,7 @@ def train(
                 if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
                     runs.write_summary(place)
         except StoppedError as error:
-            if not any(plan.folder.exists() for plan in plans):
+            if not any(each.folder.exists() for each in plans):
                 raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
             again = f"the same command with --out {shlex.quote(str(place))} --resume"
             raise StoppedError(error.signal, f"{error}; go on with {again}") from None
@@ -383,15 +397,23 @@ class FailedRunsError(PmlExtError):
 def summarize(results: Sequence[Metrics]) -> Metrics:
     """Return ``{recipe: {phase: {metric: {"mean": ..., "std": ...}}}}``, see :func:`spread`, of several runs."""
     summary: Metrics = {}
-    for name in dict.fromkeys(result["recipe"] for result in results):
-        mine = [result for result in results if result["recipe"] == name]
-        summary[name] = {
-            phase: {metric: spread([result[phase][metric] for result in mine]) for metric in metrics}
-            for phase, metrics in phases_of(mine[0]).items()
-        }
+    by_recipe: dict[str, list[Metrics]] = {}
+    for result in results:
+        by_recipe.setdefault(result["recipe"], []).append(result)
+    for name, results_of_recipe in by_recipe.items():
+        summary[name] = {}
+        for phase, metrics in phases_of(results_of_recipe[0]).items():
+            spreads = {}
+            for metric in metrics:
+                values = [result[phase][metric] for result in results_of_recipe]
+                spreads[metric] = spread(values)
+            summary[name][phase] = spreads
     return summary
 
 
 def spread(values: Sequence[float]) -> dict[str, float | None]:
     """Return mean and sample standard deviation of one or more values; None for the deviation of one."""
-    return {"mean": statistics.fmean(values), "std": statistics.stdev(values) if len(values) > 1 else None}
+    std = None
+    if len(values) > 1:
+        std = statistics.stdev(values)
+    return {"mean": statistics.fmean(values), "std": std}

@@ -48,7 +48,7 @@ def train_run(
         import_tracker(table.name)
     run.compute_frozen_features()
     checkpointer = prepare(run, resume)
-    records = open_records(run, len(checkpointer.finished_losses()))
+    records = open_records(run, len(checkpointer.finished_losses()))  # None on all ranks but 0
     status = "failed"
     metrics: Metrics = {}
     try:
@@ -57,7 +57,9 @@ def train_run(
             with signals.waiting():
                 epoch(run, records, checkpointer, after_validation)
             signals.check(f"after epoch {run.epoch}, whose checkpoint is written")
-        metrics = from_rank_0(finish(run, records) if records is not None else None)
+        if records is not None:
+            metrics = finish(run, records)
+        metrics = from_rank_0(metrics)
         status = "finished"
         return metrics
     except StoppedError:
@@ -73,17 +75,21 @@ def train_run(
 
 
 def prepare(run: Run, resume: bool) -> Checkpointer:
-    """Restore the state of a resumed run, or test the untrained network and prepare the components."""
+    """Restore the state of a resumed run, or begin a new one; return what writes its checkpoints.
+
+    A new run tests the untrained network, and prepares the components.
+    """
     _ = run.engine  # raises its errors before the tests
     checkpointer = Checkpointer(run)
-    if not (resume and checkpointer.resume()):
+    restored = resume and checkpointer.resume()
+    if not restored:
         run.initialize_weights()
         test_before(run, checkpointer)
         relabel(run, run.stages[0])
         run.call_parts("prepare")
     if resume:
         checkpointer.find_unfinished_epoch()
-    from_rank_0(None)  # all have read the checkpoints
+    from_rank_0(None)  # waits until all ranks have read the checkpoints
     if run.rank == 0:
         checkpointer.forget_epoch()
         write_json(run.folder, NETWORK, run.network_json())
@@ -100,7 +106,7 @@ def epoch(
     after_validation: Callable[[int, float], None] | None,
 ) -> None:
     """Train an epoch; rank 0 then validates, writes the checkpoint, and reports loss and speed."""
-    resumed_after = len(checkpointer.finished_losses())
+    iterations_before = len(checkpointer.finished_losses())  # of this epoch, before the run was interrupted
     started = time.perf_counter()
     losses = train_epoch(run, records, checkpointer)
     seconds = time.perf_counter() - started
@@ -110,7 +116,7 @@ def epoch(
     validate(run, records, checkpointer)
     if after_validation is not None and run.history.best["epoch"] is not None:
         after_validation(run.epoch, run.history.best["value"])
-    iterations = len(losses) - resumed_after
+    iterations = len(losses) - iterations_before
     tell_speed(run, losses, iterations, seconds, time.perf_counter() - started)
 
 
@@ -118,21 +124,22 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
     """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
     stage = run.stages.of(run.epoch)
     run.enter_stage(stage)
-    with signals.waiting(False):  # nothing of the epoch is lost yet
+    with signals.waiting(False):  # a signal ends the run at once: nothing of the epoch is lost yet
         unfinished = checkpointer.unfinished
         relabel(run, stage, None if unfinished is None else unfinished["pseudo_labels"])
         run.call_parts("start_epoch")
         run.changed()
         objective, recorded = run.objective(stage, recorded=records is not None)
         batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch)
-    losses = checkpointer.finished_losses()
+    losses = checkpointer.finished_losses()  # one for each finished iteration
     reader = run.reader_of(stage)
     reading = reader.read(batches[len(losses) :], run.pseudo_labels)
     checkpointer.enter_epoch()
     try:
         with forward_warnings(run.warn), reader.naming_images():
             for step in run.engine.epoch(reading, objective):
-                run.call_after_step(stage, indices_of(batches[len(losses)]), step)
+                images = indices_of(batches[len(losses)])
+                run.call_after_step(stage, images, step)
                 losses.append(step.loss)
                 outcome.warn_of_zero_loss(run, stage, losses, batches)
                 record(run, records, recorded, losses, step)

@@ -198,8 +198,9 @@ def _rows(folder: Path, tables: tuple[str, ...] = ("",)) -> dict[str, list[dict[
         for name in _tables(connection):
             if name.startswith(tables):
                 rows = connection.execute(f'SELECT * FROM "{name}" ORDER BY "{ITERATION}"').fetchall()
-                found[name] = [dict(row) for row in rows]
-    return {name: rows for name, rows in found.items() if rows}
+                if rows:
+                    found[name] = list(map(dict, rows))
+    return found
 
 
 def _flattened(tables: Rows) -> dict[str, float]:
@@ -234,7 +235,9 @@ class RecordedValues:
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.numel() == 1:
                     self._holders[f"{table}__buffers", name] = module
-        self._optimizers = {f"{name}_{type(each).__name__}": each for name, each in optimizers.items()}
+        self._optimizers = {}  # by table
+        for name, optimizer in optimizers.items():
+            self._optimizers[f"{name}_{type(optimizer).__name__}"] = optimizer
 
     @staticmethod
     def _modules_by_table(loss: nn.Module, miner: nn.Module | None) -> dict[str, nn.Module]:
@@ -252,13 +255,19 @@ class RecordedValues:
 
     def values(self) -> list[Any]:
         """Return each value now: a number, a tensor of one element, or None for anything else."""
-        held = [_number(getattr(holder, name, None)) for (_, name), holder in self._holders.items()]
-        return held + [optimizer.param_groups[0]["lr"] for optimizer in self._optimizers.values()]
+        values = []
+        for (_, name), holder in self._holders.items():
+            values.append(_number(getattr(holder, name, None)))
+        for optimizer in self._optimizers.values():
+            values.append(optimizer.param_groups[0]["lr"])
+        return values
 
     def rows(self, step: Step) -> Rows:
         """Return the loss of a step, and the values that it recorded, by table and column."""
         rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
-        places = [*self._holders, *((table, "lr") for table in self._optimizers)]
+        places = list(self._holders)  # table and column of each of values()
+        for table in self._optimizers:
+            places.append((table, "lr"))
         for (table, column), value in zip(places, step.recorded, strict=True):
             if value is not None:
                 rows.setdefault(table, {})[column] = value
@@ -275,7 +284,10 @@ def _number(value: Any) -> Any:
 
 def metric_series(folder: Path, metric: str) -> Series:
     """Return epochs and values of a metric between epochs, by table."""
-    return {table: found[metric] for table, found in _series(folder, [metric], (VALIDATION, CURVE)).items()}
+    series = {}
+    for table, columns in _series(folder, [metric], (VALIDATION, CURVE)).items():
+        series[table] = columns[metric]
+    return series
 
 
 def metric_by_epoch(folder: Path, metric: str) -> tuple[list[int], list[float]] | None:
@@ -311,7 +323,12 @@ def _series(folder: Path, columns: Iterable[str], tables: tuple[str, ...]) -> di
     found: dict[str, Series] = {}
     for table, rows in _rows(folder / "records", tables).items():
         for column in columns:
-            if known := [(row[ITERATION], float(row[column])) for row in rows if row.get(column) is not None]:
-                numbers, values = zip(*known, strict=True)
-                found.setdefault(table, {})[column] = [*numbers], [*values]
+            numbers = []
+            values = []
+            for row in rows:
+                if row.get(column) is not None:
+                    numbers.append(row[ITERATION])
+                    values.append(float(row[column]))
+            if values:
+                found.setdefault(table, {})[column] = (numbers, values)
     return found

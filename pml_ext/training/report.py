@@ -8,7 +8,6 @@ import io
 import re
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -89,7 +88,9 @@ def _loss_figures(view: View, stages: Stages) -> Iterator[ReportFigure]:
     for stage in stages:
         for module in stage.loss.modules():
             recorded = getattr(module, "_record_these_stats", [])
-            terms += [name for name in recorded if name.endswith(("_loss", "_value"))]
+            for name in recorded:
+                if name.endswith(("_loss", "_value")):
+                    terms.append(name)
     series = loss_series(view.folder, terms)
     if series:
         caption = f"{', '.join(series).capitalize()}: in every iteration, and smoothed."
@@ -102,13 +103,12 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     tested = _tested_images(view)
     names = {VALIDATION: table.validated_on, CURVE: tested}
     panels: dict[str, Series] = {}
-    for metric in dict.fromkeys(["recall_at_1", "map_at_r", table.select]):
-        if metric is None:
-            curves = {}
-        else:
-            curves = metric_series(view.folder, metric)
-        if metric is not None and curves:
-            panels[title_of(metric)] = {names[name]: curve for name, curve in curves.items()}
+    for metric in dict.fromkeys(["recall_at_1", "map_at_r", table.select or "recall_at_1"]):
+        panel = {}
+        for name, curve in metric_series(view.folder, metric).items():
+            panel[names[name]] = curve
+        if panel:
+            panels[title_of(metric)] = panel
     if panels:
         chosen = "The last epoch is tested."
         if table.select is not None:
@@ -122,7 +122,10 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     by_phase: dict[str, dict[int, float]] = {}
     for phase in ("raw", "before", "after", "training"):
         if phase in metrics:
-            by_phase[PHASES[phase]] = {k: metrics[phase][f"recall_at_{k}"] for k in table.recall_at}
+            recalls = {}
+            for k in table.recall_at:
+                recalls[k] = metrics[phase][f"recall_at_{k}"]
+            by_phase[PHASES[phase]] = recalls
     caption = f"The share of {tested} with an image of their class among the K nearest."
     yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_phase), caption)
 
@@ -200,7 +203,11 @@ def _batch(view: View) -> Figure:
         for label in generator.permutation(np.unique(images.labels))[:6].tolist():
             members = generator.permutation(np.flatnonzero(images.labels == label))[:4].tolist()
             name = short_name(images.class_names[label])
-            rows.append([(_as_bytes(images[member][0]), name, figures.GRAY) for member in members])
+            row = []
+            for member in members:
+                image = images[member][0]  # augmented by random numbers
+                row.append((_as_bytes(image), name, figures.GRAY))
+            rows.append(row)
     pairs_of_rows = []
     for start in range(0, len(rows), 2):
         pairs_of_rows.append(list(chain(*rows[start : start + 2])))
@@ -282,7 +289,9 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
             titles["after"] = "head"
         else:
             titles["after"] = "fine-tuned network"
-    columns = ["%", *(titles[phase] for phase in phases)]
+    columns = ["%"]
+    for phase in phases:
+        columns.append(titles[phase])
     if view.queries == "query":
         where = "of the queries"
     else:
@@ -327,7 +336,10 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     if frozen and recipe.model.embedder in ("none", "pca"):  # nothing is trained
         return ""
     name = recipe.evaluation.select or "recall_at_1"
-    untrained = {phase: metrics[phase][name] for phase in ("before", "frozen") if name in metrics.get(phase, ())}
+    untrained = {}
+    for untrained_phase in ("before", "frozen"):
+        if name in metrics.get(untrained_phase, ()):
+            untrained[untrained_phase] = metrics[untrained_phase][name]
     phase = max(untrained, key=lambda phase: untrained[phase], default=None)
     if phase is None or not metrics["after"][name] < untrained[phase]:  # NaN is not behind
         return ""
@@ -349,7 +361,9 @@ def class_tables(view: View) -> Iterator[ReportTable]:
         caption = f"The {len(rows)} worst of {len(by_class)} classes; metrics.json has all."
     yield ReportTable("Recall@1 by class, the worst first", ["%", "Recall@1", "a query", "taken for"], rows, caption)
 
-    confused = [[f"{query} taken for {other}", str(count)] for query, other, count in confusions(view)]
+    confused = []
+    for query, other, count in confusions(view):
+        confused.append([f"{query} taken for {other}", str(count)])
     if confused:
         yield ReportTable("The most frequent confusions", ["", "times"], confused)
 
@@ -359,13 +373,19 @@ def _confused_images(view: View, name: str) -> list[str]:
     queries = view.images(view.queries)
     searched = view.images(view.gallery_of(view.queries))
     result = nearest(view, view.queries)
-    members = [number for number, label in enumerate(queries.labels) if str(queries.class_names[label]) == name]
-    mistakes = [(number, int(result.indices[number, 0])) for number in members if not bool(result.right[number, 0])]
-    if not mistakes:
+    members = []  # queries of the class
+    by_wrong_label: dict[int, list[tuple[int, int]]] = {}  # queries, and their nearest images, of a wrong class
+    for query, label in enumerate(queries.labels.tolist()):
+        if str(queries.class_names[label]) != name:
+            continue
+        members.append(query)
+        if not bool(result.right[query, 0]):
+            other = int(result.indices[query, 0])
+            by_wrong_label.setdefault(int(searched.labels[other]), []).append((query, other))
+    if not by_wrong_label:
         return [_picture(queries.image(members[0]), name), ""]
-    wrong_labels = Counter(searched.labels[other] for _, other in mistakes)
-    most_frequent = wrong_labels.most_common(1)[0][0]
-    query, other = next(pair for pair in mistakes if searched.labels[pair[1]] == most_frequent)
+    most_frequent = max(by_wrong_label, key=lambda label: len(by_wrong_label[label]))  # the first of several
+    query, other = by_wrong_label[most_frequent][0]
     wrong_name = str(searched.class_names[most_frequent])
     wrong_picture = _picture(searched.image(other), wrong_name)
     return [_picture(queries.image(query), name), Markup("{} {}").format(wrong_picture, wrong_name)]

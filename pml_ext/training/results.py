@@ -51,7 +51,11 @@ def _warn_of_the_end(run: Run) -> None:
 def _about(run: Run, best: int) -> dict[str, Any]:
     """Return the content of ``metrics.json`` beside the metrics."""
     history = run.history
-    seconds = {"baselines": history.baseline_seconds, "train": history.train_seconds, "test": history.test_seconds}
+    seconds = {
+        "baselines": round(history.baseline_seconds, 3),
+        "train": round(history.train_seconds, 3),
+        "test": round(history.test_seconds, 3),
+    }
     return {
         "recipe": run.name,
         "seed": run.seed,
@@ -60,7 +64,7 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "versions": checkpoint.versions(),
         "plugins": plugins_in(run.recipe.as_dict()),
         "images": counts(run),
-        "seconds": {name: round(value, 3) for name, value in seconds.items()},
+        "seconds": seconds,
         "best_epoch": best,
         "skipped_iterations": history.skipped,
         "warnings": history.warnings,

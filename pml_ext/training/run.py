@@ -183,12 +183,15 @@ class Run(View):
 
     def call_after_step(self, stage: Stage, indices: torch.Tensor, step: Step) -> None:
         """Call ``after_step`` of the stage's components with indices and embeddings of all processes."""
-        watching = [part for part in stage.parts() if callable(getattr(part, "after_step", None))]
+        watching = []
+        for part in stage.parts():
+            if callable(getattr(part, "after_step", None)):
+                watching.append(part)
         if not watching or step.skipped:
             return
         seen = {"indices": indices, "embeddings": step.embeddings}
         if self.processes > 1:
-            seen = join({name: tensor.cpu() for name, tensor in seen.items()})
+            seen = join({"indices": indices.cpu(), "embeddings": step.embeddings.cpu()})
         for part in watching:
             self.call(part, "after_step", seen["indices"], seen["embeddings"])
 
@@ -278,12 +281,15 @@ class Run(View):
 
     def state(self) -> dict[str, Any]:
         """Return all that training has changed, for a checkpoint."""
+        parts = {}
+        for name, part in self._parts().items():
+            parts[name] = part.state_dict()
         return {
             "epoch": self.epoch,
             "processes": self.processes,
             **self._origin(),
             **vars(self.history),
-            "parts": {name: part.state_dict() for name, part in self._parts().items()},
+            "parts": parts,
             "samplers": [checkpoint.sampler_state(stage.sampler) for stage in self.stages],
             "random": checkpoint.random_state(),
         }
@@ -334,8 +340,10 @@ class Run(View):
             parts[f"{name} schedule"] = schedule
         for number, stage in enumerate(self.stages, start=1):
             for name in ("loss", "miner", "optimizer", "scheduler"):
-                parts[f"stage {number} {name}"] = getattr(stage, name)
-        return {name: part for name, part in parts.items() if part is not None}
+                part = getattr(stage, name)
+                if part is not None:
+                    parts[f"stage {number} {name}"] = part
+        return parts
 
     def _origin(self) -> dict[str, Any]:
         """Return what a checkpoint of this run must have in common with the run that reads it."""

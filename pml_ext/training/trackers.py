@@ -38,7 +38,11 @@ def of_epochs(name: str) -> bool:
 
 def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the metrics of each test in ``metrics.json``: ``"raw"``, ``"before"``, ``"after"`` ..."""
-    return {phase: values for phase, values in metrics.items() if isinstance(values, dict) and "recall_at_1" in values}
+    phases = {}
+    for phase, values in metrics.items():
+        if isinstance(values, dict) and "recall_at_1" in values:
+            phases[phase] = values
+    return phases
 
 
 def final_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
@@ -143,8 +147,10 @@ class WeightsAndBiases:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Log the values of a step."""
         for epochs in (False, True):
-            if chosen := {name: value for name, value in values.items() if of_epochs(name) == epochs}:
-                self._run.log({**chosen, "epoch" if epochs else "iteration": step})
+            chosen = {name: value for name, value in values.items() if of_epochs(name) == epochs}
+            if chosen:
+                step_name = "epoch" if epochs else "iteration"
+                self._run.log({**chosen, step_name: step})
 
     def finish(self, status: str, metrics: Mapping[str, Any], report: Path) -> None:
         """Add the final metrics to the summary and the report to the files, and end the run."""
@@ -186,7 +192,9 @@ class MLflow:
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        self._values += [Metric(k, v, now, step) for k, v in values.items() if step > self._last.get(k, 0)]
+        for name, value in values.items():
+            if step > self._last.get(name, 0):
+                self._values.append(Metric(name, value, now, step))
 
     def flush(self) -> None:
         """Write the buffered values to the store."""

@@ -85,13 +85,17 @@ class Collection:
 
         recorded = read_json(self.run.folder / "network.json").get("class_names", ())
         trained_on = {comparable(name) for name in recorded}
-        if not trained_on:
-            return dict.fromkeys(self.class_names, None)
-        return {name: comparable(name) in trained_on for name in self.class_names}
+        trained: dict[str, bool | None] = dict.fromkeys(self.class_names, None)
+        if trained_on:
+            for name in self.class_names:
+                trained[name] = comparable(name) in trained_on
+        return trained
 
     def shown(self, unseen: bool) -> Tensor:
         """Return the numbers of all images; with ``unseen``, only of classes that the run was not trained on."""
-        chosen = [not unseen or self.trained.get(name) is False for name in self.classes]
+        if not unseen:
+            return torch.arange(len(self))
+        chosen = [self.trained.get(name) is False for name in self.classes]
         return torch.tensor(chosen).nonzero().flatten()
 
     def nearest(self, image: int | str, k: int) -> list[Neighbor]:
@@ -107,25 +111,27 @@ class Collection:
     def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
         """Return the nearest images of a photograph; raise DataError if it cannot be read."""
         (point,) = self.run.embed(file).cpu()
-        own = self.numbers.get(os.path.relpath(os.path.realpath(file), self.folder.resolve()))
-        return self._nearest(point, own, k)
+        path = os.path.relpath(os.path.realpath(file), self.folder.resolve())
+        return self._nearest(point, self.numbers.get(path), k)
 
-    def _nearest(self, point: Tensor, own: int | None, k: int) -> list[Neighbor]:
+    def _nearest(self, point: Tensor, query: int | None, k: int) -> list[Neighbor]:
+        """Return the nearest images of a point; ``query`` is the number of its own image, which is left out."""
         if self.store is not None:
             (found,) = self.store.search(point.numpy()[None], k + 1, SearchFilter())
             numbers = [self.numbers[each.path] for each in found if each.path in self.numbers]
         else:
             similarity = self.embeddings @ point  # cosine similarity, since vectors have length 1
             numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
-        without_query = [number for number in numbers if number != own]
-        others = torch.tensor(without_query[:k], dtype=torch.int64)
+        if query in numbers:
+            numbers.remove(query)
+        others = torch.tensor(numbers[:k], dtype=torch.int64)
         distances = (self.embeddings[others] - point).norm(dim=1)  # exactly 0 for duplicates
         order = distances.argsort(stable=True)
-        query = self.classes[own] if own is not None else ""
+        query_class = self.classes[query] if query is not None else ""
         neighbors = list[Neighbor]()
         for number, distance in zip(others[order].tolist(), distances[order].tolist(), strict=True):
             name = self.classes[number]
-            same = name == query if name and query else None
+            same = name == query_class if name and query_class else None
             neighbors.append(Neighbor(number, self.paths[number], name, distance, same))
         return neighbors
 
@@ -155,7 +161,7 @@ class Collection:
         known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
         chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
         distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings)
-        apart, others = without(chosen, distances, neighbors)
+        distances, others = without(chosen, distances, neighbors)
         if len(chosen) == len(self):
             note = f"all {len(self):,} images"
         else:
@@ -165,7 +171,7 @@ class Collection:
         if len(chosen) < len(known):
             note += ", drawn at random"
         pairs = list[Pair]()
-        for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), apart.tolist(), strict=True):
+        for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), distances.tolist(), strict=True):
             name = self.classes[query]
             pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
         return sorted(pairs, key=lambda pair: pair.distance), note
@@ -183,8 +189,11 @@ class Collection:
 
     def confusions(self) -> list[tuple[str, str, int]]:
         """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
-        wrong = [pair for pair in self.leave_one_out()[0] if not pair.right]
-        counts = Counter((self.classes[pair.query], self.classes[pair.nearest]) for pair in wrong)
+        counts = Counter[tuple[str, str]]()
+        pairs, _ = self.leave_one_out()
+        for pair in pairs:
+            if not pair.right:
+                counts[self.classes[pair.query], self.classes[pair.nearest]] += 1
         return [(*names, count) for names, count in counts.most_common(5)]
 
     @functools.cached_property

@@ -130,14 +130,25 @@ class Page:
     def answers(self, run: int, kind: str, unseen: bool) -> list[Pair]:
         """Return the right answers, the wrong ones, or the disputed ones (wrong here, right in the other run)."""
         collection = self.collections[run]
-        pairs = [pair for pair in collection.leave_one_out()[0] if pair.right == (kind == "right")]
-        if unseen:
-            pairs = [pair for pair in pairs if pair.trained is False]
+        right_in_other_run = set()  # paths
         if kind == "disputed":
             other = self.collections[1 - run]
-            right = {other.paths[pair.query] for pair in other.leave_one_out()[0] if pair.right}
-            pairs = [pair for pair in pairs if collection.paths[pair.query] in right]
-        return pairs
+            pairs_of_other_run, _ = other.leave_one_out()
+            for pair in pairs_of_other_run:
+                if pair.right:
+                    right_in_other_run.add(other.paths[pair.query])
+
+        answers = []
+        pairs, _ = collection.leave_one_out()
+        for pair in pairs:
+            if pair.right != (kind == "right"):
+                continue
+            if unseen and pair.trained is not False:
+                continue
+            if kind == "disputed" and collection.paths[pair.query] not in right_in_other_run:
+                continue
+            answers.append(pair)
+        return answers
 
     def shown_clusters(self, run: int, grouping: Grouping, unseen: bool) -> list[Cluster]:
         """Return the clusters with a majority of shown images: all, or with ``unseen`` those of untrained classes."""

@@ -99,7 +99,10 @@ def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
         return Response(content, media_type="image/jpeg", headers={"cache-control": "private, max-age=600"})
 
     routes = [
-        *(Route(path, view) for path in ("/", "/clusters", "/map", "/answers")),
+        Route("/", view),
+        Route("/clusters", view),
+        Route("/map", view),
+        Route("/answers", view),
         Mount("/static", StaticFiles(directory=Path(__file__).parent / "static")),
         Route("/upload", upload, methods=["POST"]),
         Route("/thumbnail/{run}/{number}/{size}", picture),

@@ -150,8 +150,12 @@ def _conninfo(address: str) -> dict[str, Any] | None:
     url = re.match(r"postgres(?:ql)?://([^?]*)", address)
     user = url[1].rpartition("@")[0] if url is not None else ""
     ports = str(parts.get("port", "")).split(",")
-    misread = "/" in user or "@" in user or not all(port.isdecimal() or not port for port in ports)
-    return None if misread else parts
+    if "/" in user or "@" in user:
+        return None
+    for port in ports:
+        if port and not port.isdecimal():
+            return None
+    return parts
 
 
 def is_readable(address: str) -> bool:
@@ -164,7 +168,9 @@ def public_part(address: str) -> str:
     parts = _conninfo(address)
     if parts is None:
         return "***"
-    host, port, database = (str(parts.get(key, "")) for key in ("host", "port", "dbname"))
+    host = str(parts.get("host", ""))
+    port = str(parts.get("port", ""))
+    database = str(parts.get("dbname", ""))
     if ":" in host:
         host = f"[{host}]"
     if port:
