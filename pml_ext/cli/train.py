@@ -16,19 +16,23 @@ if TYPE_CHECKING:
     from ..training.launch import FailedRunsError
 
 
+_CHOOSING = ("model", "loss", "stages", "sweep")  # settings that say what is trained
+
+
 def train(
     recipe: Annotated[
         str | None,
         Argument(
             help="A recipe (a TOML description of data, network, loss and schedule): a .toml file, or the name of a "
-            "packaged recipe, such as cbml/digits (pml-ext list recipes). Default with --images: pml/photographs."
+            "packaged recipe, such as cbml/digits (pml-ext list recipes). Default with --images: the best of some."
         ),
     ] = None,
     images: Annotated[
         Path | None,
         Option(
-            help="Your own images: a folder with a sub-folder per class, or a .csv table. The command chooses a split, "
-            "an image size and batches to fit the images, and prints the options that override its choice."
+            help="Your own images: a folder with a sub-folder per class, or a .csv table. The command chooses a split "
+            "and batches, and, with the extra photos, tries on held-out classes whether frozen features, a head or the "
+            "last blocks of a pretrained network are best. It prints what it chose, and why."
         ),
     ] = None,
     data: DataFolder = None,
@@ -65,13 +69,8 @@ def train(
     failed = None
     settings = list(overrides or ())
     if images is not None:
-        from ..recipe.images import RECIPE, settings_for
-
-        fitting, lines = settings_for(images, settings, data)
-        recipe = recipe or RECIPE
+        recipe, fitting = _fitting(images, recipe, settings, out if resume else None, seed, device, data, first)
         settings = [*fitting, *settings]
-        if first:
-            stderr().print("\n".join(lines), soft_wrap=True)
     if recipe is None:
         raise ConfigError("no recipe given; wanted a recipe or --images FOLDER; type: pml-ext train cbml/digits")
     if track:
@@ -103,6 +102,44 @@ def train(
                 stdout().print(f"report: {report_file}")
     if failed is not None:
         raise failed
+
+
+def _fitting(
+    images: Path,
+    recipe: str | None,
+    overrides: list[str],
+    resumed: Path | None,
+    seed: int,
+    device: str,
+    data: Path | None,
+    first: bool,
+) -> tuple[str, list[str]]:
+    """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
+    from ..recipe.images import RECIPE, describe_images
+
+    def tell(line: str) -> None:
+        if first:
+            stderr().print(line, soft_wrap=True)
+
+    found = describe_images(images, overrides, data)
+    for line in found.description:
+        tell(line)
+    small = [*found.data, *found.small, *found.batches]
+    is_chosen = recipe is not None or any(override.startswith(_CHOOSING) for override in overrides)
+    if not is_chosen:
+        from ..training import choice
+
+        begun = None if resumed is None else choice.recipe_of_run(resumed)
+        if begun is not None:
+            return begun, []
+        reason = choice.why_not()
+        if not reason:
+            with Progress() as bar:
+                chosen = choice.choose(found, overrides, seed, device, data, bar if first else None, tell)
+            return chosen.recipe, chosen.settings
+        tell(reason)
+    tell(found.last_line)
+    return recipe or RECIPE, small
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:

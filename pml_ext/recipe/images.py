@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,49 +28,94 @@ IN_MEMORY = 20_000  # images that are cached
 SAMPLED_FILES = 200  # files whose size is looked at
 
 
+class OwnImages(NamedTuple):
+    """What a folder or a table of images is like, and the settings that fit it, as ``KEY=VALUE``."""
+
+    data: list[str]  # the data set, its split and its cache
+    small: list[str]  # size and augmentation of images for a small network that trains from scratch
+    batches: list[str]
+    description: list[str]  # two lines: the images, and their split
+    training_images: int
+    training_classes: int
+    tested_images: int
+    splits_by_class: bool
+    side: int  # pixels of a small network's images
+
+    @property
+    def last_line(self) -> str:
+        """A line about the batches of a small network, and the options that change them."""
+        settings = dict(setting.split("=", 1) for setting in self.batches)
+        per_class = int(settings["sampler.m"])
+        classes = int(settings["sampler.batch_size"]) // per_class
+        side = self.side
+        return (
+            f"batches of {classes} classes x {per_class} images, {side} x {side} pixels; larger images: "
+            f"--set data.image_size={2 * side}, longer training: --set schedule.epochs=20"
+        )
+
+
 def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> tuple[list[str], list[str]]:
-    """Return ``KEY=VALUE`` settings for a folder of images or a ``.csv`` table, and three lines that describe them.
+    """Return ``KEY=VALUE`` settings of a small network for a folder or table, and three lines that describe them.
 
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
+    found = describe_images(place, overrides, root)
+    settings = [*found.data, *found.small, *found.batches]
+    return settings, [*found.description, found.last_line]
+
+
+def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnImages:
+    """Look at a folder of images or a ``.csv`` table; as :func:`settings_for`."""
     place = _existing(place)
     table = place.suffix.lower() == ".csv"
     kind = "table" if table else "folder"
     name = f"{kind}:{place}"
     options = _dataset_options(overrides)
-    settings: dict[str, Any] = {"data.name": name, "data.unreadable": "skip"}
+    data = [f"data.name={name}", "data.unreadable=skip"]
 
     divided = table or all((place / part).is_dir() for part in ("train", "test"))
     split_is_chosen = divided or "split" in options
     if not split_is_chosen:
         split = _fitting_split(place, _parts(name, options | {"split": "image"}, root))
         options["split"] = split
-        settings["data.split"] = split
+        data.append(f"data.split={split}")
     parts = _parts(name, options, root)
+    if sum(len(part) for part in parts) <= IN_MEMORY:
+        data.append("data.cache=memory")
 
     images_per_class = _images_per_class(parts)
     trained = _images_per_class(parts[:1])
-    classes = min(len(trained), BATCH // 4)
-    per_class = int(max(2, min(BATCH // classes, MOST_PER_CLASS, np.median(trained))))
     image_sizes = _sample_of_sizes(parts)
     side = int(options.get("image_size", _fitting_side(image_sizes)))
-
-    settings["data.image_size"] = side
-    settings["data.images.resize"] = round(side * 8 / 7)
-    settings["data.images.random_crop"] = "true"
-    settings["data.images.flip"] = "true"
-    if sum(len(part) for part in parts) <= IN_MEMORY:
-        settings["data.cache"] = "memory"
-    settings["sampler.m"] = per_class
-    settings["sampler.batch_size"] = classes * per_class
-
+    small = [
+        f"data.image_size={side}",
+        f"data.images.resize={round(side * 8 / 7)}",
+        "data.images.random_crop=true",
+        "data.images.flip=true",
+    ]
     description = [
         f"{place}: {len(images_per_class)} classes of {_range_of(images_per_class)} images, {_size_range(image_sizes)}",
         _description_of_split(parts, split_is_chosen),
-        f"batches of {classes} classes x {per_class} images, {side} x {side} pixels; larger images: "
-        f"--set data.image_size={2 * side}, longer training: --set schedule.epochs=20",
     ]
-    return [f"{key}={value}" for key, value in settings.items()], description
+    trained_labels = set(parts[0].labels.tolist())
+    return OwnImages(
+        data=data,
+        small=small,
+        batches=batches_for(len(trained), float(np.median(trained))),
+        description=description,
+        training_images=len(parts[0]),
+        training_classes=len(trained),
+        tested_images=sum(len(part) for part in parts[1:]),
+        splits_by_class=not trained_labels & set(parts[-1].labels.tolist()),
+        side=side,
+    )
+
+
+def batches_for(training_classes: int, images_per_class: float) -> list[str]:
+    """Return settings of batches of at most 16 classes and 64 images for a median number of images per class."""
+    classes = min(training_classes, BATCH // 4)
+    per_class = int(max(2, min(BATCH // classes, MOST_PER_CLASS, images_per_class)))
+    return [f"sampler.m={per_class}", f"sampler.batch_size={classes * per_class}"]
 
 
 def _existing(place: Path) -> Path:

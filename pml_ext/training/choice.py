@@ -1,0 +1,317 @@
+"""The choice of what to train on somebody's own images: what is best depends on them, and is tried on some classes.
+
+Candidates stand in the order of their cost. A later one is taken only if it is better, on training classes that were
+held out for that, than all before it, and the difference is significant. So the network that is delivered is not worse
+than the pretrained features that it starts from, as far as these classes tell. Test images are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..distributed import from_rank_0, rank
+from ..distributed.devices import choose_device
+from ..errors import MissingExtraError
+from ..evaluation.calculator import RetrievalAccuracyCalculator
+from ..evaluation.metrics import class_means, map_at_r
+from ..networks.efficientnet_lite import IMAGENET, check_packages
+from ..networks.trunks import fit_whitened_pca
+from ..recipe import build_dataset, build_network, load_recipe, preprocessing_of, read_tables
+from ..recipe.images import OwnImages, batches_for
+from .batches import embed_batches
+from .folder import RECIPE
+from .listener import Listener, Silence
+from .loop import train_run
+from .records import Records
+from .run import Run
+
+SMALL = "pml/photographs"
+PRETRAINED = "pml/photographs-pretrained"
+TRUNK = "efficientnet-lite0"
+FEATURES = 1280  # of the trunk
+WHITENED = 128
+HELD_OUT = 0.25  # of the training classes
+FEWEST_CLASSES = 12  # training classes, of which three are held out; fewer tell nothing about others
+SIGNIFICANT = 0.05  # p of a paired t-test over the classes
+MOST_VIEWS = 8  # augmented views of an image whose activations are kept
+VIEWS_IN_ALL = 24_000  # of all training images
+SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
+TRIED_EPOCHS = 4  # of the last blocks, of 10
+FEWEST_ITERATIONS = 20  # in an epoch
+TIMED_IMAGES = 32
+# seconds of a step from cached activations, over those of embedding the images of its batch
+STEP = 0.65
+
+ByClass = Tensor  # MAP@R of each class that was held out, [C], float64
+
+
+class Choice(NamedTuple):
+    """A recipe and its settings for somebody's images; the description says how they were chosen."""
+
+    recipe: str
+    settings: list[str]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that can be delivered."""
+
+    title: str
+    recipe: str
+    settings: tuple[str, ...]
+
+
+def why_not() -> str:
+    """Return why pretrained candidates cannot be tried here; empty if they can."""
+    try:
+        check_packages(TRUNK, IMAGENET)
+    except MissingExtraError as error:
+        return (
+            f"trains a small network from scratch; with ImageNet weights it would first try {TRUNK}, whose features "
+            f"are better on most photographs ({error})"
+        )
+    return ""
+
+
+def recipe_of_run(folder: Path) -> str | None:
+    """Return the recipe file of the run, or of the first of several, that a folder has; None without one."""
+    for place in (folder, *sorted(folder.glob("seed-*"))):
+        if (place / RECIPE).is_file():
+            return str(place / RECIPE)
+    return None
+
+
+def candidates(images: OwnImages) -> list[Candidate]:
+    """Return what can be delivered, in the order of cost: frozen, whitened, a head, last blocks, a small network."""
+    pretrained = _pretrained_settings(images)
+    frozen = (*pretrained, "model.freeze=trunk", "model.views=1")
+    found = [
+        Candidate("frozen features", PRETRAINED, (*frozen, "model.embedder=none", f"model.embedding_size={FEATURES}")),
+        Candidate("frozen features, whitened", PRETRAINED, (*frozen, "model.embedder=pca", _whitened(images))),
+        Candidate("head on frozen features", PRETRAINED, (*frozen, "schedule.epochs=20")),
+        Candidate("last blocks", PRETRAINED, (*pretrained, f"model.views={views_of(images.training_images)}")),
+    ]
+    if images.side < SMALL_SIDE:
+        found.append(Candidate("small network from scratch", SMALL, (*images.data, *images.small, *images.batches)))
+    return found
+
+
+def _pretrained_settings(images: OwnImages) -> tuple[str, ...]:
+    """Return the settings of the pretrained recipe for a folder; its [data] is replaced by the name of the folder."""
+    settings = list(images.data)
+    for name, value in read_tables(PRETRAINED)["data"]["images"].items():
+        settings.append(f"data.images.{name}={json.dumps(value)}")
+    return (*settings, *images.batches, f"sampler.iterations={_iterations(images)}")
+
+
+def _iterations(images: OwnImages) -> int:
+    """Return the number of iterations of an epoch: a pass over the images, or more where they are few."""
+    settings = dict(setting.split("=") for setting in images.batches)
+    return max(FEWEST_ITERATIONS, images.training_images // int(settings["sampler.batch_size"]))
+
+
+def _whitened(images: OwnImages) -> str:
+    components = min(WHITENED, images.training_images * 3 // 4 - 1)
+    return f"model.embedding_size={components}"
+
+
+def views_of(images: int) -> int:
+    """Return the number of views of each training image: 8 of few, one of many."""
+    return max(1, min(MOST_VIEWS, VIEWS_IN_ALL // images))
+
+
+def choose(
+    images: OwnImages,
+    overrides: Iterable[str],
+    seed: int,
+    device: str,
+    data: Path | None,
+    listener: Listener | None,
+    say: Callable[[str], None],
+) -> Choice:
+    """Try the candidates and return the simplest of the best; ``say`` gets lines about what is done and found."""
+    listener = listener or Silence()
+    known = candidates(images)
+    if not images.splits_by_class or images.training_classes < FEWEST_CLASSES:
+        first = known[0]
+        say(
+            f"takes frozen features of {TRUNK}: whether training makes them better can be tried on held-out classes, "
+            f"of a split by class with {FEWEST_CLASSES} training classes; to train anyway, name a recipe: {PRETRAINED}"
+        )
+        return Choice(first.recipe, [*first.settings])
+
+    held_out = round(images.training_classes * HELD_OUT)
+    minutes = _estimated_seconds(images, known, device, data) / 60
+    say(
+        f"tries {', '.join(candidate.title for candidate in known)} of {TRUNK} on {held_out} of the training classes, "
+        f"held out for that; with the training and the tests of the best, about {max(1, round(minutes))} minutes"
+    )
+    started = time.perf_counter()
+    values = _tried(known, images, [*overrides], seed, device, data, listener, say)
+    best = simplest_of_the_best(values)
+    description = description_of(best, values)
+    say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
+    chosen = next(candidate for candidate in known if candidate.title == best)
+    return Choice(chosen.recipe, [*chosen.settings, f"description={json.dumps(description)}"])
+
+
+def simplest_of_the_best(values: Mapping[str, ByClass]) -> str:
+    """Return the title of the candidate to take.
+
+    ``values`` are by title, the simplest first. A candidate replaces an earlier one if its mean over classes is greater
+    and a paired t-test over the classes has p < 0.05.
+    """
+    from scipy.stats import ttest_rel
+
+    best, *others = values
+    for title in others:
+        difference = float((values[title] - values[best]).mean())
+        p = float(ttest_rel(values[title], values[best]).pvalue)
+        if difference > 0 and p < SIGNIFICANT:
+            best = title
+    return best
+
+
+def description_of(best: str, values: Mapping[str, ByClass]) -> str:
+    """Return a line with the values of all candidates, the first words of a report."""
+    found = ", ".join(f"{title} {_percent(by_class)}" for title, by_class in values.items())
+    classes = len(next(iter(values.values())))
+    return (
+        f"The {best}, chosen by MAP@R in % on {classes} held-out training classes: {found}; a more costly candidate is "
+        f"taken where it is significantly better (p < {SIGNIFICANT})"
+    )
+
+
+def _percent(values: ByClass) -> str:
+    return f"{100 * float(values.mean()):.1f}"
+
+
+def _tried(
+    known: list[Candidate],
+    images: OwnImages,
+    overrides: list[str],
+    seed: int,
+    device: str,
+    data: Path | None,
+    listener: Listener,
+    say: Callable[[str], None],
+) -> dict[str, ByClass]:
+    """Train the candidates in a temporary folder, and return their values by title; tell them as they are found."""
+    frozen, whitened, head, *others = known
+    place = Path(from_rank_0(tempfile.mkdtemp(prefix="pml-ext-choice-") if rank() == 0 else None))
+    values: dict[str, ByClass] = {}
+
+    def tell(found: Mapping[str, ByClass]) -> None:
+        for title, by_class in found.items():
+            values[title] = by_class
+            say(f"  {title}: MAP@R {_percent(by_class)} on the classes that were held out")
+
+    try:
+        run = _trial(head, images, overrides, place / "head", seed, device, data, listener)
+        by_class = train_run(run, finish=_features_and_head)["by_class"]
+        tell(dict(zip((frozen.title, whitened.title, head.title), by_class, strict=True)))
+        for number, candidate in enumerate(others):
+            more = [*overrides]
+            if candidate.recipe == PRETRAINED:
+                more.insert(0, f"schedule.epochs={TRIED_EPOCHS}")
+            run = _trial(candidate, images, more, place / str(number), seed, device, data, listener)
+            tell({candidate.title: train_run(run, finish=_embeddings)["by_class"][0]})
+    finally:
+        if rank() == 0:
+            shutil.rmtree(place, ignore_errors=True)
+    return values
+
+
+def _trial(
+    candidate: Candidate,
+    images: OwnImages,
+    overrides: list[str],
+    folder: Path,
+    seed: int,
+    device: str,
+    data: Path | None,
+    listener: Listener,
+) -> Run:
+    """Return the run of a candidate on the training classes that are not held out."""
+    left = images.training_classes - max(1, round(images.training_classes * HELD_OUT))
+    settings = [*candidate.settings, *batches_for(left, images.training_images / images.training_classes), *overrides]
+    recipe = load_recipe(candidate.recipe, settings)
+    epochs = recipe.schedule.epochs
+    settings += [f"evaluation.validation={HELD_OUT}", "evaluation.select=map_at_r", f"evaluation.every={epochs}"]
+    settings += ["evaluation.baselines=false", "evaluation.training_images=0", "track=[]"]
+    recipe = load_recipe(candidate.recipe, settings)
+    folder.mkdir()
+    return Run(recipe, candidate.recipe, folder, seed, device, data, listener)
+
+
+def _features_and_head(run: Run, _: Records) -> dict[str, Any]:
+    """Return MAP@R by class of the features, of their whitened components, and of the embeddings of a head."""
+    features = run.embeddings("validation", "trunk")
+    known = run.embeddings("train", "trunk")
+    size = min(WHITENED, *known.shape)
+    whitening = nn.Linear(known.shape[1], size, device="meta").to_empty(device=run.device)
+    fit_whitened_pca(known, whitening)
+    with torch.no_grad():
+        whitened = whitening(features)
+    rows = (features, whitened, run.embeddings("validation"))
+    return {"by_class": [_map_at_r_by_class(run, points) for points in rows]}
+
+
+def _embeddings(run: Run, _: Records) -> dict[str, Any]:
+    """Return MAP@R by class of the embeddings."""
+    return {"by_class": [_map_at_r_by_class(run, run.embeddings("validation"))]}
+
+
+def _map_at_r_by_class(run: Run, points: Tensor) -> ByClass:
+    """Return the mean MAP@R of each class of the validation images that has two of them."""
+    labels = run.true_labels("validation").cpu()
+    most = int(labels.bincount().max()) - 1
+    calculator = RetrievalAccuracyCalculator(["precision_at_1"], k="max_bin_count", device=run.device)
+    found = calculator.evaluate(nn.functional.normalize(points), labels, keep=most)
+    values = map_at_r(found.right, found.relevant)
+    _, means = class_means(values, labels, counted=~values.isnan())
+    return means.double()
+
+
+def _estimated_seconds(images: OwnImages, known: list[Candidate], device: str, data: Path | None) -> float:
+    """Return the seconds of the trials, and of the training and the tests of the last blocks.
+
+    By the time of embedding 32 images.
+    """
+    per_image = _seconds_per_image(known[0], device, data)
+    trained = images.training_images
+    epochs = load_recipe(PRETRAINED).schedule.epochs
+    embedded = 2 * trained + trained * views_of(trained) + 4 * images.tested_images
+    seen = 64 * _iterations(images) * (epochs + TRIED_EPOCHS)
+    return per_image * (embedded + STEP * seen)
+
+
+def _seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> float:
+    """Return the seconds that the trunk of a candidate takes for an image, reading included."""
+    recipe = load_recipe(candidate.recipe, candidate.settings)
+    splits = build_dataset(recipe.data, data)
+    preprocessing, _ = preprocessing_of(recipe, splits)
+    network = build_network(recipe.model, preprocessing).to(choose_device(device))
+    _, plain = preprocessing.transforms()
+    some = splits.train.subset(range(min(TIMED_IMAGES, len(splits.train)))).with_transform(plain)
+    seconds = []
+    for _ in range(2):  # the first pass warms up
+        started = time.perf_counter()
+        for _ in _passes(network, some, choose_device(device)):
+            pass
+        seconds.append(time.perf_counter() - started)
+    return seconds[-1] / len(some)
+
+
+def _passes(network: Any, images: Any, device: Any) -> Iterator[Any]:
+    return embed_batches(network.trunk, network.embedder, images, torch.device(device), batch_size=16)
