@@ -115,7 +115,8 @@ def _fitting(
     first: bool,
 ) -> tuple[str, list[str]]:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
-    from ..recipe.images import RECIPE, describe_images
+    from ..recipe.images import describe_images
+    from ..training import choice
 
     def tell(line: str) -> None:
         if first:
@@ -124,11 +125,8 @@ def _fitting(
     found = describe_images(images, overrides, data)
     for line in found.description:
         tell(line)
-    small = [*found.data, *found.small, *found.batches]
     is_chosen = recipe is not None or any(override.startswith(_CHOOSING) for override in overrides)
     if not is_chosen:
-        from ..training import choice
-
         begun = None if resumed is None else choice.recipe_of_run(resumed)
         if begun is not None:
             return begun, []
@@ -138,8 +136,10 @@ def _fitting(
                 chosen = choice.choose(found, overrides, seed, device, data, bar if first else None, tell)
             return chosen.recipe, chosen.settings
         tell(reason)
-    tell(found.last_line)
-    return recipe or RECIPE, small
+    recipe = recipe or choice.SMALL
+    if recipe == choice.SMALL:
+        tell(found.last_line)
+    return recipe, list(choice.settings_for_recipe(recipe, found))
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:

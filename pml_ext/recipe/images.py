@@ -18,7 +18,6 @@ from .schema import DataTable
 if TYPE_CHECKING:
     from ..data import LabeledImages
 
-RECIPE = "pml/photographs"
 MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
 FEW_IMAGES = 4  # images of a class that can be divided, two to train and two to test
 BATCH = 64  # images, at most

@@ -93,7 +93,7 @@ def recipe_of_run(folder: Path) -> str | None:
 
 def candidates(images: OwnImages) -> list[Candidate]:
     """Return what can be delivered, in the order of cost: frozen, whitened, a head, last blocks, a small network."""
-    pretrained = _pretrained_settings(images)
+    pretrained = settings_for_recipe(PRETRAINED, images)
     frozen = (*pretrained, "model.freeze=trunk", "model.views=1")
     found = [
         Candidate("frozen features", PRETRAINED, (*frozen, "model.embedder=none", f"model.embedding_size={FEATURES}")),
@@ -102,14 +102,20 @@ def candidates(images: OwnImages) -> list[Candidate]:
         Candidate("last blocks", PRETRAINED, (*pretrained, f"model.views={views_of(images.training_images)}")),
     ]
     if images.side < SMALL_SIDE:
-        found.append(Candidate("small network from scratch", SMALL, (*images.data, *images.small, *images.batches)))
+        found.append(Candidate("small network from scratch", SMALL, settings_for_recipe(SMALL, images)))
     return found
 
 
-def _pretrained_settings(images: OwnImages) -> tuple[str, ...]:
-    """Return the settings of the pretrained recipe for a folder; its [data] is replaced by the name of the folder."""
+def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
+    """Return the settings of a recipe for a folder; a recipe that sets the crop of photographs keeps its own.
+
+    They are stated again, since the name of the folder replaces the recipe's [data].
+    """
+    own = read_tables(recipe).get("data", {}).get("images", {})
+    if "crop" not in own:
+        return (*images.data, *images.small, *images.batches)
     settings = list(images.data)
-    for name, value in read_tables(PRETRAINED)["data"]["images"].items():
+    for name, value in own.items():
         settings.append(f"data.images.{name}={json.dumps(value)}")
     return (*settings, *images.batches, f"sampler.iterations={_iterations(images)}")
 
