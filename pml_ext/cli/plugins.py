@@ -34,7 +34,11 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     else:
         rows = []
         for record in records:
-            rows.append([record.name, record.distribution, record.version, record.module, record.status, record.error])
+            reasons = [record.error] if record.error else []
+            if record.changes:
+                reasons.append(f"put back: {', '.join(record.changes)}")
+            why = "; ".join(reasons)
+            rows.append([record.name, record.distribution, record.version, record.module, record.status, why])
         columns = ["name", "distribution", "version", "module", "status", "why"]
         print_result(as_json, records, columns=columns, rows=rows)
     if any(record.status == "broken" for record in records):
@@ -49,6 +53,7 @@ def _details(record: PluginRecord) -> str:
         f"  commands    {', '.join(record.commands) or 'none'}",
         f"  seconds     {record.seconds:.3f}",
     ]
+    lines += [f"  put back    {change}" for change in record.changes]
     lines += [f"  clash       {clash}" for clash in record.clashes]
     lines += [f"  {line}" for line in record.traceback.splitlines()]
     return "\n".join(lines)
