@@ -3,6 +3,7 @@
 from ..settings import settings_of as settings_of
 from .components import CAPABILITIES as CAPABILITIES
 from .components import KINDS as KINDS
+from .components import PML as PML
 from .components import Component as Component
 from .components import Paper as Paper
 from .components import capabilities as capabilities
