@@ -23,6 +23,7 @@ from .lookup import fill_settings as fill_settings
 from .lookup import find as find
 from .lookup import get as get
 from .lookup import isolated as isolated
+from .lookup import loaded_plugins as loaded_plugins
 from .lookup import missing_plugins as missing_plugins
 from .lookup import plugins as plugins
 from .lookup import recipes as recipes

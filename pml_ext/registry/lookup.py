@@ -50,6 +50,12 @@ def plugins() -> list[PluginRecord]:
     return list(_plugins.records)
 
 
+def loaded_plugins() -> list[PluginRecord]:
+    """Return the records of the entry points that are loaded; this calls no further hook."""
+    _plugins.load()
+    return list(_plugins.loaded.values())
+
+
 def _record_failing_imports(record: PluginRecord) -> None:
     """Import the classes and commands that a plugin names as text, and record what fails, each failure once."""
     imports: list[tuple[str, Callable[[], object]]] = []

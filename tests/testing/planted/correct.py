@@ -225,7 +225,8 @@ class Moving(NearNegatives):
 
     def chosen(self, similarity, positives, negatives):
         if self.moves():
-            self.mean = 0.5 * self.mean + 0.5 * similarity.mean().detach().double()
+            moved = 0.5 * self.mean + 0.5 * similarity.mean().detach()
+            self.mean = moved.to(self.mean.dtype)
         return positives, negatives & (similarity > self.mean)
 
     def moves(self):
