@@ -111,7 +111,7 @@ BUGS = {
 }
 
 
-def untyped(what: dict):
+def untyped(what: int | str):
     """Take what typer does not know."""
 
 

@@ -288,7 +288,9 @@ def check_sizes(subject: Subject) -> str:
             renamed = Batch(batch.embeddings, other[numbers])
             text += " under other names"
         text += " give another result"
-        close(reordered(subject.make(), renamed, shuffle(images, 1)), expected, text, atol=1e-6)
+        actual = reordered(subject.make(), renamed, shuffle(images, 1))
+        if subject.kind != "miner" or not _ties(subject.make(), batch, actual[0], expected[0]):
+            close(actual, expected, text, atol=1e-6)
         if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
     return f"up to {images} images"
