@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
@@ -343,18 +344,22 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
 
 
 def fill_settings(
-    target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
+    target: Callable[..., Any],
+    context: Mapping[str, Any],
+    given: Iterable[str] = (),
+    known: Mapping[str, inspect.Parameter] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
 
     Values come from a :class:`BuildContext` (ConfigError for another key in it). A required setting whose annotation is
-    a component's class (``distance: My``) gets an instance, filled in the same way.
+    a component's class (``distance: My``) gets an instance, filled in the same way. ``known`` are the target's
+    :func:`settings_of`, if the caller has them.
     """
     check_settings("a BuildContext", BuildContext.__annotations__, context)
     values: dict[str, Any] = {}
     missing = []
     given = set(given)
-    for name, parameter in settings_of(target).items():
+    for name, parameter in (known or settings_of(target)).items():
         required = parameter.default is parameter.empty
         if name in given or (not required and name in ("embedding_size", "num_classes")):
             continue

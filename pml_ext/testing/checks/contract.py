@@ -256,7 +256,7 @@ def _check_narrowed(
 def check_relation(subject: Subject) -> None:
     """One-hot labels must give the result of labels, bit for bit; other label sets that of the list of their pairs."""
     needs(subject, "relation", fixed=True)
-    batch = batch_of(subject)
+    batch = batch_of(subject, (4, 3))
 
     def made(relation: SharedLabel | None, tile_size: int | None = None) -> Any:
         component = subject.make()

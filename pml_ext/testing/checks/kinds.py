@@ -137,6 +137,8 @@ def check_sampler(subject: Subject) -> None:
     wrong = sorted({len(batch) for batch in batches[:-1]} - {size})
     if size and wrong:
         raise AssertionError(f"a batch has {wrong[0]} images, but batch_size is {size}")
+    if _gives_triplets(batches, labels):  # an image may be in several
+        batches = _in_threes(batches)
     for batch in batches:
         if len(set(batch)) != len(batch) and not _must_repeat(batch, labels):
             raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
@@ -172,6 +174,26 @@ def _batch_size(subject: Subject) -> int:
     if subject.cls is None or "batch_size" not in settings_of(subject.cls):
         return 0
     return int(subject.settings.get("batch_size") or BATCH_SIZE)
+
+
+def _gives_triplets(batches: list[list[int]], labels: Any) -> bool:
+    """Return whether all batches are sequences of anchor, positive, negative, for a miner of packaged triplets."""
+    if labels is None or labels.ndim != 1:
+        return False
+    for batch in batches:
+        anchors, positives, negatives = (labels[batch[start::3]] for start in range(3))
+        if not len(anchors) == len(positives) == len(negatives) > 0:
+            return False
+        if not (anchors == positives).all() or (anchors == negatives).any():
+            return False
+    return True
+
+
+def _in_threes(batches: list[list[int]]) -> list[list[int]]:
+    triplets = []
+    for batch in batches:
+        triplets += [batch[start : start + 3] for start in range(0, len(batch), 3)]
+    return triplets
 
 
 def _must_repeat(batch: list[int], labels: Any) -> bool:

@@ -123,16 +123,13 @@ def check_settings(subject: Subject) -> str:
         raise SkipCheck("it is an instance; only settings of a class can be varied")
     varied = {name: bool([*variants(subject, grid[0], name)]) for name in declared(subject)}
 
-    def differ(one: Values, other: Values) -> bool:
-        return not all_close(_outcome(subject, one), _outcome(subject, other))
-
     for name in varied:
         listed = [table[name] for table in grid if name in table]
         pairs = []
         for base in grid:
             pairs += [(base, other) for other in variants(subject, base, name, listed)]
         try:
-            changed = next((pair for pair in pairs if differ(*pair)), None)
+            changed = next((pair for pair in pairs if _differ(subject, *pair)), None)
         except Exception as error:
             if subject.grid is not None:
                 raise
@@ -161,13 +158,13 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
     value = settings.get(name, declared(subject)[name])
     if not isinstance(value, float) or value == 0:
         return False
+    own = {**settings, name: value}
     try:
-        zero = _outcome(subject, {**settings, name: 0.0})
-        half = _outcome(subject, {**settings, name: value / 2})
-        own = _outcome(subject, {**settings, name: value})
+        if _differ(subject, {**settings, name: 0.0}, own, 0):
+            return False
+        return _differ(subject, {**settings, name: value / 2}, own, 0)
     except Exception:  # 0 may be refused
         return False
-    return all_close(zero, own, 0) and not all_close(half, own, 0)
 
 
 def declared(subject: Subject) -> dict[str, Any]:
@@ -224,16 +221,27 @@ def other_settings(subject: Subject) -> dict[str, Any]:
     return settings
 
 
-def _outcome(subject: Subject, settings: Values) -> list[Tensor]:
-    """Return the outcomes of an instance on all batches in one list; it is cached for other pairs of settings."""
-    key = f"outcome of {sorted(settings.items())}"
-    if key not in subject.cache:
-        component = with_noise(subject.make(settings))
+def _differ(subject: Subject, one: Values, other: Values, rtol: float = 1e-9) -> bool:
+    """Return whether instances with two tables of settings have different outcomes on a batch, tried one by one."""
+    for number in range(len(_cases_of_settings(subject))):
+        if not all_close(_outcome(subject, one, number), _outcome(subject, other, number), rtol):
+            return True
+    return False
+
+
+def _cases_of_settings(subject: Subject) -> list[_Case]:
+    if "cases of settings" not in subject.cache:
         wanted = ["ref_emb"] if "references" in subject.capabilities or takes_references(subject) else []
-        outcomes: list[Tensor] = []
-        for case in _cases(subject, wanted):
-            outcomes += outcome(component, case.batch, **case.named)
-        subject.cache[key] = outcomes
+        subject.cache["cases of settings"] = _cases(subject, wanted)
+    return subject.cache["cases of settings"]  # type: ignore[no-any-return]
+
+
+def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
+    """Return the outcome of an instance on one of the batches; it is cached for other pairs of settings."""
+    key = f"outcome {number} of {sorted(settings.items())}"
+    if key not in subject.cache:
+        case = _cases_of_settings(subject)[number]
+        subject.cache[key] = outcome(with_noise(subject.make(settings)), case.batch, **case.named)
     return subject.cache[key]  # type: ignore[no-any-return]
 
 
