@@ -271,10 +271,14 @@ def check_command(named: Named) -> None:
     function = named.value.load(named.name, named.plugin)
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.command(named.name)(function)
-    told = CliRunner().invoke(app, ["--help"])
+    text = "its --help stops, as its parameters are not typer's"
+    try:
+        told = CliRunner().invoke(app, ["--help"])
+    except Exception as error:
+        raise AssertionError(f"{text}: {error_summary(error)}") from error
     if told.exit_code != 0:
         problem = error_summary(told.exception) if told.exception else told.output
-        raise AssertionError(f"its --help stops, as its parameters are not typer's: {problem}")
+        raise AssertionError(f"{text}: {problem}")
 
 
 Contract = Callable[[Named], str | None]

@@ -21,6 +21,9 @@ from ..subject import INHERITED, SkipCheck, Subject, applies_to, label_arguments
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "miner", "regularizer", "distance")  # that can be compared with a reference
+# Tolerances, absolute and relative: torch's pairwise_distance, which PML uses, adds 1e-6 to each coordinate.
+_VALUES = 1e-6
+_GRADIENTS = 1e-5
 _MINED = "the set of triplets {(anchor, positive, negative), ...}, or two sets of pairs, (positive ones, negative ones)"
 
 
@@ -312,7 +315,7 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
     actual = seeded(component, case.batch, **case.named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
-    if not all_close([actual], [wanted]):
+    if not all_close([actual], [wanted], _VALUES):
         place = int((actual - wanted).abs().argmax())
         mine = actual.flatten()[place].item()
         theirs = wanted.flatten()[place].item()
@@ -321,7 +324,7 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
         return
     slopes = [gradients(weighted(value), list(leaves.values())) for value in (actual, wanted)]
     for name, one, other in zip(leaves, *slopes, strict=True):
-        if not all_close([one], [other]):
+        if not all_close([one], [other], _GRADIENTS):
             largest = f"{(one - other).abs().max().item():.3g}"
             text = f"{where}: the gradient of {name} differs from the reference's by up to {largest}"
             raise AssertionError(f"{text}: {difference(one, other)}")
