@@ -22,7 +22,7 @@ from .pairwise import (
     tiles_of_rows,
 )
 from .pml import BaseDistance, BaseMiner, MinerSettings
-from .settings import check_choice, check_number, check_tile_size, settings_repr
+from .settings import check_choice, check_keywords, check_number, check_tile_size, settings_repr
 
 _ENTRIES = 1 << 21  # matrix entries of gathered rows in memory at a time
 
@@ -64,6 +64,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     takes_all_pairs = True  # an AllPairsExceptSelf is a valid indices_tuple
 
     def __init__(self, relation: Relation | None = None, **kwargs: Unpack[MinerSettings]) -> None:
+        check_keywords(self, kwargs)
         super().__init__(**kwargs)
         self.relation = relation
         self._pairs_asked: Any = None  # the indices_tuple of the current call

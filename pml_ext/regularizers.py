@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -21,8 +21,9 @@ from .pairwise import (
     to_full_precision,
     with_bad_input,
 )
-from .pml import BaseRegularizer
+from .pml import BaseRegularizer, RegularizerSettings
 from .reducers import has_uniform_weights
+from .settings import check_keywords
 
 
 class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
@@ -33,6 +34,10 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
     """
 
     capabilities = frozenset({"labels"})
+
+    def __init__(self, **kwargs: Unpack[RegularizerSettings]) -> None:
+        check_keywords(self, kwargs)
+        super().__init__(**kwargs)
 
     def compute_loss(self, embeddings: Tensor, labels: Tensor) -> dict[str, dict[str, Any]]:
         """Return PML's loss dictionary for embeddings ``[B, D]`` in float32 or float64 and labels ``[B]``."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any
+
+# Settings that the base classes of PML's losses, regularizers and miners take; others are looked up.
+_OF_PML = {"distance", "reducer", "collect_stats", "embedding_regularizer", "embedding_reg_weight"}
 
 
 def check_number(
@@ -60,6 +64,18 @@ def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -
     """Raise ValueError unless a setting is one of ``choices``."""
     if value not in tuple(choices):
         raise ValueError(f"{name} of {type(owner).__name__} must be {' or '.join(map(repr, choices))}, not {value!r}")
+
+
+def check_keywords(owner: object, given: Iterable[str]) -> None:
+    """Raise TypeError, with the class's name and the nearest settings, for a keyword that no class of it takes."""
+    for name in given:
+        if name in _OF_PML:
+            continue
+        accepted = list(settings_of(type(owner)))
+        if name not in accepted:
+            near = difflib.get_close_matches(name, accepted, n=3, cutoff=0.4)
+            listed = f"nearest: {', '.join(near)}" if near else f"settings: {', '.join(accepted)}"
+            raise TypeError(f"{type(owner).__name__} has no setting {name!r}; {listed}")
 
 
 def settings_repr(module: object) -> str:

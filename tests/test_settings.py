@@ -6,6 +6,7 @@ import math
 import pytest
 from pytorch_metric_learning import losses
 
+import pml_ext
 from pml_ext import CBMLLoss
 from pml_ext.settings import (
     check_choice,
@@ -67,6 +68,17 @@ def test_counts_flags_and_choices():
         check_flag(Owner(), "swap", 1)
     with pytest.raises(ValueError, match="kind of Owner must be 'a' or 'b', not 'c'"):
         check_choice(Owner(), "kind", "c", ("a", "b"))
+
+
+def test_an_unknown_keyword_names_the_class():
+    with pytest.raises(TypeError, match="CBMLLoss has no setting 'alpha_poss'; nearest: alpha_pos, "):
+        pml_ext.CBMLLoss(alpha_poss=1)
+    with pytest.raises(TypeError, match="HardPairMiner has no setting 'margn'"):
+        pml_ext.HardPairMiner(margn=1)
+    with pytest.raises(TypeError, match="MetricVarianceRegularizer has no setting 'gama'; nearest: gamma"):
+        pml_ext.MetricVarianceRegularizer(gama=1)
+    with pytest.raises(TypeError, match="mining of CBMLLoss must be True or False, not 'yes'"):
+        pml_ext.CBMLLoss(mining="yes")
 
 
 def test_a_repr_has_the_settings():

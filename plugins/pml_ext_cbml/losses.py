@@ -18,6 +18,7 @@ from pml_ext.plugin import (
     RunView,
     Terms,
     check_choice,
+    check_flag,
     check_number,
     hard_pair_masks,
     log_one_plus_exp,
@@ -95,6 +96,7 @@ class CBMLLoss(PairLoss):
 
     Raises:
         ValueError: a setting outside its range, or a distance that is not a similarity.
+        TypeError: a setting of another type, or an unknown one.
 
     Example:
         >>> import torch
@@ -137,6 +139,8 @@ class CBMLLoss(PairLoss):
         check_number(self, "mvc_gamma", mvc_gamma, least=0, most=1)
         check_choice(self, "mvc_reduction", mvc_reduction, REDUCTIONS)
         check_choice(self, "averaging", averaging, AVERAGINGS)
+        for name, value in (("detach_target", detach_target), ("skip_unmined", skip_unmined), ("mining", mining)):
+            check_flag(self, name, value)
         if delta != "ratio":
             check_number(self, "delta", delta, least=0, or_else="'ratio'")
         if isinstance(statistics, str):

@@ -13,6 +13,7 @@ from pml_ext.plugin import (
     RegularizerSettings,
     RunView,
     check_choice,
+    check_flag,
     check_number,
     check_tile_size,
     per_anchor,
@@ -63,6 +64,7 @@ class MetricVarianceRegularizer(LabeledRegularizer):
     ) -> None:
         check_number(self, "gamma", gamma, least=0, most=1)
         check_choice(self, "reduction", reduction, REDUCTIONS)
+        check_flag(self, "detach_target", detach_target)
         check_tile_size(self, tile_size)
         super().__init__(**kwargs)
         require_similarity(self, self.distance)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from typer import Option
 
 from .. import registry
-from ..errors import PluginError, PmlExtError, UnknownNameError, one_line
-from ..registry.components import Command
+from ..errors import UnknownNameError
 
 
 def app_for(arguments: Sequence[str]) -> typer.Typer:
@@ -33,21 +32,10 @@ def app_for(arguments: Sequence[str]) -> typer.Typer:
             registry.find("command", called)  # raises PluginError for a name of two plugins
     for name, (plugin, command) in commands.items():
         if name == called:
-            built.command(name)(_imported(name, plugin, command))
+            built.command(name)(command.load(name, plugin))
         else:
             built.command(name, help=command.summary)(_not_called)
     return built
-
-
-def _imported(name: str, plugin: str, command: Command) -> Callable[..., None]:
-    """Import the function of a command; PluginError with its plugin's name if that fails."""
-    try:
-        return command.load()
-    except PmlExtError:
-        raise
-    except Exception as error:  # a plugin's module may raise anything
-        where = f"the command {name!r} of the plugin {plugin!r} cannot be imported: {one_line(error)}"
-        raise PluginError(f"{where}; PML_EXT_BLOCK={plugin} leaves the plugin out") from error
 
 
 def _not_called() -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters per line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
-What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "trackers", "stores"]
+What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "metrics", "trackers", "stores"]
 
 
 def list_names(
@@ -31,7 +31,8 @@ def list_names(
     on the paper's data and on small data, or the reason why there are none, and says whether the README has results.
     A pipeline is a partial recipe for preprocessing or a pretrained trunk. A trunk is the backbone, which turns an
     image into features; the embedder turns these into the embedding. A tracker records a run's numbers while it
-    trains. A store is a database that searches an index. --json without a kind lists everything.
+    trains; a metric is computed after it. A store is a database that searches an index. --json without a kind lists
+    everything.
     """
     if as_json and what is None:
         print_json({kind: _entries(kind) for kind in get_args(What)})
@@ -79,6 +80,7 @@ def _entries(what: str | None) -> list[dict[str, Any]]:
         "pipelines": _pipelines,
         "datasets": _data_sets,
         "trunks": _trunks,
+        "metrics": _metrics,
         "trackers": lambda: _factories("tracker"),
         "stores": lambda: _factories("store"),
     }
@@ -93,7 +95,11 @@ def _components(kind: str) -> list[dict[str, Any]]:
     entries = []
     for component in registry.components(kind):
         name = registry.short_name(component)
-        entries.append(_entry(name, component.plugin, component.one_line, component.class_name))
+        try:
+            summary = component.one_line
+        except PmlExtError as error:
+            summary = f"broken: {error}"
+        entries.append(_entry(name, component.plugin, summary, component.class_name))
     return entries
 
 
@@ -146,20 +152,35 @@ def _trunks() -> list[dict[str, Any]]:
     return entries
 
 
+def _metrics() -> list[dict[str, Any]]:
+    from ..evaluation.metrics import metrics_of
+
+    entries = []
+    for metric in metrics_of():
+        if metric.in_runs:
+            entries.append(_entry(metric.name, "pml_ext", metric.title))
+    return entries + _factories("metric")
+
+
 def _factories(kind: str) -> list[dict[str, Any]]:
     from .. import registry
 
-    return [_factory(name, factory) for name, factory in registry.factories(kind).items()]
+    entries = []
+    for name, factory in registry.factories(kind).items():
+        plugin, _ = registry.find(kind, name)
+        entries.append(_factory(name, factory, plugin))
+    return entries
 
 
 def _entry(name: str, origin: str, summary: str, class_name: str = "") -> dict[str, Any]:
     return {"name": name, "class": class_name, "from": origin, "summary": summary}
 
 
-def _factory(name: str, factory: Any) -> dict[str, Any]:
-    package = factory.__module__.partition(".")[0]
-    summary = (factory.__doc__ or "").strip().partition("\n")[0]
-    return _entry(name, package, summary)
+def _factory(name: str, factory: Any, plugin: str = "") -> dict[str, Any]:
+    module = getattr(factory, "__module__", None) or plugin  # an object of a plugin may have none
+    documented = getattr(factory, "__doc__", None)
+    summary = documented.strip().partition("\n")[0] if isinstance(documented, str) else ""
+    return _entry(name, str(module).partition(".")[0], summary)
 
 
 def _recipe_summary(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
-from ..errors import ConfigError, PluginWarning
+from ..errors import ConfigError, PluginWarning, one_line
 from .options import AsJson, Verbose
 from .output import print_json, print_result, print_table, stderr, stdout
 
@@ -33,7 +33,11 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     else:
         rows = []
         for record in records:
-            rows.append([record.name, record.distribution, record.version, record.module, record.status, record.error])
+            reasons = [record.error] if record.error else []
+            if record.changes:
+                reasons.append(f"put back: {', '.join(record.changes)}")
+            why = "; ".join(reasons)
+            rows.append([record.name, record.distribution, record.version, record.module, record.status, why])
         columns = ["name", "distribution", "version", "module", "status", "why"]
         print_result(as_json, records, columns=columns, rows=rows)
     if any(record.status == "broken" for record in records):
@@ -48,6 +52,8 @@ def _details(record: PluginRecord) -> str:
         f"  commands    {', '.join(record.commands) or 'none'}",
         f"  seconds     {record.seconds:.3f}",
     ]
+    for change in record.changes:
+        lines.append(f"  put back    {change}")
     for clash in record.clashes:
         lines.append(f"  clash       {clash}")
     for line in record.traceback.splitlines():
@@ -61,19 +67,36 @@ def check(
     verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the conformance checks; exit code 1 if one fails."""
+    """Run the conformance checks; exit code 1 if one fails.
+
+    A plugin's data sets, trunks, metrics, trackers, stores and commands are checked with its components.
+    """
+    from ..testing.named import check_named, find_named, find_named_by_name
     from ..testing.runner import CheckResult, check_component
     from ..testing.subject import find_components
 
+    all_named = find_named(what)
+    try:
+        components = find_components(what)
+    except ConfigError:
+        components = []
+        all_named = all_named or find_named_by_name(what)
+        if not all_named:
+            raise
     results: list[CheckResult] = []
-    for name, component in find_components(what):
+    for name, component in components:
         stderr().print(f"checking {name}")
         try:
             checked = check_component(component, fast=fast, on_fail=None)
         except ConfigError as error:
             checked = [CheckResult(name, "-", "skipped", str(error))]
+        except Exception as error:  # such as a class that cannot be imported; the other components are checked
+            checked = [CheckResult(name, "check_constructor", "failed", one_line(error), error)]
         for result in checked:
             results.append(dataclasses.replace(result, component=name))
+    for named in all_named:
+        stderr().print(f"checking {named.title}")
+        results += check_named(named)
     if as_json:
         print_json(list(map(_check_as_json, results)))
     else:
@@ -91,11 +114,12 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
     _print_counts_by_component(results)
 
     rows = []
-    for result in results:
+    for result in _in_reading_order(results):
         if verbose or result.fails or result.check == "-":
             rows.append([result.component, result.check, result.status, result.text])
     if rows:
         print_table(["component", "check", "result", ""], rows)
+    _print_what_to_read_first(results)
 
     if verbose:
         for result in results:
@@ -107,12 +131,37 @@ def _print_checks(results: list[CheckResult], verbose: bool) -> None:
     stdout().print(", ".join(f"{total[status]} {status}" for status in COUNTED))
 
 
-def _print_counts_by_component(results: list[CheckResult]) -> None:
+def _in_reading_order(results: list[CheckResult]) -> list[CheckResult]:
+    """Return the results of each component, those that fail first, in the order in which to read them."""
+    from ..testing.runner import failures_in_reading_order
+
+    ordered = []
+    for of_component in _by_component(results).values():
+        ordered += failures_in_reading_order(of_component)
+        ordered += [result for result in of_component if not result.fails]
+    return ordered
+
+
+def _print_what_to_read_first(results: list[CheckResult]) -> None:
+    from ..testing.runner import failures_in_reading_order
+
+    for component, of_component in _by_component(results).items():
+        failures = failures_in_reading_order(of_component)
+        if len(failures) > 1:
+            text = f"{component}: read {failures[0].check} first; the others may follow from it"
+            stdout().print(text, soft_wrap=True)
+
+
+def _by_component(results: list[CheckResult]) -> dict[str, list[CheckResult]]:
     by_component: dict[str, list[CheckResult]] = {}
     for result in results:
         by_component.setdefault(result.component, []).append(result)
+    return by_component
+
+
+def _print_counts_by_component(results: list[CheckResult]) -> None:
     rows = []
-    for component, of_component in by_component.items():
+    for component, of_component in _by_component(results).items():
         counts = _counts(of_component)
         rows.append([component, *(str(counts[status]) for status in COUNTED)])
     print_table(["component", *COUNTED], rows, right=[1, 2, 3, 4])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import registry
-from ..errors import PluginError, PluginWarning, one_line, unknown
+from ..errors import PluginError, PluginWarning, one_line, shortened, unknown
 from ..losses.relations import NegativesOnly, Relation
 from ..pml import EQUALITY, AccuracyCalculator
 from .clustering import kmeans
@@ -224,6 +224,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
         keep: int = 0,
+        on_failure: Callable[[str], None] | None = None,
     ) -> Evaluation:
         """Return accuracies and nearest neighbors of queries, searched in tiles of about 8 million neighbors.
 
@@ -236,6 +237,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             include: names of the metrics to compute; empty for all of the calculator's metrics.
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
+            on_failure: called with a text if a plugin's metric fails, which is then left out; by default an error.
+
+        Raises:
+            PluginError: a plugin's metric failed, and there is no ``on_failure``.
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
@@ -260,7 +265,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 if per_class not in clusters:
                     clusters[per_class] = self._cluster(sides, per_class)
                 arguments.cluster_labels = clusters[per_class]
-            accuracies[name] = function(**arguments.keywords())
+            try:
+                accuracies[name] = function(**arguments.keywords())
+            except PluginError as error:
+                if on_failure is None:
+                    raise
+                on_failure(f"{error}; the metric is left out")
 
         kept = neighbors.nearest(keep)
         return Evaluation(accuracies, relevant, kept.distances, kept.indices, kept.right)
@@ -404,11 +414,26 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
 
 def _value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
-    """Return the metric of a plugin; name the metric if it fails."""
+    """Return the metric of a plugin, computed from copies of the arguments; name metric and plugin if it fails."""
+    given = {}
+    for key, value in arguments.items():
+        given[key] = value.clone() if isinstance(value, Tensor) else value
     try:
-        return function(**arguments)
-    except Exception as error:
-        raise PluginError(f"the metric {name!r} of a plugin failed: {one_line(error)}") from error
+        value = function(**given)
+        if not _is_number(value) and not (isinstance(value, list) and all(map(_is_number, value))):
+            raise TypeError(f"it returned {shortened(repr(value), 100)}, wanted a number")
+    except (Exception, SystemExit) as error:  # a plugin's code may raise anything
+        plugin, _ = registry.find("metric", name)
+        problem = f"the metric {name!r} of the plugin {plugin!r} failed: {one_line(error)}"
+        raise PluginError(f"{problem} (its hook is pml_ext_metrics; PML_EXT_BLOCK={plugin} leaves it out)") from error
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a real number, or a tensor or array of one."""
+    if isinstance(value, (int, float)):
+        return True
+    return getattr(value, "ndim", None) == 0 and hasattr(value, "item") and isinstance(value.item(), (int, float))
 
 
 def _without_column(labels: Any) -> Any:
@@ -425,8 +450,9 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
     for name, function in registry.factories("metric").items():
-        if name in taken or hasattr(calculator, PREFIX + name):
-            text = f"the metric {name!r} of a plugin is left out: the name is taken"
+        if name in taken or hasattr(calculator or RetrievalAccuracyCalculator, PREFIX + name):
+            plugin, _ = registry.find("metric", name)
+            text = f"the metric {name!r} of the plugin {plugin!r} is left out: the name is taken"
             warnings.warn(text, PluginWarning, stacklevel=3)
         else:
             metrics[name] = function

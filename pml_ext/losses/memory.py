@@ -18,7 +18,7 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..registry.components import capabilities
-from ..settings import check_count
+from ..settings import check_count, check_flag
 from .calling import (
     WrapperCapabilities,
     WrapsLoss,
@@ -120,6 +120,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         check_count(self, "embedding_size", embedding_size)
         check_count(self, "memory_size", memory_size)
         check_count(self, "first_epoch", first_epoch)
+        check_flag(self, "detach_batch", detach_batch)
         super().__init__(loss=loss, **kwargs)
         self.loss = loss
         self.miner = miner

@@ -34,7 +34,7 @@ from ..pairwise import (
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
 from ..reducers import has_uniform_weights, reduce_uniformly, require_sums
-from ..settings import check_tile_size, number_settings, settings_repr
+from ..settings import check_keywords, check_tile_size, number_settings, settings_repr
 from .pairs import Pairs, Terms, reduced
 from .relations import Related, Relation, related
 
@@ -121,6 +121,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
     def __init__(
         self, tile_size: int | None = None, relation: Relation | None = None, **kwargs: Unpack[LossSettings]
     ) -> None:
+        check_keywords(self, kwargs)
         check_tile_size(self, tile_size)
         if tile_size is not None and self.tiles is None:
             name = type(self).__name__

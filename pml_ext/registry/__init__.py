@@ -3,6 +3,7 @@
 from ..settings import settings_of as settings_of
 from .components import CAPABILITIES as CAPABILITIES
 from .components import KINDS as KINDS
+from .components import PML as PML
 from .components import Component as Component
 from .components import Paper as Paper
 from .components import capabilities as capabilities
@@ -22,6 +23,7 @@ from .lookup import fill_settings as fill_settings
 from .lookup import find as find
 from .lookup import get as get
 from .lookup import isolated as isolated
+from .lookup import loaded_plugins as loaded_plugins
 from .lookup import missing_plugins as missing_plugins
 from .lookup import plugins as plugins
 from .lookup import recipes as recipes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable
 
+from ..errors import PluginError
 from ..settings import settings_of as settings_of
+from .guard import import_name
 from .lazy import own_imports
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
@@ -45,10 +46,23 @@ class Component:
 
     @property
     def cls(self) -> type:
-        """The class."""
+        """The class; PluginError, with the plugin's name, if text names none that can be imported."""
         if isinstance(self.source, type):
             return self.source
-        return pkgutil.resolve_name(self.source)  # type: ignore[no-any-return]
+        found = import_name(self.source, f"the component {self.name!r}", self.plugin, "pml_ext_components")
+        if not isinstance(found, type):
+            raise PluginError(
+                f"the component {self.name!r} of the plugin {self.plugin!r}: {self.source!r} is {found!r}, wanted a "
+                'class, "package.module:Class"'
+            )
+        named = self._kind_in_text
+        if self.plugin != PML and named and kind_of(found) != named:
+            advice = f'write Component(..., named_kind="{kind_of(found)}")'
+            raise PluginError(
+                f"the component {self.name!r} of the plugin {self.plugin!r}: {self.source!r} is a {kind_of(found)}, "
+                f"registered as a {named}; {advice}"
+            )
+        return found
 
     @property
     def class_name(self) -> str:
@@ -67,12 +81,17 @@ class Component:
         """One of :data:`KINDS`; for a class given as text, from its name's suffix (``MyLoss``: ``"loss"``)."""
         if isinstance(self.source, type):
             return kind_of(self.source)
+        return self._kind_in_text or kind_of(self.cls)
+
+    @property
+    def _kind_in_text(self) -> str:
+        """The kind of a class given as text, as far as the text tells it; "" otherwise."""
         if self.named_kind:
             return self.named_kind
         for kind in KINDS:
             if self.class_name.endswith(kind.capitalize()):
                 return kind
-        return kind_of(self.cls)
+        return ""
 
     @property
     def one_line(self) -> str:
@@ -99,9 +118,13 @@ class Command:
     function: str  # "package.module:function"
     summary: str  # one line for ``pml-ext --help``
 
-    def load(self) -> Callable[..., None]:
-        """Import the function."""
-        return pkgutil.resolve_name(self.function)  # type: ignore[no-any-return]
+    def load(self, name: str = "", plugin: str = "") -> Callable[..., None]:
+        """Import the function; PluginError, with the command's name and its plugin's, if that fails."""
+        found = import_name(self.function, f"the command {name!r}", plugin, "pml_ext_commands")
+        if not callable(found):
+            text = f"the command {name!r} of the plugin {plugin!r}: {self.function!r} is {found!r}, wanted a function"
+            raise PluginError(text)
+        return found  # type: ignore[no-any-return]
 
 
 def kind_of(cls: type) -> str:

@@ -13,16 +13,17 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pluggy
 
-from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, unknown
+from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, shortened, unknown
 from . import hooks as hookspecs
-from .components import KINDS, Command, Component, pml_components
+from .components import KINDS, Command, Component, Paper, pml_components
+from .guard import SharedImports, process_unchanged
 
 GROUP = "pml_ext"
 ALLOW = "PML_EXT_PLUGINS"  # environment variables with names of entry points
@@ -35,9 +36,28 @@ SLOW = 2.0  # import time in seconds above which a third-party plugin is reporte
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
 _A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
 _A_COMMAND = 'Command("package.module:function", "One line for --help.") (and a name in kebab-case)'
+_A_METRIC = "a function(**kwargs) (and a name in snake_case)"
 _KEBAB = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _SNAKE = re.compile("[a-z][a-z0-9_]*")
 _NAME = re.compile(r"[^\s:@]+")
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")  # "package.module:name"
+
+
+def _is_metric(value: Any) -> bool:
+    """Return whether a value is a function that takes any keyword, as metrics are called with all that is known."""
+    try:
+        parameters = inspect.signature(value).parameters.values()
+    except (TypeError, ValueError):  # not callable, or written in C
+        return False
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def _is_command(value: Any) -> bool:
+    return isinstance(value, Command) and _is_import_path(value.function) and isinstance(value.summary, str)
+
+
+def _is_import_path(value: Any) -> bool:
+    return isinstance(value, str) and _IMPORT_PATH.fullmatch(value) is not None
 
 
 class HookTable(NamedTuple):
@@ -49,10 +69,6 @@ class HookTable(NamedTuple):
     wanted: str  # of names and values, for errors
 
 
-def _is_command(value: Any) -> bool:
-    return isinstance(value, Command)
-
-
 def _is_file(value: Any) -> bool:
     return isinstance(value, Path) and value.is_file()
 
@@ -61,7 +77,7 @@ def _is_file(value: Any) -> bool:
 TABLES = {
     "data set": HookTable("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "trunk": HookTable("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
-    "metric": HookTable("pml_ext_metrics", _SNAKE, callable, "a function (and a name in snake_case)"),
+    "metric": HookTable("pml_ext_metrics", _SNAKE, _is_metric, _A_METRIC),
     "tracker": HookTable("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "command": HookTable("pml_ext_commands", _KEBAB, _is_command, _A_COMMAND),
     "store": HookTable("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
@@ -78,12 +94,13 @@ class PluginRecord:
     version: str
     module: str
     status: str = "waiting"  # before its import; then "ok", "broken", "blocked" or "not allowed"
-    error: str = ""  # the reason, unless the status is "waiting" or "ok"
+    error: str = ""  # the reasons, unless the status is "waiting" or "ok"
     hooks: list[str] = dataclasses.field(default_factory=list)
     components: int = 0
     commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
     clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
-    seconds: float = 0.0  # time to import it and call its first hooks
+    changes: list[str] = dataclasses.field(default_factory=list)  # settings of the process that were put back
+    seconds: float = 0.0  # time to import it and call its first hooks, without that of torch and of our own modules
     traceback: str = ""
 
     def __str__(self) -> str:
@@ -99,8 +116,9 @@ class Plugins:
     """The names registered by all plugins, by PML's own classes and by components registered in the current process.
 
     Entry points are read once, those of this distribution first. A plugin that fails is recorded as broken, with a
-    :class:`PluginWarning`; a hook that fails in a later call loses only its own names. ``PML_EXT_PLUGINS`` is
-    an allow list of entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
+    :class:`PluginWarning`; a hook that fails loses only its own names. Settings of the process that a plugin changes,
+    such as the filters of warnings, are put back, with a warning. ``PML_EXT_PLUGINS`` is an allow list of entry-point
+    names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
     """
 
     def __init__(self) -> None:
@@ -132,7 +150,10 @@ class Plugins:
 
     def _add_builtin(self) -> None:
         """Add what the core and PML have."""
-        self._add(BUILTIN, importlib.import_module("pml_ext.registry.builtin"))
+        hooks = _hooks_of(importlib.import_module("pml_ext.registry.builtin"))
+        for add in (self._add_components, self._add_recipes):
+            add(BUILTIN, hooks)
+        self._hooks[BUILTIN] = hooks
         for component in pml_components():
             self._register(component.kind, component.name, component.plugin, component)
 
@@ -181,33 +202,40 @@ class Plugins:
         if point.name in self.loaded:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
         started = time.perf_counter()
-        try:
-            record.hooks, record.components = self._add(point.name, point.load())
-        finally:
-            record.seconds = time.perf_counter() - started
-        record.status = "ok"
-        self.loaded[point.name] = record
+        with SharedImports() as shared:
+            try:
+                hooks = _hooks_of(point.load())
+                record.hooks = [hook for hook in HOOKS if hook in hooks]
+                record.status = "ok"
+                self.loaded[point.name] = record
+                with self._guarded(record, "pml_ext_components"):
+                    record.components = self._add_components(point.name, hooks)
+                with self._guarded(record, "pml_ext_recipes"):
+                    self._add_recipes(point.name, hooks)
+                self._hooks[point.name] = hooks
+            finally:
+                record.seconds = time.perf_counter() - started - shared.seconds
 
-    def _add(self, plugin: str, module: object) -> tuple[list[str], int]:
-        """Add a plugin's hooks, components and recipes atomically; return its hooks and number of components."""
-        hooks = _hooks_of(module)
+    def _add_components(self, plugin: str, hooks: Mapping[str, Callable[[], Any]]) -> int:
+        """Add a plugin's components, all of them or none, and return their number."""
         components: dict[tuple[str, str], Component] = {}
-        for each in hooks.get("pml_ext_components", list)():
+        for each in _items(hooks, "pml_ext_components", "Component(...) entries"):
             component = validated(each, plugin)
             other = components.setdefault((component.kind, component.name), component)
             if other is not component:
                 twice = f"{component.kind} {component.name!r} twice ({other.class_name} and {component.class_name})"
                 raise PluginError(f"pml_ext_components names the {twice}; names are unique per kind")
-        recipes: list[tuple[str, Path]] = []
-        for folder in hooks.get("pml_ext_recipes", list)():
-            recipes += _recipe_files(plugin, folder)
-
-        self._hooks[plugin] = hooks
-        for name, file in recipes:
-            self._register("recipe", name, plugin, file)
         for component in components.values():
             self.add(component)
-        return [hook for hook in HOOKS if hook in hooks], len(components)
+        return len(components)
+
+    def _add_recipes(self, plugin: str, hooks: Mapping[str, Callable[[], Any]]) -> None:
+        """Add a plugin's recipes, those of all of its folders or none."""
+        recipes: list[tuple[str, Path]] = []
+        for folder in _items(hooks, "pml_ext_recipes", "folders"):
+            recipes += _recipe_files(plugin, folder)
+        for name, file in recipes:
+            self._register("recipe", name, plugin, file)
 
     def add(self, component: Component) -> None:
         """Add a plugin's component under its name and its class name; replace one of the same name."""
@@ -219,24 +247,37 @@ class Plugins:
 
     @contextlib.contextmanager
     def _guarded(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
-        """Send the output of a plugin's code to stderr; if the code fails, record the plugin as broken."""
+        """Guard a plugin's import, or a call of its hook.
+
+        Its output goes to stderr. If the code fails, the plugin is recorded as broken. Settings of the process that
+        the code changes are put back.
+        """
+        changed: list[str] = []
         try:
-            with contextlib.redirect_stdout(sys.stderr):
+            with contextlib.redirect_stdout(sys.stderr), process_unchanged(changed.extend):
                 yield
-        except (KeyboardInterrupt, StoppedError):
+        except (KeyboardInterrupt, PluginWarning, StoppedError):  # a PluginWarning: where warnings are errors
             raise
         except BaseException as error:  # also SystemExit, and skip exceptions of test frameworks
-            reason = f"{type(error).__name__}: {error}"
-            left_out = "it"
-            if hook:
-                reason = f"{hook}: {reason}"
-                left_out = f"the answer of {hook}"
-            record.status = "broken"
-            record.error = reason
-            record.traceback = "".join(traceback.format_exception(error))
+            left_out = f"the answer of {hook}" if hook else "it"
+            self.add_error(record, error, hook)
             advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
             text = f"the plugin {record} is broken and {left_out} was left out: {one_line(error)} ({advice})"
             warnings.warn(text, PluginWarning, stacklevel=4)
+        if changed:
+            when = f"in {hook}" if hook else "when it is imported"
+            record.changes += [f"{name} {when}" for name in changed]
+            text = f"the plugin {record} changes {', '.join(changed)} for the whole process {when}; it was put back"
+            warnings.warn(text, PluginWarning, stacklevel=4)
+
+    def add_error(self, record: PluginRecord, error: BaseException, hook: str = "") -> None:
+        """Record a plugin as broken, with one more reason."""
+        reason = f"{type(error).__name__}: {error}"
+        if hook:
+            reason = f"{hook}: {reason}"
+        record.status = "broken"
+        record.error = f"{record.error}; {reason}" if record.error else reason
+        record.traceback += "".join(traceback.format_exception(error))
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
         """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES."""
@@ -270,10 +311,13 @@ class Plugins:
         table = TABLES[kind]
         answer = function()
         if not isinstance(answer, Mapping):
-            raise PluginError(f"{table.hook} returned {answer!r}; it must return a mapping with names as keys")
+            shown = shortened(repr(answer), 100)
+            raise PluginError(f"{table.hook} returned {shown}; it must return a mapping with names as keys")
         for name, value in answer.items():
-            if not table.names.fullmatch(name) or not table.is_valid(value):
-                raise PluginError(f"{table.hook}: {name!r} is {value!r}, wanted {table.wanted}")
+            is_valid = isinstance(name, str) and table.names.fullmatch(name) and table.is_valid(value)
+            if not is_valid:
+                shown = shortened(repr(value), 100)
+                raise PluginError(f"{table.hook}: {name!r} is {shown}, wanted {table.wanted}")
         for name, value in answer.items():
             self._register(kind, name, plugin, value)
 
@@ -328,16 +372,36 @@ def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     return functions
 
 
+def _items(hooks: Mapping[str, Callable[[], Any]], hook: str, wanted: str) -> list[Any]:
+    """Return the answer of a hook as a list, [] if the plugin has none; PluginError if it is no list."""
+    if hook not in hooks:
+        return []
+    answer = hooks[hook]()
+    if isinstance(answer, (str, bytes, Mapping)) or not isinstance(answer, Iterable):
+        raise PluginError(f"{hook} returned {shortened(repr(answer), 100)}; it must return a list of {wanted}")
+    return list(answer)
+
+
 def validated(component: Any, plugin: str) -> Component:
     """Return a component with its plugin's name; PluginError if it is invalid, TypeError for a class of no kind."""
     if not isinstance(component, Component):
         raise PluginError(f"pml_ext_components must return Component(...) entries, not {component!r}")
-    if not _KEBAB.fullmatch(component.name):
+    if not isinstance(component.name, str) or not _KEBAB.fullmatch(component.name):
         raise PluginError(f"a component's name is kebab-case (a-z, digits, single hyphens), not {component.name!r}")
-    _ = component.kind  # raises for a class without a kind
-    if not isinstance(component.source, str):
-        _ = component.settings  # raises for a class whose signature cannot be read
-    return dataclasses.replace(component, plugin=plugin)
+    if not isinstance(component.source, type) and not _is_import_path(component.source):
+        found = shortened(repr(component.source), 100)
+        raise PluginError(f'{component.name!r} is {found}, wanted a class or its path, "package.module:Class"')
+    if component.named_kind and component.named_kind not in KINDS:
+        raise PluginError(f"named_kind of {component.name!r}: {unknown('kind', str(component.named_kind), KINDS)}")
+    if not isinstance(component.summary, str):
+        raise PluginError(f"summary of {component.name!r} must be text, one line; not {component.summary!r}")
+    if component.paper is not None and not isinstance(component.paper, Paper):
+        raise PluginError(f"paper of {component.name!r} must be a Paper(...), not {component.paper!r}")
+    named: Component = dataclasses.replace(component, plugin=plugin)
+    _ = named.kind  # raises for a class without a kind
+    if not isinstance(named.source, str):
+        _ = named.settings  # raises for a class whose signature cannot be read
+    return named
 
 
 def _recipe_files(plugin: str, folder: Any) -> list[tuple[str, Path]]:
@@ -346,6 +410,8 @@ def _recipe_files(plugin: str, folder: Any) -> list[tuple[str, Path]]:
         raise PluginError(f"pml_ext_recipes names {str(folder)!r}, which is no folder of a package; write {wanted}")
     recipes = []
     for file in sorted(folder.rglob("*.toml")):
+        if not file.is_file():
+            continue
         name = file.relative_to(folder).with_suffix("").as_posix()
         recipes.append((f"{plugin}/{name}", file))
     return recipes

@@ -7,6 +7,8 @@ recipes; without such a plugin it is an error. ``entry-point:name`` is always un
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
@@ -29,7 +31,10 @@ _plugins = Plugins()
 
 
 def plugins() -> list[PluginRecord]:
-    """Return the record of each entry point, name clashes included; this calls all hooks."""
+    """Return the record of each entry point, name clashes included.
+
+    This calls all hooks, and imports what other distributions' plugins name by its import path.
+    """
     for record in _plugins.records:
         record.clashes = []
         record.commands = []
@@ -40,7 +45,38 @@ def plugins() -> list[PluginRecord]:
         for name, by_plugin in _plugins.registered(kind).items():
             if len(by_plugin) > 1:
                 _record_name_clash(kind, name, list(by_plugin))
+    for record in _plugins.loaded.values():
+        if not record.shipped:
+            _record_failing_imports(record)
     return list(_plugins.records)
+
+
+def loaded_plugins() -> list[PluginRecord]:
+    """Return the records of the entry points that are loaded; this calls no further hook."""
+    _plugins.load()
+    return list(_plugins.loaded.values())
+
+
+def _record_failing_imports(record: PluginRecord) -> None:
+    """Import the classes and commands that a plugin names as text, and record what fails, each failure once."""
+    imports: list[tuple[str, Callable[[], object]]] = []
+    for component in components():
+        if component.plugin == record.name:
+            imports.append(("pml_ext_components", functools.partial(getattr, component, "cls")))
+    for name, by_plugin in _plugins.registered("command").items():
+        if record.name in by_plugin:
+            imports.append(("pml_ext_commands", functools.partial(by_plugin[record.name].load, name, record.name)))
+    for hook, imported in imports:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", PluginWarning)
+            try:
+                imported()
+            except PluginError as error:
+                if str(error) not in record.error:
+                    _plugins.add_error(record, error, hook)
+        for warning in caught:
+            if isinstance(warning.message, PluginWarning):
+                record.changes.append(str(warning.message))
 
 
 def _record_name_clash(kind: str, name: str, plugins: list[str]) -> None:
@@ -323,18 +359,22 @@ def check_settings(owner: str, accepted: Iterable[str], given: Iterable[str]) ->
 
 
 def fill_settings(
-    target: Callable[..., Any], context: Mapping[str, Any], given: Iterable[str] = ()
+    target: Callable[..., Any],
+    context: Mapping[str, Any],
+    given: Iterable[str] = (),
+    known: Mapping[str, inspect.Parameter] | None = None,
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the values of settings of ``target`` that are not ``given``, and the names of required ones still missing.
 
     Values come from a :class:`BuildContext` (ConfigError for another key in it). A required setting whose annotation is
-    a component's class (``distance: My``) gets an instance, filled in the same way.
+    a component's class (``distance: My``) gets an instance, filled in the same way. ``known`` are the target's
+    :func:`settings_of`, if the caller has them.
     """
     check_settings("a BuildContext", BuildContext.__annotations__, context)
     values: dict[str, Any] = {}
     missing = []
     given = set(given)
-    for name, parameter in settings_of(target).items():
+    for name, parameter in (known or settings_of(target)).items():
         required = parameter.default is parameter.empty
         keeps_default = not required and name in ("embedding_size", "num_classes")
         if name in given or keeps_default:

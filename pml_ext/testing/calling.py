@@ -14,7 +14,7 @@ from .. import pml, registry
 from .batches import Batch, batch_of
 from .comparing import equal, gradient, gradients, sorted_rows, weighted
 from .second_device import TORCH
-from .subject import SkipCheck, Subject, takes_labels
+from .subject import CLASSES, SkipCheck, Subject, takes_labels
 
 KIT = str(Path(__file__).parent)  # frames in this folder are not the author's code
 
@@ -48,14 +48,16 @@ def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
     return call(component, batch, *more, **named)
 
 
-def compute(component: Any, batch: Batch) -> dict[str, Any]:
+def compute(component: Any, batch: Batch, references: Batch | None = None) -> dict[str, Any]:
     """Return the unreduced values of a loss or a regularizer; raise SkipCheck for a wrapper, which has none."""
     if not hasattr(component, "compute_loss"):
         raise SkipCheck("a wrapper: the wrapped component is checked by itself")
     labels = batch.labels if takes_labels(component) else None
     if registry.kind_of(type(component)) == "regularizer":
         return component.compute_loss(batch.embeddings, *[] if labels is None else [labels])  # type: ignore[no-any-return]
-    return component.compute_loss(batch.embeddings, labels, None, batch.embeddings, labels)  # type: ignore[no-any-return]
+    other = references or Batch(batch.embeddings, batch.labels)
+    ref_labels = None if labels is None else other.labels
+    return component.compute_loss(batch.embeddings, labels, None, other.embeddings, ref_labels)  # type: ignore[no-any-return]
 
 
 def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
@@ -87,9 +89,55 @@ def call_forms(subject: Subject, batch: Batch, other: Batch) -> dict[str, dict[s
         found[" with a miner's tuple"] = {"indices_tuple": pml.get_all_pairs_indices(batch.labels)}
     if subject.kind == "distance":
         found[" with references"] = {"ref_emb": other.embeddings}
-    elif subject.kind in ("loss", "miner") and {"labels", "references"} <= subject.capabilities:
+    elif takes_references(subject):
         found[" with references"] = {"ref_emb": other.embeddings, "ref_labels": other.labels}
     return found
+
+
+def takes_references(subject: Subject) -> bool:
+    """Return whether a loss declares references with labels; whether a miner accepts them, as PML's base class does."""
+    if subject.kind == "loss":
+        return {"labels", "references"} <= subject.capabilities
+    if subject.kind != "miner":
+        return False
+    if "references" not in subject.cache:
+        batch = batch_of(subject, (3, 3))
+        other = batch_of(subject, (3, 2), seed=1)
+        try:
+            seeded(subject.make(), batch, other.embeddings, other.labels)
+            subject.cache["references"] = True
+        except Exception:
+            subject.cache["references"] = "references" in subject.capabilities
+    return bool(subject.cache["references"])
+
+
+def has_fixed_rows(subject: Subject) -> bool:
+    """Return whether a regularizer accepts the kit's ordinary batch, but none with another number of rows."""
+    if subject.kind != "regularizer":
+        return False
+    if "fixed rows" not in subject.cache:
+        subject.cache["fixed rows"] = False
+        call(subject.make(), batch_of(subject))
+        try:
+            call(subject.make(), batch_of(subject, (CLASSES, 3)))
+        except Exception:
+            subject.cache["fixed rows"] = True
+    return bool(subject.cache["fixed rows"])
+
+
+def result_of(component: Any, batch: Batch) -> list[Tensor]:
+    """Return the value of a seeded call without gradients, or a miner's indices, sorted."""
+    result = seeded(component, batch)
+    if isinstance(result, tuple):
+        return [sorted_rows(result)]
+    return [result.detach()]
+
+
+def used(component: Any, subject: Subject) -> Any:
+    """Return a component after three calls in training, since a weight may grow from zero."""
+    for seed in (5, 6, 7):
+        seeded(component, batch_of(subject, seed=seed))
+    return component
 
 
 def is_random(subject: Subject) -> bool:

@@ -40,12 +40,35 @@ def close(actual: Any, expected: Any, text: str, rtol: float = 1e-6, atol: float
         expected = [expected]
     for found, wanted in zip(actual, expected, strict=True):
         if not all_close([found], [wanted], rtol, atol):
-            raise AssertionError(f"{text}: {_first_values(found)} instead of {_first_values(wanted)}")
+            raise AssertionError(f"{text}: {difference(found.detach(), wanted.detach())}")
 
 
-def _first_values(tensor: Tensor) -> list[float]:
-    values: list[float] = tensor.detach().flatten()[:4].tolist()
-    return values
+def difference(found: Tensor, wanted: Tensor) -> str:
+    """Return in words where two tensors differ most, or which rows of mined indices are missing or too many."""
+    if found.dtype == wanted.dtype == torch.long and found.ndim == wanted.ndim == 2:
+        return difference_of_rows(set(map(tuple, found.tolist())), set(map(tuple, wanted.tolist())))
+    if found.shape != wanted.shape:
+        return f"shape {tuple(found.shape)} instead of {tuple(wanted.shape)}"
+    gap = (found.double() - wanted.double()).abs().nan_to_num(nan=torch.inf).flatten()
+    place = int(gap.argmax())
+    mine = found.flatten()[place].item()
+    theirs = wanted.flatten()[place].item()
+    where = ""
+    if found.ndim:
+        index = [int(part) for part in torch.unravel_index(torch.tensor(place), found.shape)]
+        where = f" at {index}"
+    digits = 6 if f"{mine:.6g}" != f"{theirs:.6g}" else 17
+    return f"{mine:.{digits}g} instead of {theirs:.{digits}g}{where}"
+
+
+def difference_of_rows(found: set[tuple[int, ...]], wanted: set[tuple[int, ...]]) -> str:
+    """Return in words which pairs or triplets of :func:`sorted_rows` are too many, and which are missing."""
+    texts = []
+    for what, rows in (("too many", found - wanted), ("missing", wanted - found)):
+        if rows:
+            shown = ", ".join(map(str, sorted(rows)[:2]))
+            texts.append(f"{len(rows)} {what}, such as {shown}")
+    return f"{'; '.join(texts)}, of {len(wanted)}"
 
 
 def gradients(value: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:

@@ -20,6 +20,7 @@ from ..registry import BuildContext, check_settings, fill_settings
 
 SIZE = 8  # default embedding size
 CLASSES = 6  # default number of classes
+BATCH_SIZE = 12  # of samplers
 # Arguments of PML's base classes, which the checks of settings do not vary.
 INHERITED = {"distance", "reducer", "collect_stats", "is_inverted", "tile_size", "relation"} | {
     *("embedding_regularizer", "embedding_reg_weight", "weight_regularizer", "weight_reg_weight", "weight_init_func")
@@ -39,6 +40,7 @@ class Subject:
     name: str  # of the class
     kind: str
     make: Callable[..., Any]  # returns a new, equal instance in float64; for a class, with settings if given
+    build: Callable[[], Any]  # returns a new instance as its user builds it, with the global generators as they are
     size: int  # of embeddings
     classes: int
     cls: type | None = None  # None where an instance was given
@@ -46,6 +48,7 @@ class Subject:
     grid: Sequence[Mapping[str, Any]] | None = None  # settings of the comparison; None if nothing is compared
     reference: Callable[..., Any] | None = None
     without_effect: frozenset[str] = frozenset()  # settings that change how the value is computed, not the value
+    registered: registry.Component | None = None  # the entry of a plugin that was given
     cache: dict[str, Any] = dataclasses.field(default_factory=dict)  # results of one check that another needs
 
     @property
@@ -111,7 +114,9 @@ def subject_of(
         names = inspect.signature(component.func).parameters
         fixed = dict(zip(names, component.args, strict=False)) | component.keywords
         component = component.func
+    registered = None
     if isinstance(component, registry.Component):
+        registered = component
         component = component.cls
     if isinstance(component, type):
         sizes = {"embedding_size": embedding_size or SIZE, "num_classes": num_classes or CLASSES}
@@ -122,6 +127,7 @@ def subject_of(
         raise ConfigError(f"settings are varied by building a class; {name} is built already; give the class {name}")
     else:
         subject = _of_instance(component, embedding_size, num_classes)
+    subject = dataclasses.replace(subject, registered=registered)
     if reference is None and settings is None and not without_effect:
         return subject
     return dataclasses.replace(subject, grid=grid, reference=reference, without_effect=frozenset(without_effect))
@@ -162,6 +168,7 @@ def _of_instance(component: Any, size: int | None, classes: int | None) -> Subje
         type(component).__name__,
         registry.kind_of(type(component)),
         lambda _=None: _in_float64(copy.deepcopy(component)),
+        lambda: copy.deepcopy(component),
         size or first("embedding_size", "in_features") or SIZE,
         classes or first("num_classes") or CLASSES,
     )
@@ -171,22 +178,27 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
     labels = torch.arange(CLASSES).repeat_interleave(4).numpy()
     kind = registry.kind_of(cls)
     settings = {**fixed, **first}
-    context: BuildContext = {"labels": labels, "batch_size": 12, "length_before_new_iter": 24, **sizes}  # type: ignore[typeddict-item]
+    context: BuildContext = {"labels": labels, "batch_size": BATCH_SIZE, "length_before_new_iter": 24, **sizes}  # type: ignore[typeddict-item]
     if missing := fill_settings(cls, context, settings)[1]:
         raise ConfigError(
             f"{cls.__name__} needs {', '.join(missing)}, which no batch tells; check an instance built with its "
             f"settings: check_component({cls.__name__}(...))"
         )
 
+    known = registry.settings_of(cls)
+
+    def build(other: Mapping[str, Any] = first) -> Any:
+        chosen = copy.deepcopy({**fixed, **other})
+        return cls(**fill_settings(cls, context, chosen, known)[0], **chosen)
+
     def make(other: Mapping[str, Any] | None = None) -> Any:
-        chosen = copy.deepcopy({**fixed, **(first if other is None else other)})
         with torch.random.fork_rng():
             torch.manual_seed(0)  # instances with random parameters are equal
-            return _in_float64(cls(**fill_settings(cls, context, chosen)[0], **chosen))
+            return _in_float64(build(first if other is None else other))
 
     size = settings.get("embedding_size", sizes["embedding_size"])
     classes = settings.get("num_classes", sizes["num_classes"])
-    return Subject(cls.__name__, kind, make, size, classes, cls, settings)
+    return Subject(cls.__name__, kind, make, build, size, classes, cls, settings)
 
 
 def with_noise(component: Any) -> Any:

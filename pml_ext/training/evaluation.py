@@ -199,10 +199,12 @@ def _searched(
         gallery = points[searched]
         gallery_labels = view.true_labels(searched)
     kept = 0 if clusters else keep
-    result = calculator.evaluate(points[split], view.true_labels(split), gallery, gallery_labels, keep=kept)
+    labels = view.true_labels(split)
+    result = calculator.evaluate(points[split], labels, gallery, gallery_labels, keep=kept, on_failure=view.warn)
     accuracies = {}
     for accuracy, name in names.items():
-        accuracies[name] = float(result.accuracies[accuracy])
+        if accuracy in result.accuracies:  # a plugin's metric that failed is not
+            accuracies[name] = float(result.accuracies[accuracy])
     return dataclasses.replace(result, accuracies=accuracies)
 
 

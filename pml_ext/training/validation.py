@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from ..errors import TrainingError
 from .checkpointing import Checkpointer
 from .evaluation import evaluate_split, metrics_before
 from .records import CURVE, VALIDATION, Records
@@ -34,6 +35,8 @@ def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
         run.listener.step(f"validating epoch {run.epoch}")
         deciding = run.queries if table.select_on == "test" else "validation"
         measured[deciding] = evaluate_split(run, deciding)
+        if table.select not in measured[deciding]:
+            raise TrainingError(f"evaluation.select: the metric {table.select!r} of a plugin failed; choose another")
         value = measured[deciding][table.select]
         if value > run.history.best["value"]:
             run.history.best = {"epoch": run.epoch, "value": value}

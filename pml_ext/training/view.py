@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
-from ..errors import ConfigError, DataError, counted
+from ..errors import ConfigError, DataError, PluginWarning, counted
 from ..evaluation import some_of_each_class
 from ..recipe import Recipe, build_dataset, build_network, build_relation, load_recipe, preprocessing_of
 from ..registry.hooks import RunView
@@ -305,6 +306,10 @@ class View:
     def changed(self) -> None:
         """Clear the results computed with the network's old weights."""
         self._kept.clear()
+
+    def warn(self, text: str) -> None:
+        """Show a warning about a plugin; a run keeps it, too."""
+        warnings.warn(text, PluginWarning, stacklevel=2)
 
     def checkpoint(self, name: str) -> Path:
         """Return the path of ``"last"``, ``"within"``, ``"best"`` or ``"model"``."""

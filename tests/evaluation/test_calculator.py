@@ -297,10 +297,13 @@ def test_a_plugins_metrics_are_computed_as_pmls(install_plugin):
 @pytest.mark.usefixtures("isolated_registry")
 def test_a_plugins_metric_is_named_where_it_fails(install_plugin):
     install_plugin("far", PLUGIN.replace("{METRICS}", '{"nmi": calculate_nmi, "broken": calculate_broken}'))
-    with pytest.warns(PluginWarning, match="the metric 'nmi' of a plugin is left out: the name is taken"):
+    with pytest.warns(PluginWarning, match="the metric 'nmi' of the plugin 'far' is left out: the name is taken"):
         calculator = RetrievalAccuracyCalculator(include=("broken",))
-    with pytest.raises(PluginError, match="the metric 'broken' of a plugin failed: ZeroDivisionError"):
+    with pytest.raises(PluginError, match="the metric 'broken' of the plugin 'far' failed: ZeroDivisionError"):
         calculator.get_accuracy(*data())
+    texts = []
+    assert calculator.evaluate(*data(), on_failure=texts.append).accuracies == {}
+    assert [text.partition(":")[0] for text in texts] == ["the metric 'broken' of the plugin 'far' failed"]
 
 
 @pytest.mark.usefixtures("isolated_registry")

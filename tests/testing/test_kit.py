@@ -5,10 +5,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pytorch_metric_learning import losses, miners, regularizers
+import torch
+from pytorch_metric_learning import distances, losses, miners, regularizers
 
 import pml_ext
 from pml_ext import registry
+from pml_ext.plugin import per_anchor
 from pml_ext.testing import check_component, parametrize_with_checks
 from tests.testing.planted import correct, failing
 
@@ -72,6 +74,62 @@ def test_a_sample_of_pmls(loss, check):
 def test_a_loss_beside_a_regularizer_passes_its_checks(loss):
     names = ["check_call_forms", "check_reducers"]
     assert [(r.status, r.text) for r in check_component(loss, checks=names, on_fail=None)] == [("passed", "")] * 2
+
+
+class PerProxy(losses.ProxyAnchorLoss):
+    """A loss with a value per class, whose indices are those of the classes."""
+
+    capabilities = frozenset({"labels"})
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        near = torch.nn.functional.normalize(embeddings) @ torch.nn.functional.normalize(self.proxies).T
+        of_class = torch.nn.functional.one_hot(labels, self.num_classes)
+        return per_anchor((of_class * (1 - near) + (1 - of_class) * near.clamp(min=0)).sum(0))
+
+    def _sub_loss_names(self):
+        return ["loss"]
+
+
+class MovesBuffer(correct.Ramp):
+    """Updates its buffer in place."""
+
+    def values(self, *matrices):
+        if self.counts():
+            self.steps.add_(1)
+        return super(correct.Ramp, self).values(*matrices) * (1 + self.steps / 1000)
+
+
+class StartsAtZero(correct.Parameter):
+    """A learned weight that is 0 at first."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        torch.nn.init.zeros_(self.scale)
+
+
+RIGHT = {
+    "per proxy": (PerProxy, ["check_reducers", "check_indices_belong_to_values", "check_classes_separate"]),
+    "buffer in place": (MovesBuffer, ["check_torch_func", "check_state_dict", "check_eval_keeps_state"]),
+    "starts at 0": (StartsAtZero, ["check_labels_are_used", "check_dimensions", "check_classes_separate"]),
+    "asymmetric": (distances.SNRDistance, ["check_distance"]),
+    "ties": (miners.HDCMiner, ["check_order_does_not_matter", "check_sizes"]),
+    "proxy anchor": (losses.ProxyAnchorLoss, ["check_indices_belong_to_values"]),
+    "constants": (losses.CircleLoss, ["check_gradients"]),
+    "rows of weights": (
+        functools.partial(regularizers.SparseCentersRegularizer, centers_per_class=4),
+        ["check_call_forms", "check_degenerate_batches", "check_sizes", "check_gradients"],
+    ),
+    "many labels": (
+        functools.partial(correct.FewClasses, labels=[number // 5 for number in range(60)]),
+        ["check_sampler", "check_sampler_state"],
+    ),
+    "triplets": (pml_ext.HardNegativePoolSampler, ["check_sampler"]),
+}
+
+
+@pytest.mark.parametrize(("component", "checks"), RIGHT.values(), ids=RIGHT)
+def test_right_ones_raise_no_false_alarm(component, checks):
+    assert failing(component, checks=checks) == {}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_the_fast_kit_finds_enough():
 
 def test_every_check_has_a_bug():
     checks = {check.__name__ for kind in registry.KINDS for check in checks_of(kind)}
-    assert checks <= {bug.check for bug in PLANTED.values()}
+    assert checks - {"check_docstring"} <= {bug.check for bug in PLANTED.values()}
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,8 @@ def test_every_check_has_a_bug():
         correct.ByNames,
         correct.Ramp,
         correct.NearNegatives,
+        correct.Moving,
+        correct.Indices,
         correct.Hardest,
         correct.FewClasses,
         correct.Deviance(alpha=5.0, embedding_regularizer=regularizers.LpRegularizer(), embedding_reg_weight=0.1),
@@ -43,7 +45,8 @@ def test_every_check_has_a_bug():
     ids=lambda component: getattr(component, "__name__", type(component).__name__),
 )
 def test_correct_ones_pass(component):
-    compared = {"reference": loop} if component is correct.Deviance else {}
+    references = {correct.Deviance: loop, correct.NearNegatives: correct.near_negatives}
+    compared = {"reference": references[component]} if component in references else {}
     assert failing(component, fast=True, **compared) == {}
 
 
@@ -56,4 +59,10 @@ def test_a_correct_one_passes_all_checks():
     results = check_component(correct.ByHand, reference=loop, on_fail=None)
     assert not [(result.check, result.text) for result in results if result.fails]
     skipped = {result.check for result in results if result.status == "skipped"}
-    assert skipped <= {"check_parameters_get_gradients", "check_tiles", "check_compile", "check_relation"}
+    assert skipped <= {
+        "check_docstring",
+        "check_parameters_get_gradients",
+        "check_tiles",
+        "check_compile",
+        "check_relation",
+    }

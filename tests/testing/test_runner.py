@@ -48,6 +48,15 @@ def test_what_a_component_raises_keeps_its_traceback():
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
+def test_failures_are_listed_in_the_order_in_which_to_read_them():
+    with pytest.raises(AssertionError) as raised:
+        check_component(bugs.MovesInEval, checks=["check_eval_keeps_state", "check_call_forms"])
+    assert "read " not in str(raised.value)  # a single one
+    with pytest.raises(AssertionError, match="read check_labels_are_used first: the others may follow") as raised:
+        check_component(bugs.LabelsUnseen, fast=True)
+    assert str(raised.value).splitlines()[1].startswith("  check_labels_are_used: ")
+
+
 def test_after_a_loss_that_cannot_be_called_the_rest_is_skipped():
     results = check_component(bugs.ValueAlone, on_fail=None)
     assert [result.check for result in results if result.fails] == ["check_call_forms"]

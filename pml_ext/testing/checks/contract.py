@@ -14,9 +14,9 @@ from torch.func import functional_call
 from ... import pml
 from ...losses.relations import SharedLabel, related_pairs
 from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
-from ..calling import call, call_forms, compute, is_random, needs, outcome, seeded
-from ..comparing import all_close, check_tuple, close, equal, gradient, gradients
-from ..subject import SIZE, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
+from ..calling import call, call_forms, compute, is_random, needs, outcome, seeded, used
+from ..comparing import all_close, check_tuple, close, equal, gradient, gradients, weighted
+from ..subject import CLASSES, SIZE, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
 
 _WANTED = (
     "wanted {'loss': {'losses': values, 'indices': what each is of, 'reduction_type': 'element', 'pos_pair', "
@@ -92,7 +92,10 @@ def check_reducers(subject: Subject) -> None:
     _check_terms(subject, batch)
     values = {name: info["losses"] for name, info in terms.items() if isinstance(info["losses"], Tensor)}
     if all(value.ndim == 0 or len(value) == 1 for value in values.values()):
-        raise AssertionError("compute_loss returns a value that is reduced already, so that a reducer has no effect")
+        raise AssertionError(
+            "compute_loss returns a value that is reduced already, so that a reducer has no effect; return one value "
+            "per anchor, pair or triplet, or per proxy: per_anchor(values)"
+        )
     single = [n for n, value in values.items() if value.ndim == 0 or terms[n]["reduction_type"] == "already_reduced"]
     if single:
         raise AssertionError(f"sub-loss {single[0]!r} is reduced already, others are not; return all unreduced")
@@ -103,7 +106,7 @@ def check_reducers(subject: Subject) -> None:
 
 @applies_to("loss")
 def check_indices_belong_to_values(subject: Subject) -> None:
-    """``indices`` tell a reducer the image, pair or triplet of each value, whatever the order of the batch."""
+    """``indices`` tell a reducer the image, pair or triplet of each value, whatever the order, with references too."""
     needs(subject, repeatable=True)
     batch = batch_of(subject, (4, 3))
     order = shuffle(len(batch.labels), 3)
@@ -116,21 +119,50 @@ def check_indices_belong_to_values(subject: Subject) -> None:
             continue
         index = _as_tuple(info["indices"])
         moved = _as_tuple(after[name]["indices"])
-        if kind != "element":
-            same_class = batch.labels[index[0]] == batch.labels[index[1]]
-            wrong = same_class if kind == "neg_pair" else ~same_class
-            if wrong.any():
-                raise AssertionError(f"sub-loss {name!r} says {kind}, but its indices are of other classes")
+        _check_classes_of_indices(name, kind, index, batch, batch)
         other = after[name]["losses"]
         if not torch.isclose(values.sum(), other.sum(), rtol=1e-6, atol=1e-6):
             raise SkipCheck("its values depend on the order of the batch, see check_order_does_not_matter")
-        shape = (len(order),) * len(index)
-        mine = values.new_zeros(shape)  # summed where an index comes twice
-        theirs = values.new_zeros(shape)
-        mine.index_put_(index, values.detach(), accumulate=True)
-        theirs.index_put_(tuple(order[i] for i in moved), other.detach(), accumulate=True)
-        if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6):
+        of_proxies = kind == "element" and subject.has_class_rows  # then an order of images does not move the rows
+        mine = _by_index(index, values, len(order))
+        restored = [_by_index(tuple(order[i] for i in moved), other, len(order))]
+        if of_proxies:
+            restored.append(_by_index(moved, other, len(order)))
+        if not any(torch.allclose(mine, theirs, rtol=1e-6, atol=1e-6) for theirs in restored):
             raise AssertionError(f"the indices of sub-loss {name!r} do not belong to its values: order changes them")
+    if not {"labels", "references"} <= subject.capabilities:
+        return
+    references = batch_of(subject, (CLASSES, 5), seed=1)
+    for name, info in compute(subject.make(), batch, references).items():
+        if info["reduction_type"] != "already_reduced" and isinstance(info["losses"], Tensor):
+            index = _as_tuple(info["indices"])
+            _check_classes_of_indices(name, info["reduction_type"], index, batch, references)
+
+
+def _check_classes_of_indices(name: str, kind: str, index: tuple[Tensor, ...], batch: Batch, references: Batch) -> None:
+    """Fail if a sub-loss's pairs or triplets do not begin with a row of the batch, or are of other classes."""
+    if kind == "element":
+        return
+    where = "" if references is batch else f" (with {len(references.labels)} references)"
+    text = f"sub-loss {name!r} says {kind}, but its indices are"
+    for place, of in enumerate((batch.labels, references.labels, references.labels)[: len(index)]):
+        if len(index[place]) and int(index[place].max()) >= len(of):
+            wanted = "anchors are rows of the batch, and come first; partners are rows of ref_emb"
+            raise AssertionError(f"{text} outside of 0 to {len(of) - 1}{where}; {wanted}")
+    anchors = batch.labels[index[0]]
+    same = anchors == references.labels[index[1]]
+    wrong = same if kind == "neg_pair" else ~same
+    if kind == "triplet":
+        wrong = wrong | (anchors == references.labels[index[2]])
+    if wrong.any():
+        raise AssertionError(f"{text} of other classes{where}; wanted (anchor, partner), in this order")
+
+
+def _by_index(index: tuple[Tensor, ...], values: Tensor, length: int) -> Tensor:
+    """Return the values at their indices, summed where an index comes twice."""
+    placed = values.new_zeros((length,) * len(index))
+    placed.index_put_(index, values.detach(), accumulate=True)
+    return placed
 
 
 def _as_tuple(indices: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -160,10 +192,18 @@ def check_labels_are_used(subject: Subject) -> None:
     """A loss that takes labels but gives the same value for any labels learns nothing from them."""
     if not takes_labels(subject.make()):
         raise SkipCheck("it takes no labels")
-    batch = batch_of(subject)
-    value = seeded(subject.make(), batch)
-    if torch.equal(value, seeded(subject.make(), Batch(batch.embeddings, batch.labels[shuffle(len(batch.labels), 1)]))):
-        raise AssertionError(f"labels are ignored: other labels give the same {subject.kind}, {value.item():.6g}")
+    shown = []
+    for settings in CLOSE:  # a weight or a hinge may be zero at first, or in some batches
+        batch = batch_of(subject, **settings)
+        other = Batch(batch.embeddings, batch.labels[shuffle(len(batch.labels), 1)])
+        value, with_others = (
+            seeded(with_noise(used(subject.make(), subject)), each).detach() for each in (batch, other)
+        )
+        if not torch.equal(value, with_others):
+            return
+        shown.append(f"{value.item():.6g}")
+    text = f"labels are ignored: other labels give the same {subject.kind}"
+    raise AssertionError(f"{text} in {len(shown)} batches, {shown[0]} in the first")
 
 
 @applies_to("loss")
@@ -216,7 +256,7 @@ def _check_narrowed(
 def check_relation(subject: Subject) -> None:
     """One-hot labels must give the result of labels, bit for bit; other label sets that of the list of their pairs."""
     needs(subject, "relation", fixed=True)
-    batch = batch_of(subject)
+    batch = batch_of(subject, (4, 3))
 
     def made(relation: SharedLabel | None, tile_size: int | None = None) -> Any:
         component = subject.make()
@@ -363,13 +403,21 @@ def check_gradients(subject: Subject) -> None:
     component = subject.make()
     check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False)
     quick = subject.size > SIZE
-    if not check(lambda x: call(component, Batch(x, batch.labels)), (batch.embeddings,), fast_mode=quick):
-        raise AssertionError(f"the gradient differs from finite differences of the {subject.kind}")
+
+    def of_embeddings(x: Tensor) -> Any:
+        return call(component, Batch(x, batch.labels))
+
+    if not check(of_embeddings, (batch.embeddings,), fast_mode=quick):
+        raise AssertionError(_gradient_text("the embeddings", of_embeddings, [batch.embeddings], 0))
     for named in call_forms(subject, batch, other).values():
-        if "ref_emb" in named and not check(
-            lambda x, n=named: call(component, batch, **{**n, "ref_emb": x}), (other.embeddings,), fast_mode=quick
-        ):
-            raise AssertionError("the gradient of ref_emb differs from finite differences; detach() leaves it out")
+        if "ref_emb" not in named:
+            continue
+
+        def of_references(x: Tensor, given: dict[str, Any] = named) -> Any:
+            return call(component, batch, **{**given, "ref_emb": x})
+
+        if not check(of_references, (other.embeddings,), fast_mode=quick):
+            raise AssertionError(_gradient_text("ref_emb", of_references, [other.embeddings], 0))
     noisy = with_noise(subject.make())  # a metric may begin as the identity
     moved = {name: new_leaf(parameter) for name, parameter in noisy.named_parameters() if parameter.requires_grad}
 
@@ -378,7 +426,35 @@ def check_gradients(subject: Subject) -> None:
 
     given = (batch.embeddings.detach(), *label_arguments(component, batch.labels))
     if moved and not check(by_parameters, tuple(moved.values()), fast_mode=True):
-        raise AssertionError(f"the gradient of {', '.join(moved)} differs from finite differences")
+        texts = []
+        for place, name in enumerate(moved):
+            texts.append(_gradient_text(name, by_parameters, list(moved.values()), place))
+        raise AssertionError(max(texts, key=len))  # those that agree have no numbers
+
+
+def _gradient_text(name: str, function: Callable[..., Any], leaves: list[Tensor], place: int) -> str:
+    """Return where the gradient of one of the leaves differs most from finite differences, and why it may."""
+    text = f"the gradient of {name} differs from finite differences"
+    leaf = leaves[place]
+    found = gradient(weighted(function(*leaves)), leaf).flatten()
+    wanted = torch.zeros_like(found)
+    step = 1e-6
+    with torch.no_grad():
+        for entry in range(min(leaf.numel(), 200)):
+            ends = []
+            for sign in (1, -1):
+                moved = leaf.detach().clone()
+                moved.view(-1)[entry] += sign * step
+                ends.append(float(weighted(function(*leaves[:place], moved, *leaves[place + 1 :]))))
+            wanted[entry] = (ends[0] - ends[1]) / (2 * step)
+    gap = (found - wanted)[: min(leaf.numel(), 200)].abs()
+    worst = int(gap.argmax())
+    if gap[worst] < 1e-5:
+        return text
+    index = [int(part) for part in torch.unravel_index(torch.tensor(worst), leaf.shape)]
+    numbers = f"at {index}, backward() gives {found[worst]:.6g}, differences of the value {wanted[worst]:.6g}"
+    hint = "detach(), .data, no_grad() or item() leave a part out, or a backward() written by hand is wrong"
+    return f"{text}: {numbers}; {hint}. If the paper wants it so, name check_gradients in expected_failed_checks"
 
 
 @applies_to("loss", "regularizer", "miner", "distance", "reducer")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from torch import Tensor
 
 from ...registry import settings_of
 from ...registry.components import CAPABILITIES
-from ..batches import batch_of, new_leaf, shuffle
+from ..batches import CLOSE, batch_of, new_leaf, shuffle
 from ..calling import call, error_location, is_random, needs, seeded
 from ..comparing import all_close, check_tuple, close, gradient, sorted_rows, weighted
-from ..subject import CLASSES, SkipCheck, Subject, applies_to, with_noise
+from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, with_noise
 from .reference import declared, variants
 
 
@@ -31,14 +32,18 @@ def check_capabilities(subject: Subject) -> None:
 @applies_to("miner")
 def check_mined_indices(subject: Subject) -> None:
     """Losses take three or four int64 index tensors; positives share the anchor's class, negatives do not."""
-    batch = batch_of(subject)
-    try:
-        mined = call(subject.make(), batch)
-    except (AssertionError, TypeError) as error:
-        if not error_location(error).startswith("base_miner.py"):
-            raise
-        raise AssertionError("PML refuses what mine() returns; it wants three index tensors, or four") from error
-    check_tuple(mined, batch.labels, batch.labels, twice=is_random(subject))
+    tables = [subject.settings]
+    for name in declared(subject):
+        tables += itertools.islice(variants(subject, subject.settings, name), 2)
+    for settings, case in itertools.product(tables, CLOSE):
+        batch = batch_of(subject, **case)
+        try:
+            mined = call(subject.make(settings), batch)
+        except (AssertionError, TypeError) as error:
+            if not error_location(error).startswith("base_miner.py"):
+                raise
+            raise AssertionError("PML refuses what mine() returns; it wants three index tensors, or four") from error
+        check_tuple(mined, batch.labels, batch.labels, twice=is_random(subject))
 
 
 @applies_to("miner")
@@ -71,10 +76,13 @@ def check_mined_references(subject: Subject) -> None:
 
 @applies_to("distance")
 def check_distance(subject: Subject) -> None:
-    """A distance gives ``[B, R]``, symmetric for one set and equal to its form for pairs; equal points are nearest."""
+    """A distance gives ``[B, R]``, each entry that of its form for pairs; equal points are nearest.
+
+    It need not be symmetric, but the matrix of a set with itself must be that of two equal sets.
+    """
     x = batch_of(subject).embeddings
     distance = with_noise(subject.make().eval())
-    close(distance(x), distance(x).T, "the matrix of a set with itself is not symmetric", 1e-5, 1e-7)
+    close(distance(x), distance(x, x.clone()), "of one set it gives another matrix than of two equal ones", 1e-5, 1e-7)
     for images in (2, 4, 5):
         y = batch_of(subject, (subject.classes, images), seed=1).embeddings
         matrix = distance(x, y)
@@ -87,6 +95,11 @@ def check_distance(subject: Subject) -> None:
         normalized_x = distance.maybe_normalize(x[:count])
         normalized_y = distance.maybe_normalize(y[:count])
         pairs = distance.pairwise_distance(normalized_x, normalized_y)
+        every_pair = [distance.pairwise_distance(normalized_x, normalized_y.roll(by, 0)) for by in range(count)]
+        rows = torch.arange(count)
+        for by, values in enumerate(every_pair):
+            text = "pairwise_distance(x, y) differs from the matrix of x and y, whose rows are those of x"
+            close(values, matrix[rows, (rows - by) % count], text, 1e-5, 1e-7)
         alone = torch.cat([distance(row[None], y) for row in x])
         close(pairs, matrix.diagonal()[:count], "pairwise_distance differs from the diagonal of the matrix", 1e-5, 1e-7)
         close(alone, matrix, "the distance of two embeddings depends on others of the batch", 1e-5, 1e-7)
@@ -110,21 +123,25 @@ def check_distance(subject: Subject) -> None:
 def check_sampler(subject: Subject) -> None:
     """A pass gives as many indices as ``len`` and ``length_before_new_iter`` say, and no image twice in a batch."""
     sampler = subject.make()
-    count = 4 * CLASSES
+    labels = _labels_of(subject, sampler)
     if iter(sampler) is sampler:
         raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
     for _ in range(2):
         drawn = list(sampler)
         if len(drawn) != len(sampler):
             raise AssertionError(f"a pass gives {len(drawn)} items, but len() says {len(sampler)}")
-        if not {*_flat(drawn)} <= {*range(count)}:
-            raise AssertionError(f"an index is outside of 0 to {count - 1}")
+        if labels is not None and not {*_flat(drawn)} <= {*range(len(labels))}:
+            raise AssertionError(f"an index is outside of 0 to {len(labels) - 1}")
     size = getattr(sampler, "batch_size", None)
-    wrong = sorted({len(batch) for batch in _batches(sampler, drawn)[:-1]} - {size})
+    batches = _batches(sampler, drawn, _batch_size(subject))
+    wrong = sorted({len(batch) for batch in batches[:-1]} - {size})
     if size and wrong:
         raise AssertionError(f"a batch has {wrong[0]} images, but batch_size is {size}")
-    if any(len(set(batch)) != len(batch) for batch in drawn if isinstance(batch, list)):
-        raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
+    if _gives_triplets(batches, labels):  # an image may be in several
+        batches = _in_threes(batches)
+    for batch in batches:
+        if len(set(batch)) != len(batch) and not _must_repeat(batch, labels):
+            raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
     if subject.cls is None or "length_before_new_iter" not in settings_of(subject.cls):
         return
     short = len(list(subject.make({**subject.settings, "length_before_new_iter": 24})))
@@ -141,26 +158,86 @@ def _flat(drawn: Iterable[Any]) -> list[int]:
     return indices
 
 
-def _batches(sampler: Any, drawn: list[Any]) -> list[list[int]]:
-    """Return the batches of a pass; single indices are grouped into batches of ``batch_size``."""
+def _labels_of(subject: Subject, sampler: Any) -> Any:
+    """Return the labels that a sampler has got, ``[N]``; None if nothing tells them."""
+    if subject.cls is None:
+        labels = getattr(sampler, "labels", None)
+        return None if labels is None else np.asarray(labels)
+    if "labels" not in settings_of(subject.cls):
+        return None
+    default = np.arange(CLASSES).repeat(4)
+    return np.asarray(subject.settings.get("labels", default))
+
+
+def _batch_size(subject: Subject) -> int:
+    """Return the batch size that a sampler has got as a setting; 0 if it takes none."""
+    if subject.cls is None or "batch_size" not in settings_of(subject.cls):
+        return 0
+    return int(subject.settings.get("batch_size") or BATCH_SIZE)
+
+
+def _gives_triplets(batches: list[list[int]], labels: Any) -> bool:
+    """Return whether all batches are sequences of anchor, positive, negative, for a miner of packaged triplets."""
+    if labels is None or labels.ndim != 1:
+        return False
+    for batch in batches:
+        anchors, positives, negatives = (labels[batch[start::3]] for start in range(3))
+        if not len(anchors) == len(positives) == len(negatives) > 0:
+            return False
+        if not (anchors == positives).all() or (anchors == negatives).any():
+            return False
+    return True
+
+
+def _in_threes(batches: list[list[int]]) -> list[list[int]]:
+    triplets = []
+    for batch in batches:
+        triplets += [batch[start : start + 3] for start in range(0, len(batch), 3)]
+    return triplets
+
+
+def _must_repeat(batch: list[int], labels: Any) -> bool:
+    """Return whether a batch has more images of some class than the class has, so that one must come twice."""
+    if labels is None or labels.ndim != 1:
+        return False
+    sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
+    drawn = zip(*np.unique(labels[batch], return_counts=True), strict=True)
+    return any(count > sizes[label] for label, count in drawn)
+
+
+def _batches(sampler: Any, drawn: list[Any], size: int = 0) -> list[list[int]]:
+    """Return the batches of a pass; single indices are grouped into batches of ``batch_size``, or of ``size``."""
     if any(isinstance(item, list) for item in drawn):
         return drawn
-    size = getattr(sampler, "batch_size", None) or 1
+    size = getattr(sampler, "batch_size", None) or size or 1
     return [drawn[start : start + size] for start in range(0, len(drawn), size)]
 
 
 @applies_to("sampler")
 def check_sampler_state(subject: Subject) -> None:
-    """A resumed run must draw the same indices as an uninterrupted run."""
-    one = subject.make()
-    other = subject.make()
+    """A resumed run must draw the same indices as an uninterrupted run, also where a pass takes few of many classes."""
+    _check_sampler_state(subject, subject.settings)
+    if subject.cls is None or "labels" not in settings_of(subject.cls) or "labels" in subject.settings:
+        return
+    many = {**subject.settings, "labels": np.arange(40).repeat(4)}
+    try:
+        subject.make(many)
+    except Exception:  # it is made for other labels
+        return
+    _check_sampler_state(subject, many)
+
+
+def _check_sampler_state(subject: Subject, settings: Mapping[str, Any]) -> None:
+    one = subject.make(settings)
+    other = subject.make(settings)
+    _seed(0)
     list(one)
     has_state_dict = hasattr(one, "state_dict")
     given = one.state_dict() if has_state_dict else {}
     state = copy.deepcopy(given if has_state_dict else vars(one))
     saved = pickle.dumps(given)
     _seed(1)
-    expected = list(one)
+    expected = [list(one), list(one)]
     if pickle.dumps(given) != saved:
         raise AssertionError("what state_dict() gave goes on changing with the sampler; return a copy")
     if has_state_dict:
@@ -168,8 +245,11 @@ def check_sampler_state(subject: Subject) -> None:
     else:
         vars(other).update(state)
     _seed(1)
-    if list(other) != expected:
-        raise AssertionError("after its state is put back it draws something else; give it state_dict()")
+    if [list(other), list(other)] != expected:
+        remedy = "give it state_dict()"
+        if has_state_dict:
+            remedy = "state_dict() misses something that changes, such as a queue or an order"
+        raise AssertionError(f"after its state is put back it draws something else; {remedy}")
 
 
 def _seed(number: int) -> None:

@@ -16,37 +16,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..batches import Batch, batch_of
-from ..calling import call, error_location, error_summary, needs, outcome, seeded
-from ..comparing import close, gradients
+from ..batches import CLOSE, Batch, batch_of
+from ..calling import call, error_location, error_summary, needs, outcome, result_of, seeded
+from ..comparing import close, gradients, weighted
 from ..subject import SkipCheck, Subject, applies_to, label_arguments
 from .reference import other_settings
 
+WITH_STATE = ("loss", "miner", "regularizer", "distance")  # kinds that may keep state between calls
 
-@applies_to("loss")
+
+@applies_to(*WITH_STATE)
 def check_state_dict(subject: Subject) -> None:
-    """A resumed run continues from the state dict; state that is missing from it is lost, and the loss jumps."""
-    loss = subject.make().float()
+    """A resumed run continues from the state dict; state that is missing from it is lost, and the result jumps."""
+    component = subject.make().float()
     resumed = subject.make().float()
     torch.manual_seed(0)
     for seed in range(3):
-        value = call(loss, batch_of(subject, dtype=torch.float32, seed=seed))
-    parameters = [p for p in loss.parameters() if p.requires_grad]
-    with torch.no_grad():
-        for parameter, slope in zip(parameters, gradients(value, parameters), strict=True):
-            parameter.sub_(0.1 * slope)
+        value = call(component, batch_of(subject, dtype=torch.float32, seed=seed))
+    parameters = [p for p in component.parameters() if p.requires_grad]
+    if isinstance(value, Tensor):
+        with torch.no_grad():
+            for parameter, slope in zip(parameters, gradients(weighted(value), parameters), strict=True):
+                parameter.sub_(0.1 * slope)
     file = io.BytesIO()
-    torch.save(loss.state_dict(), file)
+    torch.save(component.state_dict(), file)
     file.seek(0)
     resumed.load_state_dict(torch.load(file, weights_only=True))
-    batch = batch_of(subject, dtype=torch.float32, seed=9)
-    text = "after load_state_dict the next loss is another: something that changes is not in the state dict"
-    close(seeded(resumed, batch), seeded(loss, batch), text, 0, 0)
+    text = f"after load_state_dict the next {_RESULT[subject.kind]} is another: something that changes is not in the "
+    text += "state dict; keep it in a buffer"
+    for case in CLOSE[:3]:
+        batch = batch_of(subject, dtype=torch.float32, seed=9, **case)
+        close(result_of(resumed, batch), result_of(component, batch), text, 0, 0)
 
 
-@applies_to("loss", "regularizer")
+_RESULT = {"loss": "loss", "miner": "choice of pairs", "regularizer": "value", "distance": "matrix"}
+
+
+@applies_to(*WITH_STATE)
 def check_eval_keeps_state(subject: Subject) -> None:
-    """Computing the loss of test images, in ``eval()`` and without gradients, must not change the state of training."""
+    """A call for test images, in ``eval()`` and without gradients, must not change the state of training."""
     trained = subject.make().float()
     tested = subject.make().float()
     batches = [batch_of(subject, dtype=torch.float32, seed=seed) for seed in range(4)]
@@ -61,8 +69,8 @@ def check_eval_keeps_state(subject: Subject) -> None:
     after = {name: value for name, value in tested.state_dict().items() if isinstance(value, Tensor)}
     if moved := ", ".join(name for name, value in after.items() if not torch.equal(value, before[name])):
         raise AssertionError(f"a call in eval() mode changes {moved} of its state; {remedy}")
-    text = f"after a call in eval() mode the next loss is another: something beside its state moves; {remedy}"
-    close(seeded(tested, batches[3]), seeded(trained, batches[3]), text, 0, 0)
+    text = f"after a call in eval() mode the next {_RESULT[subject.kind]} is another: something beside its state moves"
+    close(result_of(tested, batches[3]), result_of(trained, batches[3]), f"{text}; {remedy}", 0, 0)
 
 
 @applies_to("loss", "miner", "regularizer", "distance")
@@ -148,6 +156,8 @@ def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
 def check_other_process(subject: Subject) -> None:
     """A spawned process must compute the same from the component in a ``torch.save`` file: no state may be missing."""
     component = subject.make()
+    if type(component).__module__ == "__main__":
+        raise SkipCheck("its class is in the script that runs, which another process would run again")
     batch = batch_of(subject)
     file = io.BytesIO()
     torch.save((component, Batch(batch.embeddings.detach(), batch.labels)), file)
@@ -222,7 +232,7 @@ def check_torch_func(subject: Subject) -> str | None:
     expected = outcome(subject.make(), batch)[1:]
     x = batch.embeddings.detach()
     parameters = {name: p.detach() for name, p in component.named_parameters() if p.requires_grad}
-    buffers = dict(component.named_buffers())
+    buffers = {name: buffer.clone() for name, buffer in component.named_buffers()}
 
     def value(embeddings: Tensor, given: dict[str, Tensor]) -> Tensor:
         arguments = (embeddings, *label_arguments(component, batch.labels))
@@ -232,6 +242,8 @@ def check_torch_func(subject: Subject) -> str | None:
     try:
         by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(x, parameters)
     except Exception as error:
+        if "in-place" in str(error) and "captured Tensor" in str(error) and buffers:
+            raise SkipCheck("a call updates a buffer in place, which torch.func refuses") from None
         if "setup_context" in str(error):
             where = error_location(error)
             raise SkipCheck(f"the autograd.Function that is called at {where} has no setup_context") from None
@@ -243,6 +255,8 @@ def check_torch_func(subject: Subject) -> str | None:
     try:
         along = torch.func.jvp(lambda moved: call(last, Batch(moved, batch.labels)), (x,), (direction,))[1]
     except Exception as error:
+        if "in-place" in str(error) and buffers:
+            return f"no forward mode: a call updates a buffer in place: {_first_line(error)}"
         if re.search("implement the jvp function|forward (mode )?AD", str(error)):
             return f"no forward mode at {error_location(error)}: {_first_line(error)}"
         raise AssertionError(f"torch.func.jvp stops: {error_summary(error)}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,16 @@ from torch import Tensor
 from ... import pml, registry
 from ...errors import ConfigError
 from ..batches import Batch, batch_of, sample_pairs, shuffle
-from ..calling import call_forms, outcome, seeded
-from ..comparing import all_close, gradients, weighted
+from ..calling import call_forms, is_random, outcome, seeded, takes_references
+from ..comparing import all_close, difference, difference_of_rows, gradients, sorted_rows, weighted
 from ..subject import INHERITED, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
 
 Values = Mapping[str, Any]
-KINDS = ("loss", "regularizer", "distance")  # that can be compared with a reference
+KINDS = ("loss", "miner", "regularizer", "distance")  # that can be compared with a reference
+# Tolerances, absolute and relative: torch's pairwise_distance, which PML uses, adds 1e-6 to each coordinate.
+_VALUES = 1e-6
+_GRADIENTS = 1e-5
+_MINED = "the set of triplets {(anchor, positive, negative), ...}, or two sets of pairs, (positive ones, negative ones)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +34,7 @@ class _Case:
     name: str
     batch: Batch
     named: Values = dataclasses.field(default_factory=dict)
-    smooth: bool = True  # compare gradients too, which are not unique where values tie
+    smooth: bool = True  # compare gradients and mined indices too, which are not unique where values tie
 
 
 def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
@@ -73,27 +78,31 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
 
 @applies_to(*registry.KINDS)
 def check_reference(subject: Subject) -> str:
-    """Value and gradients must equal the author's slow reference, under every table of settings; in float64."""
+    """Value and gradients, or what is mined, must equal the author's slow reference, under every table of settings."""
     if subject.kind not in KINDS:
         raise SkipCheck(f"a {subject.kind} is not compared; {', '.join(KINDS)} are")
     grid = subject.grid or [{}]
     wants = _wanted_by_reference(subject)
+    compare = _compare
     cases = _cases(subject, wants)
+    if subject.kind == "miner":
+        if is_random(subject):
+            raise SkipCheck("it draws at random, which no reference can repeat")
+        compare = _compare_mined
+        cases = [case for case in cases if case.smooth]
     compared = 0
     tables = list(grid)
     for name in declared(subject):
-        tables += itertools.islice(variants(subject, grid[0], name), 1)
+        choices = len(_choices(subject, name)) or 1
+        tables += itertools.islice(variants(subject, grid[0], name), choices)
     left_out: dict[str, None] = {}
-    for number, settings in enumerate(tables):
+    for settings in tables:
         component = subject.make(settings)
         if "component" in wants:
             component = with_noise(component)
-        compared_cases = cases
-        if number > 0:  # the ordinary batch, and another one in turn
-            compared_cases = [cases[0], cases[1 + number % (len(cases) - 1)]]
-        for case in compared_cases:
+        for case in cases:
             try:
-                _compare(subject, component, settings, case, wants)
+                compare(subject, component, settings, case, wants)
                 compared += 1
             except SkipCheck as reason:
                 left_out[f"{_shown(settings)}: {reason}"] = None
@@ -105,19 +114,17 @@ def check_reference(subject: Subject) -> str:
     return text
 
 
-@applies_to(*KINDS, "miner")
+@applies_to(*KINDS)
 def check_settings(subject: Subject) -> str:
     """Each setting must change the value or a gradient: one without effect misleads its user.
 
-    Without ``reference=`` or ``settings=`` only numbers and flags vary, and a setting that may need another one passes.
+    Without ``reference=`` or ``settings=`` numbers, flags and values of a ``Literal`` vary, and a setting that may need
+    another one passes.
     """
     grid = subject.grid or [{}]
     if subject.cls is None:
         raise SkipCheck("it is an instance; only settings of a class can be varied")
     varied = {name: bool([*variants(subject, grid[0], name)]) for name in declared(subject)}
-
-    def differ(one: Values, other: Values) -> bool:
-        return not all_close(_outcome(subject, one), _outcome(subject, other))
 
     for name in varied:
         listed = [table[name] for table in grid if name in table]
@@ -125,7 +132,7 @@ def check_settings(subject: Subject) -> str:
         for base in grid:
             pairs += [(base, other) for other in variants(subject, base, name, listed)]
         try:
-            changed = next((pair for pair in pairs if differ(*pair)), None)
+            changed = next((pair for pair in pairs if _differ(subject, *pair)), None)
         except Exception as error:
             if subject.grid is not None:
                 raise
@@ -154,13 +161,13 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
     value = settings.get(name, declared(subject)[name])
     if not isinstance(value, float) or value == 0:
         return False
+    own = {**settings, name: value}
     try:
-        zero = _outcome(subject, {**settings, name: 0.0})
-        half = _outcome(subject, {**settings, name: value / 2})
-        own = _outcome(subject, {**settings, name: value})
+        if _differ(subject, {**settings, name: 0.0}, own, 0):
+            return False
+        return _differ(subject, {**settings, name: value / 2}, own, 0)
     except Exception:  # 0 may be refused
         return False
-    return all_close(zero, own, 0) and not all_close(half, own, 0)
 
 
 def declared(subject: Subject) -> dict[str, Any]:
@@ -177,12 +184,12 @@ def declared(subject: Subject) -> dict[str, Any]:
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
     """Yield settings with another accepted value for one of them: a listed value, or one near its present value."""
     value = settings.get(name, declared(subject)[name])
-    near = list[Any]()
-    if isinstance(value, bool):
+    near = _choices(subject, name)
+    if not near and isinstance(value, bool):
         near = [not value]
-    elif isinstance(value, int):
+    elif not near and isinstance(value, int):
         near = [value + 1, value - 1, 2 * value]
-    elif isinstance(value, float):
+    elif not near and isinstance(value, float):
         near = [value / 2, 2 * value, value + 0.25, value - 0.25, value / 4 + 0.1]
     for candidate in (*listed, *near):
         other = {**settings, name: candidate}
@@ -194,6 +201,21 @@ def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any
             yield other
 
 
+def _choices(subject: Subject, name: str) -> list[Any]:
+    """Return the values that the annotation of a class's setting lists, ``Literal["mean", "sum"] | None``."""
+    if subject.cls is None:
+        return []
+    annotation = registry.settings_of(subject.cls)[name].annotation
+    parts = [annotation]
+    if typing.get_origin(annotation) is not typing.Literal:
+        parts = list(typing.get_args(annotation))
+    choices: list[Any] = []
+    for part in parts:
+        if typing.get_origin(part) is typing.Literal:
+            choices += typing.get_args(part)
+    return choices
+
+
 def other_settings(subject: Subject) -> dict[str, Any]:
     """Return settings of a class, each changed to a nearby value if the class accepts one."""
     settings = dict(subject.settings)
@@ -202,16 +224,27 @@ def other_settings(subject: Subject) -> dict[str, Any]:
     return settings
 
 
-def _outcome(subject: Subject, settings: Values) -> list[Tensor]:
-    """Return the outcomes of an instance on all batches in one list; it is cached for other pairs of settings."""
-    key = f"outcome of {sorted(settings.items())}"
+def _differ(subject: Subject, one: Values, other: Values, rtol: float = 1e-9) -> bool:
+    """Return whether instances with two tables of settings have different outcomes on a batch, tried one by one."""
+    for number in range(len(_cases_of_settings(subject))):
+        if not all_close(_outcome(subject, one, number), _outcome(subject, other, number), rtol):
+            return True
+    return False
+
+
+def _cases_of_settings(subject: Subject) -> list[_Case]:
+    if "cases of settings" not in subject.cache:
+        wanted = ["ref_emb"] if "references" in subject.capabilities or takes_references(subject) else []
+        subject.cache["cases of settings"] = _cases(subject, wanted)
+    return subject.cache["cases of settings"]  # type: ignore[no-any-return]
+
+
+def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
+    """Return the outcome of an instance on one of the batches; it is cached for other pairs of settings."""
+    key = f"outcome {number} of {sorted(settings.items())}"
     if key not in subject.cache:
-        component = with_noise(subject.make(settings))
-        wanted = ["ref_emb"] if "references" in subject.capabilities else []
-        outcomes: list[Tensor] = []
-        for case in _cases(subject, wanted):
-            outcomes += outcome(component, case.batch, **case.named)
-        subject.cache[key] = outcomes
+        case = _cases_of_settings(subject)[number]
+        subject.cache[key] = outcome(with_noise(subject.make(settings)), case.batch, **case.named)
     return subject.cache[key]  # type: ignore[no-any-return]
 
 
@@ -224,8 +257,8 @@ def _wanted_by_reference(subject: Subject) -> list[str]:
     return [name for name in inspect.signature(subject.reference).parameters if name in known]
 
 
-def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
-    """Fail if the value or a gradient differs from the reference's."""
+def _slow_result(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> Any:
+    """Return what the reference gives for a case."""
     assert subject.reference is not None
     parameters = inspect.signature(subject.reference).parameters
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -235,22 +268,54 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
             f"the reference takes no setting {unknown[0]!r}; let it take every varied setting, and raise SkipCheck "
             "for a value that it does not support"
         )
+    torch.manual_seed(0)
+    labels = label_arguments(component, case.batch.labels)
+    known = {**case.named, "component": component}
+    further = {name: known.get(name) for name in wants}
+    return subject.reference(case.batch.embeddings, *labels, **settings, **further)
+
+
+def _compare_mined(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
+    """Fail if a miner gives other pairs or triplets than the reference."""
+    slow = _slow_result(subject, component, settings, case, wants)
+    wanted: set[tuple[int, ...]] = set()
+    try:
+        if isinstance(slow, tuple) and len(slow) == 2:
+            for sign, pairs in enumerate(slow):
+                wanted |= {(int(anchor), int(partner), sign) for anchor, partner in pairs}
+            count = 4
+        else:
+            wanted |= {(int(anchor), int(positive), int(negative)) for anchor, positive, negative in slow}
+            count = 3
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"a miner's reference returns {_MINED}; got {str(slow)[:80]}") from error
+    mined = seeded(component, case.batch, **case.named)
+    if wanted and len(mined) != count:
+        forms = {3: "triplets", 4: "pairs"}
+        raise AssertionError(f"it gives {forms[len(mined)]}, the reference {forms[count]}")
+    found = set(map(tuple, sorted_rows(mined).tolist()))
+    if found != wanted:
+        form = "anchor, positive, negative"
+        if count == 4:
+            form = "anchor, partner, and 0 for a positive or 1 for a negative"
+        text = f"with {_shown(settings)}, {case.name}, it mines others than the reference"
+        raise AssertionError(f"{text}: {difference_of_rows(found, wanted)} ({form})")
+
+
+def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wants: Sequence[str]) -> None:
+    """Fail if the value or a gradient differs from the reference's."""
     where = f"with {_shown(settings)}, {case.name}"
     leaves = {"the embeddings": case.batch.embeddings}
     if "ref_emb" in case.named:
         leaves["the references"] = case.named["ref_emb"]
     if "component" in wants:
         leaves |= dict(component.named_parameters())
-    torch.manual_seed(0)
-    labels = label_arguments(component, case.batch.labels)
-    known = {**case.named, "component": component}
-    further = {name: known.get(name) for name in wants}
-    slow = subject.reference(case.batch.embeddings, *labels, **settings, **further)
+    slow = _slow_result(subject, component, settings, case, wants)
     wanted = torch.as_tensor(slow, dtype=torch.float64)
     actual = seeded(component, case.batch, **case.named)
     if actual.shape != wanted.shape:
         raise AssertionError(f"{where}: the shape is {tuple(actual.shape)}, the reference's {tuple(wanted.shape)}")
-    if not all_close([actual], [wanted]):
+    if not all_close([actual], [wanted], _VALUES):
         place = int((actual - wanted).abs().argmax())
         mine = actual.flatten()[place].item()
         theirs = wanted.flatten()[place].item()
@@ -259,9 +324,10 @@ def _compare(subject: Subject, component: Any, settings: Values, case: _Case, wa
         return
     slopes = [gradients(weighted(value), list(leaves.values())) for value in (actual, wanted)]
     for name, one, other in zip(leaves, *slopes, strict=True):
-        if not all_close([one], [other]):
-            difference = f"{(one - other).abs().max().item():.3g}"
-            raise AssertionError(f"{where}: the gradient of {name} differs from the reference's by up to {difference}")
+        if not all_close([one], [other], _GRADIENTS):
+            largest = f"{(one - other).abs().max().item():.3g}"
+            text = f"{where}: the gradient of {name} differs from the reference's by up to {largest}"
+            raise AssertionError(f"{text}: {difference(one, other)}")
 
 
 def _shown(settings: Values) -> str:

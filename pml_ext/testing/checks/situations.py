@@ -22,9 +22,20 @@ from torch.utils._pytree import tree_map_only
 from ... import pml
 from ...registry import settings_of
 from ..batches import CLOSE, Batch, batch_of, new_leaf, shuffle
-from ..calling import CountedOperations, call, call_forms, error_summary, is_random, needs, outcome, reordered, seeded
+from ..calling import (
+    CountedOperations,
+    call,
+    call_forms,
+    error_summary,
+    is_random,
+    needs,
+    outcome,
+    reordered,
+    seeded,
+    used,
+)
 from ..comparing import all_close, close
-from ..subject import SkipCheck, Subject, applies_to, takes_labels
+from ..subject import SkipCheck, Subject, applies_to, takes_labels, with_noise
 
 CALLED = ("loss", "regularizer", "miner", "distance", "reducer")  # kinds that are called with a batch
 _DIMENSIONS = 600
@@ -227,9 +238,32 @@ def check_order_does_not_matter(subject: Subject) -> None:
         expected = reordered(subject.make(), batch, torch.arange(len(batch.labels)))
         for seed in (0, 1):
             actual = reordered(subject.make(), batch, shuffle(len(batch.labels), seed))
+            if subject.kind == "miner" and _ties(subject.make(), batch, actual[0], expected[0]):
+                continue
             what = f"({shape[0]} classes x {shape[1]})"
             close(actual[:1], expected[:1], f"the order of the batch changes the {subject.kind} {what}", 1e-7, 1e-7)
             close(actual, expected, f"the order of the batch changes the gradient {what}", atol=1e-6)
+
+
+def _ties(component: Any, batch: Batch, found: Tensor, wanted: Tensor) -> bool:
+    """Return whether two choices of a miner differ in pairs or triplets of equal distances alone."""
+    pairs = len(call(component, batch)) == 4
+    with torch.no_grad():
+        matrix = component.distance(batch.embeddings)
+
+    def distances(rows: Tensor) -> Tensor:
+        """Return the distances of each row's pairs, rows in order of them."""
+        first = matrix[rows[:, 0], rows[:, 1]]
+        if pairs:  # the third column says whether a pair is positive
+            second = rows[:, 2].to(first.dtype)
+        else:
+            second = matrix[rows[:, 0], rows[:, 2]]
+        values = torch.stack([second, first.round(decimals=9)], 1)
+        return torch.tensor(sorted(values.tolist()))
+
+    if found.shape != wanted.shape:
+        return False
+    return all_close([distances(found)], [distances(wanted)])
 
 
 @applies_to(*CALLED)
@@ -254,7 +288,9 @@ def check_sizes(subject: Subject) -> str:
             renamed = Batch(batch.embeddings, other[numbers])
             text += " under other names"
         text += " give another result"
-        close(reordered(subject.make(), renamed, shuffle(images, 1)), expected, text, atol=1e-6)
+        actual = reordered(subject.make(), renamed, shuffle(images, 1))
+        if subject.kind != "miner" or not _ties(subject.make(), batch, actual[0], expected[0]):
+            close(actual, expected, text, atol=1e-6)
         if counted.count > _OPERATIONS or counted.largest > _LARGE * images * max(images, subject.size):
             break
     return f"up to {images} images"
@@ -303,7 +339,9 @@ def check_dimensions(subject: Subject) -> None:
         turned = Batch(new_leaf(batch.embeddings), batch.labels)
         with torch.no_grad():
             turned.embeddings[::2, 64:] *= -1
-        results = [outcome(subject.make(settings), each) for each in (batch, turned)]
+        results = []
+        for each in (batch, turned):  # after calls, and with parameters that are not 0, where it may start
+            results.append(outcome(with_noise(used(subject.make(settings), wide)), each))
         if subject.kind != "miner":
             counts = (results[1][1] != 0).any(0)
             if not counts.any():
@@ -397,9 +435,10 @@ def check_arguments(subject: Subject) -> None:
             return True
 
     own = subject.make().distance
-    others = {"another distance gives the same; use self.distance": _stretching(own)}
-    if subject.kind == "miner":
-        others["near and far exchanged give the same; look at self.distance.is_inverted"] = _turned(own)
+    others = {
+        "another distance gives the same; use self.distance": _stretching(own),
+        "near and far exchanged give the same; look at self.distance.is_inverted": _turned(own),
+    }
     for what, distance in others.items():
         component = with_(distance=distance)
         if component and not any(changes(component, batch_of(subject, **case)) for case in CLOSE):

@@ -14,7 +14,7 @@ from torch import Tensor
 from ... import pml
 from ...distributed.devices import accelerator
 from ...losses import CachedGradients, RegularizedLoss
-from ..batches import Batch, batch_of, new_leaf
+from ..batches import CLOSE, Batch, batch_of, new_leaf
 from ..benchmark import peak_bytes
 from ..calling import (
     CountedOperations,
@@ -28,12 +28,17 @@ from ..calling import (
     outcome,
     seeded,
 )
-from ..comparing import close, gradient
+from ..comparing import close, gradient, gradients
 from ..second_device import SecondDevice, in_words
-from ..subject import SkipCheck, Subject, applies_to
+from ..subject import SkipCheck, Subject, applies_to, with_noise
 
 MATRICES = 64  # of B x B, the most that a component may save for the backward pass
 MATRICES_OF_TILES = 4  # the most of a distance in tiles, which returns one
+_STEP = 0.05  # length of a step per number that moves, whatever the size of the gradient
+_STEPS = 120  # of training, in check_classes_separate
+_SIDEWAYS = 0.05  # cosine of a step with the right direction, above which it goes the right way
+_BACKWARDS = -0.9  # and below which it goes the wrong way
+_GAIN = 0.1  # least share of the wrong order of pairs that it must mend
 MICRO_BATCH = 5  # does not divide the batch size
 
 
@@ -47,6 +52,95 @@ def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
         batch = batch_of(subject, torch.arange(images) % subject.classes, torch.float32)
         batches.append(Batch(batch.embeddings, torch.arange(images) // 4))
     return batches
+
+
+@applies_to("loss")
+def check_classes_separate(subject: Subject) -> str:
+    """Steps along the gradient must bring images of a class together, before those of other classes.
+
+    A loss with a wrong sign drives them apart. The share of pairs of a class that are nearer than pairs of two classes
+    is compared before and after.
+    """
+    needs(subject, "labels")
+    _check_directions(subject)
+    gains = []
+    for case in (CLOSE[0], CLOSE[1], CLOSE[4]):
+        gain = _gain_of_training(subject, batch_of(subject, **case))
+        if gain is None:
+            continue
+        gains.append(gain)
+        if gain >= _GAIN:
+            return f"{gain:.0%} of the wrong order of pairs is mended in at most {_STEPS} steps"
+    if not gains:
+        raise SkipCheck("its gradient is 0 in these batches")
+    raise AssertionError(
+        f"{_STEPS} steps along its gradient do not separate classes: of the wrong order of pairs, {max(gains):.0%} is "
+        "mended at best; look at the signs, and at which pairs are positive"
+    )
+
+
+def _check_directions(subject: Subject) -> None:
+    """Fail if, in all batches, a loss pushes a tuple's positive pairs apart or pulls its negative ones together."""
+    if "indices_tuple" not in subject.capabilities:
+        return
+    for sign, term in ((1, "positive"), (-1, "negative")):
+        cosines = []
+        for case in CLOSE:
+            batch = batch_of(subject, **case)
+            pairs = pml.get_all_pairs_indices(batch.labels)
+            none = (pairs[0][:0], pairs[0][:0])
+            listed = (*pairs[:2], *none) if sign == 1 else (*none, *pairs[2:])
+            first, second = pairs[:2] if sign == 1 else pairs[2:]
+            unit = torch.nn.functional.normalize(batch.embeddings)
+            nearness = gradient((unit[first] * unit[second]).sum(1).mean(), batch.embeddings).flatten()
+            try:
+                slope = gradient(seeded(subject.make(), batch, listed), batch.embeddings).flatten()
+            except Exception:  # a tuple without negatives may be refused
+                continue
+            if slope.any():
+                cosines.append(float(torch.cosine_similarity(-sign * slope, nearness, dim=0)))
+        if cosines and max(cosines) < _SIDEWAYS and min(cosines) < _BACKWARDS:
+            text = f"with the {term} pairs of a tuple alone, a step along its gradient"
+            wrong = "pushes them apart" if sign == 1 else "pulls them together"
+            raise AssertionError(f"{text} {wrong} in all of {len(cosines)} batches; look at the sign of their term")
+
+
+def _gain_of_training(subject: Subject, batch: Batch) -> float | None:
+    """Return the share of the wrong order of pairs that training mends, until it is enough; None if nothing moves."""
+    component = with_noise(subject.make())
+    points = new_leaf(batch.embeddings)
+    leaves = [points, *(parameter for parameter in component.parameters() if parameter.requires_grad)]
+    before = _share_in_order(points, batch.labels)
+    gain: float | None = None
+    for step in range(1, _STEPS + 1):
+        torch.manual_seed(step)
+        slopes = gradients(call(component, Batch(points, batch.labels)), leaves)
+        with torch.no_grad():
+            for leaf, slope in zip(leaves, slopes, strict=True):
+                leaf -= _STEP * slope / (slope.norm() + 1e-12) * leaf.numel() ** 0.5
+        if step % 10 > 0:
+            continue
+        if torch.equal(points, batch.embeddings):
+            return None
+        after = _share_in_order(points, batch.labels)
+        gains = [(new - old) / (1 - old) for old, new in zip(before, after, strict=True) if old < 1]
+        gain = max(gains, default=None)
+        if gain is None or gain >= _GAIN:
+            break
+    return gain
+
+
+def _share_in_order(points: Tensor, labels: Tensor) -> list[float]:
+    """Return how often a pair of a class is nearer than one of two classes, by Euclidean distance and by the angle."""
+    shares = []
+    same = labels[:, None] == labels
+    others = ~torch.eye(len(labels), dtype=torch.bool)
+    for x in (points.detach(), torch.nn.functional.normalize(points.detach())):
+        distances = torch.cdist(x, x)
+        positives = distances[same & others]
+        negatives = distances[~same]
+        shares.append(float((positives[:, None] < negatives).double().mean()))
+    return shares
 
 
 @applies_to("loss", slow=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.miners import BatchHardMiner
+from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.distances import GramCosineSimilarity
@@ -27,7 +28,7 @@ def results(component, checks=("check_reference",), **given):
 def test_equal_under_every_setting():
     compared, varied = results(correct.Weighted, COMPARED, reference=loop, settings=KINDS, without_effect=["tile"])
     assert compared.status == varied.status == "passed"
-    assert compared.text == "equal in 20 comparisons"  # the first on 8 batches and tuples, 6 others on 2 each
+    assert compared.text == "equal in 63 comparisons"  # 7 tables of settings, on 9 batches, tuples and references each
     assert varied.text == "varied: alpha, beta, margin, weight, kind, tile"
 
 
@@ -141,8 +142,32 @@ def test_instances_regularizers_and_others():
     settings = results(instance, ["check_settings"], reference=loop)
     assert (settings.status, settings.text[:17]) == ("skipped", "it is an instance")
     assert results(LpRegularizer(), reference=lambda x: x.norm(dim=1).mean()).status == "passed"
-    miner = results(BatchHardMiner, reference=lambda x, y: 0)
-    assert (miner.status, miner.text) == ("skipped", "a miner is not compared; loss, regularizer, distance are")
+    reducer = results(MeanReducer, reference=lambda x, y: 0)
+    assert (reducer.status, reducer.text[:25]) == ("skipped", "a reducer is not compared")
+
+
+def hardest(embeddings, labels, ref_emb=None, ref_labels=None):
+    points = embeddings / embeddings.norm(dim=1, keepdim=True)
+    others, names = (points, labels) if ref_emb is None else (ref_emb / ref_emb.norm(dim=1)[:, None], ref_labels)
+    triplets = set()
+    for i, point in enumerate(points):
+        near = [(float(point @ others[j]), j) for j in range(len(names)) if names[j] == labels[i]]
+        far = [(float(point @ others[k]), k) for k in range(len(names)) if names[k] != labels[i]]
+        near = [(similarity, j) for similarity, j in near if ref_emb is not None or j != i]
+        if near and far:
+            triplets.add((i, min(near)[1], max(far)[1]))
+    return triplets
+
+
+def test_a_miner_is_compared_with_the_set_of_a_loop():
+    assert results(BatchHardMiner, reference=hardest).text == "equal in 6 comparisons"
+    found = results(BatchHardMiner, reference=lambda *batch, **more: {(a, p, p) for a, p, n in hardest(*batch, **more)})
+    assert "it mines others than the reference" in found.text
+    assert "(anchor, positive, negative)" in found.text
+    pairs = results(BatchHardMiner, reference=lambda *batch: (set(), {(0, 1)}))
+    assert pairs.text == "it gives triplets, the reference pairs"
+    found = results(BatchHardMiner, reference=lambda *batch: 5)
+    assert "a miner's reference returns the set of triplets" in found.text
 
 
 def test_settings_that_do_not_fit():

@@ -26,17 +26,44 @@ def eye(matrix):
     return torch.eye(*matrix.shape, dtype=torch.bool, device=matrix.device)
 
 
-def loop(embeddings, labels, indices_tuple=None, alpha=2.0, beta=10.0, margin=0.5, weight=1.0, kind="plain", tile=4):
+def loop(
+    embeddings,
+    labels,
+    indices_tuple=None,
+    ref_emb=None,
+    ref_labels=None,
+    alpha=2.0,
+    beta=10.0,
+    margin=0.5,
+    weight=1.0,
+    kind="plain",
+    tile=4,
+):
     """Return the deviance, one anchor after the other."""
     points = embeddings / embeddings.norm(dim=1, keepdim=True)
-    masks = pair_masks(points @ points.T, labels, indices_tuple)
+    others = points if ref_emb is None else ref_emb / ref_emb.norm(dim=1, keepdim=True)
+    masks = pair_masks(points @ others.T, labels, indices_tuple, ref_labels, references=ref_emb is not None)
     total = 0 * embeddings.sum()
     for i in range(len(points)):
-        near, far = (points[mask[i]] @ points[i] - margin for mask in masks)
+        near, far = (others[mask[i]] @ points[i] - margin for mask in masks)
         value = (1 + (-alpha * near).exp()).log().sum() / max(1, len(near))
         value = weight * (value + (1 + (beta * far).exp()).log().sum() / max(1, len(far)))
         total = total + (value**2 if kind == "square" else value)
     return total / len(points)
+
+
+def near_negatives(embeddings, labels, epsilon=0.1, ref_emb=None, ref_labels=None):
+    """Return the positive pairs, and the negative ones that NearNegatives chooses, one anchor after the other."""
+    points = embeddings / embeddings.norm(dim=1, keepdim=True)
+    references, names = (points, labels) if ref_emb is None else (ref_emb / ref_emb.norm(dim=1)[:, None], ref_labels)
+    positives, negatives = set(), set()
+    for i, point in enumerate(points):
+        near = [j for j in range(len(names)) if names[j] == labels[i] and (ref_emb is not None or i != j)]
+        least = min((float(point @ references[j]) for j in near), default=float("inf"))
+        far = [k for k in range(len(names)) if names[k] != labels[i]]
+        positives |= {(i, j) for j in near}
+        negatives |= {(i, k) for k in far if float(point @ references[k]) > least - epsilon}
+    return positives, negatives
 
 
 class Equation:
@@ -76,7 +103,8 @@ class InHalf(Equation, BaseMetricLossFunction):
         return self.packed(self.values(matrix, *masks), labels)
 
     def similarity(self, embeddings, ref_emb):
-        return matrix_of(self.distance, embeddings, ref_emb)
+        matrix, references = matrix_of(self.distance, embeddings, ref_emb)
+        return matrix if self.distance.is_inverted else -matrix, references
 
     def masks(self, matrix, labels, indices_tuple, ref_labels, references):
         return pair_masks(matrix, labels, indices_tuple, ref_labels, references=references)
@@ -186,6 +214,25 @@ class NearNegatives(FullPrecisionMining, BaseMiner):
         return GramCosineSimilarity()
 
 
+class Moving(NearNegatives):
+    """Near negatives, by a similarity that moves with those of training, and is saved."""
+
+    capabilities = NearNegatives.capabilities | {"state"}
+
+    def __init__(self, **kwargs):
+        BaseMiner.__init__(self, **kwargs)
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float64))
+
+    def chosen(self, similarity, positives, negatives):
+        if self.moves():
+            moved = 0.5 * self.mean + 0.5 * similarity.mean().detach()
+            self.mean = moved.to(self.mean.dtype)
+        return positives, negatives & (similarity > self.mean)
+
+    def moves(self):
+        return self.training
+
+
 class Hardest(NearNegatives):
     """A triplet of each positive pair and the anchor's hardest negative."""
 
@@ -232,6 +279,38 @@ class FewClasses(Sampler):
 
     def load_state_dict(self, state):
         self.generator.set_state(state["generator"])
+
+
+class Indices(FewClasses):
+    """The sampler of single indices, for a data loader that makes the batches, of classes from a shuffled queue."""
+
+    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
+        super().__init__(labels, batch_size, length_before_new_iter, seed)
+        self.queue: list[int] = []
+
+    def __len__(self):
+        return self.length // self.batch_size * self.batch_size
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield from batch
+
+    def some(self, classes):
+        drawn: list[int] = []
+        while len(drawn) < min(self.batch_size // 4, len(classes)):
+            if not self.queue:
+                self.queue = classes[torch.randperm(len(classes), generator=self.generator)].tolist()
+            label = self.queue.pop()
+            if label not in drawn:
+                drawn.append(label)
+        return drawn
+
+    def state_dict(self):
+        return super().state_dict() | {"queue": list(self.queue)}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.queue = list(state.get("queue", ()))
 
 
 class Parameter(ByHand):

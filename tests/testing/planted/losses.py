@@ -4,14 +4,15 @@ import logging
 import multiprocessing
 import threading
 import warnings
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from pml_ext.plugin import PairLoss, per_anchor, reduced
+from pml_ext.plugin import PairLoss, masked_mean, matrix_of, per_anchor, reduced
 
-from .correct import ByHand, ByNames, Deviance, InHalf, Parameter, Ramp, Tuples
+from .correct import ByHand, ByNames, Deviance, InHalf, Parameter, Ramp, Tuples, TwoTerms
 from .table import REFERENCE, plant, planted
 
 softplus = nn.functional.softplus
@@ -25,6 +26,33 @@ plant("MarginOrDefault", Deviance, "a margin of 0 is none", "check_settings", "m
 plant("ZeroForMasked", Deviance, "masked entries are 0, which is more than the hardest negative", REFERENCE)(
     push=lambda self, gap, far: softplus(self.beta * (gap * far).amax(1)) * far.any(1)
 )
+
+
+plant("WrongSign", Deviance, "its sign is turned", "check_classes_separate", "do not separate classes|pushes them")(
+    values=lambda self, *matrices: -Deviance.values(self, *matrices)
+)
+plant(
+    "PushesPositives", ByHand, "the sign of one term", "check_classes_separate", "positive pairs .* pushes them apart"
+)(pull=lambda self, gap, near: masked_mean(softplus(self.alpha * gap), near))
+plant("CountsSelf", ByHand, "the count of positives includes the image itself", REFERENCE, "the value is")(
+    pull=lambda self, gap, near: (softplus(-self.alpha * gap) * near).sum(1) / (near.sum(1) + 1)
+)
+plant(
+    "SeedsInInit", ByHand, "seeds torch in the constructor", "check_constructor", "seeds the global generator of torch"
+)(__init__=lambda self, **kwargs: (ByHand.__init__(self, **kwargs), torch.manual_seed(0))[0])
+
+
+@planted("a choice of a setting is wrong with references alone", REFERENCE, "kind='square'.*references: the value")
+class ChoiceWrong(ByHand):
+    def __init__(self, kind: Literal["plain", "square"] = "plain", **kwargs):
+        super().__init__(**kwargs)
+        self.kind = kind
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        info = super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        if self.kind == "square" and ref_emb is embeddings and torch.is_tensor(info["loss"]["losses"]):
+            info["loss"]["losses"] = info["loss"]["losses"].square()
+        return info
 
 
 # Gradients, order, cost.
@@ -175,6 +203,9 @@ plant("First64", ByHand, "looks at the first 64 coordinates only", "check_dimens
 plant("OwnSimilarity", ByHand, "distance= changes nothing", "check_arguments", "distance= changes nothing")(
     similarity=lambda self, x, y: (normalize(x) @ normalize(y).T, y is not x)
 )
+plant("NearIsFar", ByHand, "takes a distance for a similarity", "check_arguments", "look at self.distance.is_inverted")(
+    similarity=lambda self, x, y: matrix_of(self.distance, x, y)
+)
 plant("MeanInside", ByHand, "reducer= changes nothing", "check_reducers", "reduced already, so that a reducer")(
     packed=lambda self, values, labels: reduced(values.mean())
 )
@@ -224,6 +255,15 @@ class ValuePerClass(ByHand):
         classes, rows = labels.unique(return_inverse=True)
         sums = torch.zeros(len(classes), dtype=values.dtype, device=values.device).index_add(0, rows, values)
         return per_anchor(sums / rows.bincount().clamp(min=1))
+
+
+@planted("gives indices as (partner, anchor)", "check_indices_belong_to_values", "wanted .anchor, partner|anchors are")
+class PartnerFirst(TwoTerms):
+    def values(self, matrix, positives, negatives):
+        terms = super().values(matrix, positives, negatives)
+        for info in terms.values():
+            info["indices"] = info["indices"][::-1]
+        return terms
 
 
 @planted("a tangent that is doubled", "check_torch_func", "torch.func.jvp gives another derivative")

@@ -5,10 +5,10 @@ from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.distances import EuclideanDistance
-from pml_ext.plugin import CosineSimilarity, reduced
+from pml_ext.plugin import CosineSimilarity, masked_min, reduced
 
-from .correct import FewClasses, Hardest, NearNegatives
-from .table import plant, planted
+from .correct import FewClasses, Hardest, Indices, Moving, NearNegatives
+from .table import REFERENCE, plant, planted
 
 # Miners.
 
@@ -31,6 +31,33 @@ plant("NegativeZero", Hardest, "a triplet with no negative takes image 0 for one
 )
 
 
+plant("ItsOwnPositive", NearNegatives, "an anchor is its own positive", "check_mined_indices", "its own positive")(
+    masks=lambda self, similarity, labels, ref_labels, references: (
+        labels[:, None] == ref_labels,
+        labels[:, None] != ref_labels,
+    )
+)
+plant("WrongEnd", NearNegatives, "takes the far negatives", REFERENCE, r"reference: \d+ too many")(
+    chosen=lambda self, similarity, near, far: (
+        near,
+        far & (similarity < masked_min(similarity, near)[:, None] + self.epsilon),
+    )
+)
+plant("MarginTwice", NearNegatives, "doubles the margin", REFERENCE, "with epsilon=|with the settings as they are")(
+    chosen=lambda self, similarity, near, far: (
+        near,
+        far & (similarity > masked_min(similarity, near)[:, None] - 2 * self.epsilon),
+    )
+)
+plant("MovesInEvalToo", Moving, "moves in eval() too", "check_eval_keeps_state", "changes mean of its state")(
+    moves=lambda self: True
+)
+plant("MovesUnsaved", Moving, "does not save what moves", "check_state_dict", "the next choice of pairs is another")(
+    register_buffer=lambda self, name, value: setattr(self, "_kept", [value]),
+    mean=property(lambda self: self._kept[0], lambda self, value: setattr(self, "_kept", [value])),
+)
+
+
 # Samplers.
 
 plant(
@@ -45,7 +72,7 @@ plant(
     FewClasses,
     "does not put its state back",
     "check_sampler_state",
-    "draws something else; give it state_dict",
+    "draws something else; state_dict\\(\\) misses",
 )(load_state_dict=lambda self, state: None)
 plant(
     "SeedsGlobal",
@@ -56,6 +83,14 @@ plant(
 )(__iter__=lambda self: (torch.manual_seed(self.seed), FewClasses.__iter__(self))[1])
 plant("StopsHalfway", FewClasses, "stops halfway", "check_sampler", r"ZeroDivisionError: .* \(at others.py:\d+\)")(
     images=lambda self, rows: 1 / 0
+)
+
+
+plant("IndexTwice", Indices, "an index comes twice in a batch", "check_sampler", "an image comes twice in a batch")(
+    images=lambda self, rows: [rows[0].item(), *Indices.images(self, rows)[:3]]
+)
+plant("QueueUnsaved", Indices, "does not save its queue", "check_sampler_state", "such as a queue")(
+    state_dict=lambda self: FewClasses.state_dict(self)
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from pml_ext import registry
 from pml_ext.testing import check_component, checks_of
 
-from .correct import loop
+from .correct import loop, near_negatives
 
 REFERENCE = "check_reference"  # finds what is wrong in an equation, which nothing but a reference knows
 
@@ -59,7 +59,9 @@ def planted_for(module: ModuleType) -> list[Any]:
 
 def text_of(bug: Planted) -> str:
     """Return what the check of a bug says of it; empty where it finds nothing."""
-    given = {"reference": loop} if bug.check == REFERENCE else {}
+    given = {}
+    if bug.check == REFERENCE:
+        given["reference"] = near_negatives if bug.kind == "miner" else loop
     return failing(bug.cls, checks=[bug.check], **given).get(bug.check, "")
 
 

@@ -1,0 +1,250 @@
+"""Guards around the code of plugins: settings of the process are put back, and shared imports are not charged to it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.abc
+import importlib.machinery
+import logging
+import multiprocessing
+import os
+import pkgutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..errors import PluginError, PluginWarning, PmlExtError, StoppedError, one_line
+
+SHARED = ("torch", "pytorch_metric_learning", "pml_ext", "numpy", "scipy", "sklearn", "torchvision")  # what we import
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+# Environment variables that steer other libraries; other new ones, which a plugin's own library may read, may stay.
+_STEERING = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTHONWARNINGS")
+
+
+class Setting(NamedTuple):
+    """A setting of the process: how it is read, and how a value is put back."""
+
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+def _strict_filters() -> list[Any]:
+    """Return the filters that turn warnings of any module and any text into errors."""
+    return [entry for entry in warnings.filters if entry[0] == "error" and entry[1] is None and entry[3] is None]
+
+
+def _keep_strict_filters(known: Sequence[Any]) -> None:
+    new = [entry for entry in _strict_filters() if entry not in known]
+    kept = [entry for entry in warnings.filters if entry not in new]
+    warnings.filters[:] = kept  # type: ignore[index]
+
+
+def _steering_variables() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _STEERING or name.startswith("PML_EXT_")}
+
+
+def _write_steering_variables(wanted: Mapping[str, str]) -> None:
+    for name in _steering_variables().keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
+def _working_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # deleted since
+        return None
+
+
+def _write_working_folder(folder: str | None) -> None:
+    if folder is not None:
+        os.chdir(folder)
+
+
+def _signal_handlers() -> dict[str, Any]:
+    return {name: signal.getsignal(getattr(signal, name)) for name in _SIGNALS if hasattr(signal, name)}
+
+
+def _write_signal_handlers(wanted: Mapping[str, Any]) -> None:
+    if threading.current_thread() is not threading.main_thread():  # signal() works in the main thread alone
+        return
+    for name, handler in wanted.items():
+        if handler is not None:  # None: a handler that was not set from Python
+            signal.signal(getattr(signal, name), handler)
+
+
+OF_PYTHON: dict[str, Setting] = {
+    "warnings.filters": Setting(_strict_filters, _keep_strict_filters),
+    "warnings.showwarning": Setting(
+        lambda: warnings.showwarning, lambda function: setattr(warnings, "showwarning", function)
+    ),
+    "sys.stderr": Setting(lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream)),
+    "sys.excepthook": Setting(lambda: sys.excepthook, lambda function: setattr(sys, "excepthook", function)),
+    "the recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
+    "the working folder": Setting(_working_folder, _write_working_folder),
+    "os.environ": Setting(_steering_variables, _write_steering_variables),
+    "the level of logging": Setting(lambda: logging.root.level, logging.root.setLevel),
+    "logging.disable": Setting(lambda: logging.root.manager.disable, logging.disable),
+    "signal handlers": Setting(_signal_handlers, _write_signal_handlers),
+    "the start method of multiprocessing": Setting(
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        lambda method: multiprocessing.set_start_method(method, force=True),
+    ),
+}
+
+
+def _of_torch() -> dict[str, tuple[Setting, Any]]:
+    """Return torch's settings, each with the value that it has after the import of torch."""
+    import torch
+
+    return {
+        "the default dtype": (Setting(torch.get_default_dtype, torch.set_default_dtype), torch.float32),
+        "the default device": (Setting(torch.get_default_device, _set_default_device), torch.device("cpu")),
+        "torch.is_grad_enabled()": (Setting(torch.is_grad_enabled, torch.set_grad_enabled), True),
+        "torch.is_anomaly_enabled()": (
+            Setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+            False,
+        ),
+        "deterministic algorithms": (
+            Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+            False,
+        ),
+        "the precision of matrix products": (
+            Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+            "highest",
+        ),
+    }
+
+
+def _set_default_device(device: Any) -> None:
+    """Set torch's default device; the CPU is none at all, which costs no operator anything."""
+    import torch
+
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _of_numpy() -> tuple[Setting, Any]:
+    import numpy as np
+
+    default = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+    return Setting(np.geterr, lambda wanted: np.seterr(**wanted)), default
+
+
+def _loaded(module: str) -> bool:
+    """Return whether a module is imported completely."""
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return spec is not None and not getattr(spec, "_initializing", False)
+
+
+def _libraries() -> dict[str, tuple[Setting, Any]]:
+    """Return the settings of torch and NumPy with their defaults, of what is imported already."""
+    settings: dict[str, tuple[Setting, Any]] = {}
+    if _loaded("torch"):
+        settings |= _of_torch()
+    if _loaded("numpy"):
+        settings["numpy.geterr()"] = _of_numpy()
+    return settings
+
+
+@contextlib.contextmanager
+def process_unchanged(report: Callable[[list[str]], None]) -> Iterator[None]:
+    """Put settings of the process back after the block, and call ``report`` with the names of those that it changed.
+
+    A library that the block imports first, torch or NumPy, gets its default settings.
+    """
+    before = {name: setting.read() for name, setting in OF_PYTHON.items()}
+    before_in_libraries = {name: setting.read() for name, (setting, _) in _libraries().items()}
+    try:
+        yield
+    finally:
+        changed = []
+        for name, setting in OF_PYTHON.items():
+            if setting.read() != before[name]:
+                changed.append(name)
+                setting.write(before[name])
+        for name, (setting, default) in _libraries().items():
+            wanted = before_in_libraries.get(name, default)
+            if setting.read() != wanted:
+                changed.append(name)
+                setting.write(wanted)
+    if changed:
+        report(changed)
+
+
+def import_name(source: str, owner: str, plugin: str, hook: str) -> Any:
+    """Import ``"package.module:name"`` of a plugin.
+
+    ``owner`` is what the name is of, such as ``"the loss 'mine'"``. PluginError if the import fails, with the plugin
+    and the hook that named it.
+    """
+    try:
+        if source.partition(":")[0] in sys.modules:  # nothing is executed
+            return pkgutil.resolve_name(source)
+        report = functools.partial(_warn_of_changes, f"{owner} of the plugin {plugin!r}")
+        with process_unchanged(report), contextlib.redirect_stdout(sys.stderr):
+            return pkgutil.resolve_name(source)
+    except (PmlExtError, PluginWarning, KeyboardInterrupt, StoppedError):
+        raise
+    except BaseException as error:  # a plugin's module may raise anything, SystemExit too
+        problem = f"{owner} of the plugin {plugin!r} cannot be imported: {one_line(error)}"
+        raise PluginError(
+            f"{problem}; {hook} names {source!r} (PML_EXT_BLOCK={plugin} leaves the plugin out)"
+        ) from error
+
+
+def _warn_of_changes(what: str, changed: list[str]) -> None:
+    text = f"the import of {what} changes {', '.join(changed)} for the whole process; it was put back"
+    warnings.warn(text, PluginWarning, stacklevel=5)
+
+
+class SharedImports(importlib.abc.MetaPathFinder):
+    """A finder that sums up the seconds that imports of :data:`SHARED` packages take, while it is in use."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._depth = 0
+
+    def __enter__(self) -> SharedImports:
+        sys.meta_path.insert(0, self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        """Return the usual specification of a shared module, whose execution is timed; None for other modules."""
+        if name.partition(".")[0] not in SHARED:
+            return None
+        for finder in sys.meta_path:
+            spec = None
+            if finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                self._time(spec.loader)
+                return spec
+        return None
+
+    def _time(self, loader: Any) -> None:
+        """Let the next execution of a module by its loader add to the seconds; imports within count once."""
+        execute = getattr(loader, "exec_module", None)
+        if execute is None or isinstance(loader, type):  # a loader of built-in modules is a class
+            return
+
+        def timed(module: Any) -> None:
+            del loader.exec_module
+            self._depth += 1
+            started = time.perf_counter()
+            try:
+                execute(module)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    self.seconds += time.perf_counter() - started
+
+        with contextlib.suppress(AttributeError):  # a loader with slots is not timed
+            loader.exec_module = timed

@@ -1,0 +1,132 @@
+"""Careless packages of others: every command of ours works, and the culprit is named with its hook."""
+
+import json
+import re
+import sys
+import warnings
+
+import pytest
+
+from pml_ext import registry
+from pml_ext.errors import PluginWarning
+
+pytestmark = pytest.mark.usefixtures("isolated_registry")
+HOOKS = "from pml_ext.plugin import Command, Component, hookimpl\n"
+LOSS = """
+from pytorch_metric_learning.losses import ContrastiveLoss
+class CarelessLoss(ContrastiveLoss):
+    '''A loss.'''
+    def __init__(self, **kwargs):
+        {body}
+        super().__init__(**kwargs)
+"""
+
+
+def package(hook, answer, before="", body="pass"):
+    """Return the source of a package with one hook."""
+    return f"{before}\n{HOOKS}{LOSS.format(body=body)}@hookimpl\ndef pml_ext_{hook}():\n    {answer}\n"
+
+
+# The source of a package, and what `pml-ext plugins` says of it.
+CARELESS = {
+    "missing-module": (package("components", "return [Component('careless.gone:XLoss', 'x')]"), "No module named"),
+    "no-class": (package("components", "return [Component('careless:HOOKS', 'x')]"), "cannot be imported"),
+    "another-kind": (
+        package("components", "return [Component('careless:CarelessLoss', 'x', named_kind='miner')]"),
+        r"is a loss, registered as a miner; write Component\(..., named_kind=\"loss\"\)",
+    ),
+    "no-colon": (package("components", "return [Component('careless.gone', 'x')]"), '"package.module:Class"'),
+    "summary": (package("components", "return [Component(CarelessLoss, 'x', summary=5)]"), "summary of 'x' must be"),
+    "paper": (package("components", "return [Component(CarelessLoss, 'x', paper='T')]"), "must be a Paper"),
+    "number": (package("components", "return [Component(CarelessLoss, 5)]"), "kebab-case .*not 5"),
+    "none": (package("components", "return None"), "pml_ext_components returned None; it must return a list"),
+    "one": (package("components", "return Component(CarelessLoss, 'x')"), "must return a list of Component"),
+    "halfway": (package("components", "yield Component(CarelessLoss, 'x'); yield 1 / 0"), "ZeroDivisionError"),
+    "async": (package("components", "return []").replace("def pml", "async def pml"), "returned <coroutine"),
+    "strict": (package("components", "return []", "import warnings; warnings.simplefilter('error')"), "put back: warn"),
+    "strict-hook": (package("trunks", "import warnings; warnings.simplefilter('error'); return {}"), "in pml_ext_tru"),
+    "float64": (
+        package("trunks", "return {}", "import torch; torch.set_default_dtype(torch.float64)"),
+        "default dtype",
+    ),
+    "quits": ("import sys; sys.exit(0)", "SystemExit: 0"),
+    "endless": ("def f(): f()\nf()", "RecursionError"),
+    "metric": (package("metrics", "return {'m': max}"), r"wanted a function\(\*\*kwargs\)"),
+    "command": (package("commands", "return {'greet': Command('careless:greet', None)}"), "One line for --help"),
+    "gone-command": (package("commands", "return {'greet': Command('careless.t:greet', '')}"), "the command 'greet'"),
+    "factory": (package("trunks", "return {5: int}"), "5 is <class 'int'>, wanted a function"),
+}
+COMMANDS = [("--help",), ("list", "--json"), ("show", "cbml"), ("show", "cbml/digits"), ("check", "cbml", "--fast")]
+
+
+@pytest.mark.parametrize(("source", "text"), CARELESS.values(), ids=CARELESS)
+def test_the_culprit_is_named(install_plugin, pml_ext_command, source, text):
+    install_plugin("careless", "").joinpath("__init__.py").write_text(source)
+    with warnings.catch_warnings(action="ignore"):
+        told = pml_ext_command("plugins").stdout
+    (line,) = [line for line in told.splitlines() if line.startswith("careless")]
+    assert re.search(text, line), line
+    assert len([line for line in told.splitlines() if " broken " in line or "put back" in line]) == 1
+
+
+@pytest.mark.parametrize("name", ["missing-module", "none", "strict", "gone-command", "summary"])
+def test_commands_of_others_work(install_plugin, pml_ext_command, name):
+    source, _ = CARELESS[name]
+    install_plugin("careless", "").joinpath("__init__.py").write_text(source)
+    for command in COMMANDS[:4]:
+        sys.modules.pop("careless", None)
+        with registry.isolated():
+            assert pml_ext_command(*command).returncode == 0, command
+
+
+def test_of_several_bad_hooks_all_are_shown(install_plugin):
+    hooks = ("components", "recipes", "datasets", "trunks", "metrics", "trackers", "stores", "commands", "papers")
+    source = HOOKS + "".join(f"@hookimpl\ndef pml_ext_{hook}(): return None\n" for hook in hooks)
+    install_plugin("careless", "").joinpath("__init__.py").write_text(source)
+    with warnings.catch_warnings(action="ignore", category=PluginWarning):
+        (record,) = [record for record in registry.plugins() if record.name == "careless"]
+    for hook in hooks:
+        assert f"pml_ext_{hook} returned None" in record.error
+
+
+def test_a_class_that_cannot_be_imported_is_listed_as_broken(install_plugin, pml_ext_command):
+    source, _ = CARELESS["missing-module"]
+    install_plugin("careless", "").joinpath("__init__.py").write_text(source)
+    listed = pml_ext_command("list", "losses")
+    assert listed.returncode == 0
+    assert "broken: the component 'x' of the plugin 'careless' cannot be imported" in listed.stdout
+
+
+QUICK = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "evaluation.baselines=false")
+METRICS = """
+def raises(**kwargs):
+    return 1 / 0
+
+def text(**kwargs):
+    return "high"
+
+def changes(query, knn_labels, **kwargs):
+    query.zero_()
+    knn_labels.zero_()
+    return 0.5
+"""
+
+
+def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_report):
+    from pml_ext.training.launch import train
+
+    hook = "return {'raises': raises, 'text': text, 'changes': changes}"
+    install_plugin("careless", "").joinpath("__init__.py").write_text(package("metrics", hook, METRICS))
+    train("triplets/digits", out=tmp_path / "run", seed=0, overrides=QUICK, device="cpu")
+    measured = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert measured["after"]["changes"] == 0.5
+    assert {"raises", "text"}.isdisjoint(measured["after"])
+    shown = " ".join(measured["warnings"])
+    assert "the metric 'raises' of the plugin 'careless' failed: ZeroDivisionError" in shown
+    assert "the metric 'text' of the plugin 'careless' failed: TypeError: it returned 'high', wanted a number" in shown
+    with registry.isolated():
+        sys.modules.pop("careless")
+        install_plugin("careless", "", distribution="other").joinpath("__init__.py").write_text("")
+        train("triplets/digits", out=tmp_path / "other", seed=0, overrides=QUICK, device="cpu")
+    without = json.loads((tmp_path / "other" / "metrics.json").read_text())
+    assert without["after"]["recall_at_1"] == measured["after"]["recall_at_1"]

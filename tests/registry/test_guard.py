@@ -1,0 +1,95 @@
+"""Guards around plugins: settings of the process are put back, shared imports are timed, imports are named."""
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from pml_ext.errors import PluginError, PluginWarning
+from pml_ext.registry import guard
+
+CHANGES = {
+    "warnings.filters": lambda: warnings.simplefilter("error"),
+    "warnings.showwarning": lambda: setattr(warnings, "showwarning", print),
+    "sys.stderr": lambda: setattr(sys, "stderr", None),
+    "the recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
+    "the working folder": lambda: os.chdir("/"),
+    "os.environ": lambda: os.environ.update(CUDA_VISIBLE_DEVICES="7"),
+    "the level of logging": lambda: logging.root.setLevel(3),
+    "logging.disable": lambda: logging.disable(logging.CRITICAL),
+    "the start method of multiprocessing": lambda: multiprocessing.set_start_method("spawn", force=True),
+    "the default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "the default device": lambda: torch.set_default_device("meta"),
+    "torch.is_grad_enabled()": lambda: torch.set_grad_enabled(False),
+    "torch.is_anomaly_enabled()": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "the precision of matrix products": lambda: torch.set_float32_matmul_precision("medium"),
+    "numpy.geterr()": lambda: np.seterr(all="raise"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_put_back_and_reported(name):
+    changed = []
+    with guard.process_unchanged(changed.extend):
+        CHANGES[name]()
+    assert changed == [name]
+    again = []
+    with guard.process_unchanged(again.extend):
+        assert torch.ones(1).device.type == "cpu"
+    assert again == []
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") != "7"
+
+
+def test_what_is_put_back_after_an_error():
+    def careless():
+        torch.set_default_dtype(torch.float64)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), guard.process_unchanged(lambda changed: None):
+        careless()
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_filter_of_one_warning_may_stay():
+    changed = []
+    with warnings.catch_warnings(), guard.process_unchanged(changed.extend):
+        warnings.filterwarnings("error", message="a library's own")
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+    assert changed == []
+
+
+def test_shared_imports_are_timed_once(tmp_path, monkeypatch):
+    (tmp_path / "slow_outer.py").write_text("import time, slow_inner\ntime.sleep(0.02)\n")
+    (tmp_path / "slow_inner.py").write_text("import time\ntime.sleep(0.02)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(guard, "SHARED", ("slow_outer", "slow_inner"))
+    started = time.perf_counter()
+    with guard.SharedImports() as shared:
+        import slow_outer  # noqa: F401
+    assert 0.04 <= shared.seconds <= time.perf_counter() - started
+    for name in ("slow_outer", "slow_inner"):
+        del sys.modules[name]
+
+
+def test_an_import_that_fails_names_plugin_and_hook(tmp_path, monkeypatch):
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = r"the loss 'x' of the plugin 'mine' cannot be imported: SystemExit: 3; a_hook names 'leaves:X' .*_BLOCK=mine"
+    with pytest.raises(PluginError, match=text):
+        guard.import_name("leaves:X", "the loss 'x'", "mine", "a_hook")
+
+
+def test_an_import_that_changes_the_process_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "strict.py").write_text("import warnings\nprint('hello')\nwarnings.simplefilter('error')\nX = 5\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.warns(PluginWarning, match="the loss 'x' of the plugin 'mine' changes warnings.filters"):
+        assert guard.import_name("strict:X", "the loss 'x'", "mine", "a_hook") == 5
+    assert capsys.readouterr() == ("", "hello\n")
+    del sys.modules["strict"]

@@ -1,0 +1,38 @@
+"""Checks of the constructor and of the line that lists a component."""
+
+import re
+
+import pytest
+
+import pml_ext
+from pml_ext import Component
+from pml_ext.testing import check_component
+from pml_ext.testing.checks import building
+from tests.testing.planted import correct, failing, planted_for, text_of
+
+
+@pytest.mark.parametrize("bug", planted_for(building))
+def test_a_bug_is_found_and_named(bug):
+    text = text_of(bug)
+    assert len(text) > 25
+    assert re.search(bug.text, text), text
+
+
+class NeedsGpu(correct.Deviance):
+    def __init__(self, **kwargs):
+        raise RuntimeError("no device")
+
+
+def test_a_constructor_that_raises_fails_one_check_and_skips_the_others():
+    results = check_component(NeedsGpu, on_fail=None, fast=True)
+    (failed,) = [result for result in results if result.fails]
+    assert failed.check == "check_constructor"
+    assert re.search(r"its constructor raises RuntimeError: no device \(at test_building.py:\d+\)", failed.text)
+    assert {result.status for result in results} == {"failed", "skipped"}
+
+
+def test_a_registered_component_has_a_line_for_the_list():
+    without = failing(Component(NeedsGpu, name="needs-gpu"), checks=["check_docstring"])
+    assert "it has no docstring, which `pml-ext list` shows" in without["check_docstring"]
+    for component in (Component(NeedsGpu, name="needs-gpu", summary="A loss"), pml_ext.registry.get("cbml")):
+        assert failing(component, checks=["check_docstring"]) == {}

@@ -1,0 +1,178 @@
+"""Contracts of data sets, trunks, metrics, trackers, stores and commands: bugs are found, ours keep them."""
+
+import re
+
+import pytest
+import torch
+
+from pml_ext import registry
+from pml_ext.plugin import Command, DataError, DataSplits, LabeledImages
+from pml_ext.testing.named import CONTRACTS, Named, check_named, find_named, find_named_by_name
+
+
+def shapes(root=None, seed=0, channels=1, dtype=torch.uint8, offset=0):
+    """Two splits of random images."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def part(count):
+        labels = torch.randint(4, (count,), generator=generator) + offset
+        return LabeledImages(torch.zeros(count, channels, 8, 8, dtype=dtype), labels, ["a", "b", "c", "d"])
+
+    return DataSplits(part(20), part(12), image_size=8, channels=1)
+
+
+def missing(root=None):
+    """A data set whose files are not there."""
+    raise DataError(f"{root}: no images; type: fetch them")
+
+
+class Trunk(torch.nn.Module):
+    """A small trunk."""
+
+    def __init__(self, in_channels, image_size):
+        super().__init__()
+        self.layer = torch.nn.Linear(in_channels * image_size**2, 5)
+
+    def forward(self, images):
+        return self.layer(images.flatten(1))
+
+
+class OfBatch(Trunk):
+    """Subtracts the mean of the batch."""
+
+    def forward(self, images):
+        return super().forward(images - images.mean(0))
+
+
+class Maps(Trunk):
+    """Returns maps."""
+
+    def forward(self, images):
+        return super().forward(images)[:, :, None]
+
+
+class Tracker:
+    """Records nothing."""
+
+    def __init__(self, folder, recipe):
+        self.closed = False
+
+    def log(self, values, step):
+        assert not self.closed
+
+    def finish(self, status, metrics, report):
+        self.closed = True
+
+
+class OnlyFinished(Tracker):
+    """Reads metrics that only a finished run has."""
+
+    def finish(self, status, metrics, report):
+        return metrics["after"]
+
+
+def store(address, table, size):
+    """A store."""
+
+
+BUGS = {
+    "labels": (
+        "data set",
+        lambda root=None: shapes(offset=2),
+        "labels of train are 2 to 5, but there are 4",
+    ),
+    "drawn anew": ("data set", lambda root=None: shapes(seed=torch.seed()), "other labels in a second call"),
+    "floats": (
+        "data set",
+        lambda root=None: shapes(dtype=torch.float32),
+        "is torch.float32 .*wanted uint8",
+    ),
+    "channels": ("data set", lambda root=None: shapes(channels=3), r"wanted uint8 \[1, H, W\]"),
+    "no splits": ("data set", lambda root=None: [], "it returns list; wanted pml_ext.plugin.DataSplits"),
+    "no root": ("data set", lambda: shapes(), r"called as factory\(root, ...\), but too many"),
+    "os error": (
+        "data set",
+        lambda root=None: (root / "x").read_text(),
+        "raises FileNotFoundError.*wanted pml_ext",
+    ),
+    "of the batch": ("trunk", OfBatch, "features of an image depend on the others"),
+    "maps": ("trunk", Maps, r"give \(4, 5, 1\); wanted features \[4, F\]"),
+    "no module": ("trunk", lambda channels, size: 5, "it returns int; wanted a torch.nn.Module"),
+    "not built": ("trunk", lambda channels, size: 1 / 0, "cannot be built for .*ZeroDivisionError"),
+    "half": ("tracker", lambda folder: object(), "returns object without the method log"),
+    "failed run": ("tracker", OnlyFinished, "KeyError: 'after'"),
+    "one argument": ("store", lambda address: None, r"factory\(address, table, size, ...\), but too many"),
+    "gone": (
+        "command",
+        Command("tests.testing.test_named:nothing", "x"),
+        "the command 'bug' of the plugin",
+    ),
+    "untyped": ("command", Command("tests.testing.test_named:untyped", "x"), "its --help stops"),
+}
+
+
+def untyped(what: int | str):
+    """Take what typer does not know."""
+
+
+@pytest.mark.parametrize(("kind", "value", "text"), BUGS.values(), ids=BUGS)
+def test_a_bug_is_found_and_named(kind, value, text):
+    found = [
+        result for result in check_named(Named(kind, "bug", value, "mine")) if result.check != "check_documentation"
+    ]
+    assert [result.status for result in found] == ["failed"]
+    assert re.search(text, found[0].text), found[0].text
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("data set", shapes), ("data set", missing), ("trunk", Trunk), ("tracker", Tracker), ("store", store)],
+)
+def test_correct_ones_pass(kind, value):
+    assert [(r.status, r.text) for r in check_named(Named(kind, "mine", value, "mine")) if r.fails] == []
+
+
+def test_ours_keep_their_contracts():
+    for kind, name in (("trunk", "convnet"), ("trunk", "mlp"), ("data set", "digits"), ("tracker", "tensorboard")):
+        (named,) = [each for each in find_named_by_name(name) if each.kind == kind]
+        assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
+    for named in find_named("compare"):
+        assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
+
+
+def test_what_has_no_docstring_is_named():
+    (result, _) = check_named(Named("store", "bare", lambda address, table, size: None, "mine"))
+    assert "no docstring" in result.text
+
+
+METRICS = """
+from pml_ext.plugin import hookimpl
+def first(query_labels, **kwargs):
+    'The label of the first image.'
+    return float(query_labels[0])
+def none(**kwargs):
+    'Nothing.'
+    return float("nan")
+def right(query_labels, knn_labels, **kwargs):
+    'Precision at 1.'
+    return (knn_labels[:, 0] == query_labels).float().mean()
+@hookimpl
+def pml_ext_metrics():
+    return {"first": first, "none": none, "right_ones": right}
+"""
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_the_metrics_of_a_plugin_are_checked(install_plugin, pml_ext_command):
+    install_plugin("measures", METRICS)
+    texts = {}
+    for named in find_named("measures"):
+        (_, result) = check_named(named)
+        texts[named.name] = (result.status, result.text)
+    assert "the order of the images changes it" in texts["first"][1]
+    assert texts["none"][1] == "it gives nan for six classes of five images"
+    assert texts["right_ones"][0] == "passed"
+    told = pml_ext_command("check", "measures")
+    assert told.returncode == 1
+    assert "first (metric)" in told.stdout
+    assert set(CONTRACTS) <= {*registry.discovery.TABLES}
