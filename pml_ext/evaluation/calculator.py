@@ -17,11 +17,12 @@ from torch import Tensor
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, unknown
 from ..losses.relations import NegativesOnly, Relation
-from ..pml import EQUALITY, AccuracyCalculator
+from ..pml import EQUALITY, AccuracyCalculator, LpDistance
 from .clustering import kmeans
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
 from .neighbors import default_neighbors
 from .retrieval import Comparison, MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
+from .verification import pairs_of_classes, verify
 
 PREFIX = "calculate_"
 
@@ -54,6 +55,7 @@ class MetricArguments:
     knn_labels: Tensor | None = None
     knn_distances: Tensor | None = None
     cluster_labels: Tensor | None = None
+    pair_values: Mapping[str, float] | None = None  # metrics of pairs, by name
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments that are known."""
@@ -96,6 +98,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             form that the relation accepts. A :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L
             other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
+        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`) as ``verification_NAME``, such
+            as ``verification_eer``: so many pairs of the same class and of different ones, drawn with a fixed seed, or
+            ``"all"`` pairs. Scores are those of the neighbor search: the Euclidean distance, or its own distance.
         lone_queries: ``"miss"`` counts queries without any other item of their class as misses in ``recall_at_K``;
             ``"drop"`` leaves them out, as PML's own metrics do.
 
@@ -128,13 +133,20 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         lone_queries: Literal["miss", "drop"] = "miss",
         relation: Relation | None = None,
         ndcg_at: Iterable[int] = (),
+        verification: int | Literal["all"] | None = None,
     ) -> None:
         if relation is not None and label_comparison_fn is not None:
             raise ValueError("relation and label_comparison_fn both say which neighbors are right; leave out one")
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
+        if verification is not None and (relation is not None or label_comparison_fn is not None):
+            raise ValueError(
+                "verification takes pairs of equal classes; with a relation or label_comparison_fn, list the pairs: "
+                "pml_ext.evaluation.verify(embeddings, listed_pairs(...))"
+            )
         self.lone_queries = lone_queries
         self.relation = relation
+        self.verification = verification
         include = tuple(include)
         self._named = frozenset(include)
 
@@ -147,7 +159,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             clusters_per_class = ()
 
         self._rows: dict[str, Metric] = {}  # the table's metrics that no subclass overrides
-        for metric in metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels):
+        table = metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels, verification is not None)
+        for metric in table:
             method = PREFIX + metric.accuracy
             if getattr(type(self), method, None) is getattr(AccuracyCalculator, method, None):
                 self._rows[metric.accuracy] = metric
@@ -172,7 +185,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def requires_knn(self) -> list[str]:
         """Return the names of the metrics that need neighbors."""
-        ours = [name for name, metric in self._rows.items() if not metric.clusters]
+        ours = [name for name, metric in self._rows.items() if not metric.clusters and not metric.of_pairs]
         return [*super().requires_knn(), *ours, "mean_reciprocal_rank", *self._of_plugins]
 
     def requires_clustering(self) -> list[str]:
@@ -243,6 +256,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             neighbors = self._search(sides, classes, keep, arguments)
             relevant = classes.relevant
 
+        if any(name in self._rows and self._rows[name].of_pairs for name in self.curr_function_dict):
+            arguments.pair_values = self._verify(sides)
+
         accuracies: dict[str, Any] = {}
         clusters: dict[int, Tensor] = {}  # by number of clusters per class
         for name, function in self.curr_function_dict.items():
@@ -283,6 +299,23 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if classes.lone.all():
             logging.getLogger("PML").warning("None of the query labels are in the reference set.")
         return classes
+
+    def _verify(self, sides: Sides) -> dict[str, float]:
+        """Return the metrics of pairs of a query and a gallery item, or of two queries that are their own gallery."""
+        references = None
+        reference_labels = None
+        if sides.reference is not sides.query:
+            if sides.ref_includes_query:
+                raise ValueError(
+                    "verification takes pairs of different items, but ref_includes_query puts the queries into the "
+                    "gallery too; leave out the verification metrics, or the gallery"
+                )
+            references = sides.reference
+            reference_labels = sides.reference_labels
+        most = None if self.verification == "all" else self.verification
+        pairs = pairs_of_classes(sides.query_labels, reference_labels, most)  # type: ignore[arg-type]
+        distance = getattr(self.knn_func, "distance", None) or LpDistance(normalize_embeddings=False)
+        return verify(sides.query, pairs, references, distance=distance)
 
     def _cluster(self, sides: Sides, per_class: int) -> Tensor:
         """Return the cluster of each query, ``[Q]``."""
@@ -329,7 +362,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         metrics = []
         for name in self.curr_function_dict:
             metric = self._rows.get(name)
-            if metric is not None and not metric.clusters:
+            if metric is not None and not metric.clusters and not metric.of_pairs:
                 of_pml = hasattr(AccuracyCalculator, PREFIX + name)
                 columns = metric.columns(int(classes.relevant.max()), pml_k if of_pml else sides.size)
                 metrics.append(MetricOfNeighbors(metric, columns, len(sides.query)))
@@ -372,12 +405,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         not_lone_query_mask: Tensor | None = None,
         label_counts: Any = ((), ()),
         cluster_labels: Any = None,
+        pair_values: Mapping[str, float] = {},  # never modified
         **_: Any,
     ) -> float | list[float]:
         """Return one of our metrics: of clusters, or the mean of its values per query."""
         labels = query_labels.cpu()
         if metric.clusters:
             return float(metric.function(labels, torch.as_tensor(cluster_labels).cpu()))
+        if metric.of_pairs:
+            return float(metric.function(pair_values, None))
 
         values = per_query[metric.accuracy]
         counted = None  # all queries

@@ -45,10 +45,12 @@ class NearestNeighbors:
 
     Args:
         search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.
+        distance: the distance that the search compares items by; None for the Euclidean distance.
     """
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: Search, distance: BaseDistance | None = None) -> None:
         self.search = search
+        self.distance = distance
 
     def __call__(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False
@@ -132,7 +134,7 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
         with _in_use(distance):
             return knn(query, k, reference)  # type: ignore[no-any-return]
 
-    return NearestNeighbors(search)
+    return NearestNeighbors(search, distance)
 
 
 def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
@@ -184,7 +186,7 @@ def reranked_under(
         best = values.topk(k, dim=1, largest=distance.is_inverted)
         return best.values, candidates.gather(1, best.indices)
 
-    return NearestNeighbors(search)
+    return NearestNeighbors(search, distance)
 
 
 def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:
