@@ -67,8 +67,10 @@ from .losses import TiledNTXentLoss as TiledNTXentLoss
 from .losses import TiledSupConLoss as TiledSupConLoss
 from .losses import TiledTripletMarginLoss as TiledTripletMarginLoss
 from .losses import WithRelation as WithRelation
+from .losses.relations import DifferentGroups as DifferentGroups
 from .losses.relations import FromMatrix as FromMatrix
 from .losses.relations import Hierarchy as Hierarchy
+from .losses.relations import Near as Near
 from .losses.relations import NegativesOnly as NegativesOnly
 from .losses.relations import Relation as Relation
 from .losses.relations import SharedLabel as SharedLabel

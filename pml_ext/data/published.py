@@ -46,11 +46,12 @@ class Count(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An image in a list: path relative to the image folder, class name, and crop box (None for the whole image)."""
+    """An image in a list; its path is relative to the image folder, and a crop box of None is the whole image."""
 
     path: str
     name: str
     box: Box | None = None
+    group: str = ""  # images of a query's own group are left out of its gallery; "" for none
 
 
 Counts = Mapping[str, Count]
@@ -277,12 +278,16 @@ def labeled(
         boxes = None
         if any(entry.box for entry in entries):
             boxes = [entry.box or EVERYTHING for entry in entries]
+        groups = None
+        if any(entry.group for entry in entries):
+            groups = [entry.group for entry in entries]
         splits[part] = LabeledImages(
             images=[images / entry.path for entry in entries],
             labels=[labels[entry.name] for entry in entries],
             class_names=names,
             channels=channels,
             boxes=boxes,
+            groups=groups,
         )
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
 

@@ -8,7 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -16,9 +16,10 @@ from torch import Tensor
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, unknown
-from ..losses.relations import NegativesOnly, Relation
+from ..losses.relations import DifferentGroups, NegativesOnly, Relation
 from ..pml import EQUALITY, AccuracyCalculator, LpDistance
 from .clustering import kmeans
+from .groups import groups_of
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
 from .neighbors import default_neighbors
 from .retrieval import Comparison, MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
@@ -99,8 +100,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
         verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`) as ``verification_NAME``, such
-            as ``verification_eer``: so many pairs of the same class and of different ones, drawn with a fixed seed, or
-            ``"all"`` pairs. Scores are those of the neighbor search: the Euclidean distance, or its own distance.
+            as ``verification_eer``: of so many pairs of the same class and of different ones, drawn with a fixed seed,
+            or of ``"all"`` pairs; without pairs of one group. Scores are by the distance of the neighbor search.
         lone_queries: ``"miss"`` counts queries without any other item of their class as misses in ``recall_at_K``;
             ``"drop"`` leaves them out, as PML's own metrics do.
 
@@ -137,6 +138,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     ) -> None:
         if relation is not None and label_comparison_fn is not None:
             raise ValueError("relation and label_comparison_fn both say which neighbors are right; leave out one")
+        if isinstance(relation, DifferentGroups):
+            raise ValueError(
+                "the evaluation takes groups as such: leave out relation, and type "
+                "evaluate(points, classes, query_groups=groups)"
+            )
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
         if verification is not None and (relation is not None or label_comparison_fn is not None):
@@ -231,6 +237,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         include: Iterable[str] = (),
         exclude: Iterable[str] = (),
         keep: int = 0,
+        query_groups: Any = None,
+        reference_groups: Any = None,
     ) -> Evaluation:
         """Return accuracies and nearest neighbors of queries, searched in tiles of about 8 million neighbors.
 
@@ -243,11 +251,26 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             include: names of the metrics to compute; empty for all of the calculator's metrics.
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
+            query_groups: group of each query, such as a burst of photographs, integers or texts, ``[N]``: gallery
+                items of a query's own group are left out of its gallery. Negative integers and "" are no group.
+            reference_groups: groups of the gallery, ``[R]``, together with ``reference``.
+
+        With groups, a query whose right items are all in its own group is lone. A gallery that has no item for any
+        query is an error; a metric of a plugin or a subclass that takes ``label_counts``, which knows no groups, too.
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
         sides = self._sides(query, query_labels, reference, reference_labels, ref_includes_query)
-        arguments = MetricArguments(**vars(sides), label_comparison_fn=self.label_comparison_fn)
+        if query_groups is not None or reference_groups is not None:
+            sides = self._with_groups(sides, query_groups, reference_groups, reference is None)
+        arguments = MetricArguments(
+            query=sides.query,
+            query_labels=sides.query_labels,
+            reference=sides.reference,
+            reference_labels=sides.reference_labels,
+            ref_includes_query=sides.ref_includes_query,
+            label_comparison_fn=self.label_comparison_fn,
+        )
 
         neighbors = Neighbors.empty(len(sides.query), 0)
         relevant = torch.empty(0, dtype=torch.int64)
@@ -294,9 +317,31 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 )
         return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
 
+    def _with_groups(self, sides: Sides, query_groups: Any, reference_groups: Any, within: bool) -> Sides:
+        """Return the sides with groups, checked; ValueError if they leave no query a gallery."""
+        references = None if within else len(sides.reference)
+        if query_groups is None:
+            raise ValueError("reference_groups are given without query_groups; queries and gallery both have groups")
+        groups = groups_of(query_groups, reference_groups, len(sides.query), references, sides.query.device)
+        left_out = groups.sizes()
+        if sides.ref_includes_query:
+            left_out = torch.where(groups.query >= 0, left_out, 1)
+        if len(left_out) and bool((left_out >= len(sides.reference)).all()):
+            raise ValueError(
+                f"the groups leave no gallery: all {len(sides.reference)} gallery items are of each query's own group"
+            )
+        for name, function in self.curr_function_dict.items():
+            if name not in self._rows and name in self.requires_knn():
+                original = self._of_plugins.get(name, function)
+                if "label_counts" in inspect.signature(original).parameters:
+                    raise ValueError(
+                        f"{name} takes label_counts, which know no groups; exclude it, or leave out groups"
+                    )
+        return replace(sides, groups=groups)
+
     def _classes(self, sides: Sides) -> QueryClasses:
         classes = query_classes(sides, self.label_comparison_fn, self.relation)
-        if classes.lone.all():
+        if classes.lone_query.all():
             logging.getLogger("PML").warning("None of the query labels are in the reference set.")
         return classes
 
@@ -314,6 +359,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             reference_labels = sides.reference_labels
         most = None if self.verification == "all" else self.verification
         pairs = pairs_of_classes(sides.query_labels, reference_labels, most)  # type: ignore[arg-type]
+        if sides.groups is not None:
+            first = sides.groups.query[pairs.first].cpu()
+            pairs = pairs.where((first < 0) | (first != sides.groups.reference[pairs.second].cpu()))
         distance = getattr(self.knn_func, "distance", None) or LpDistance(normalize_embeddings=False)
         return verify(sides.query, pairs, references, distance=distance)
 
@@ -392,7 +440,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         arguments.per_query = {metric.metric.accuracy: metric.values for metric in metrics}
         arguments.label_counts = (classes.classes, classes.counts)
         arguments.lone_query_labels = classes.classes[classes.lone]
-        arguments.not_lone_query_mask = ~classes.lone[classes.class_of_query]
+        arguments.not_lone_query_mask = ~classes.lone_query
         arguments.knn_labels = sides.reference_labels[seen_by_others.indices.to(sides.reference_labels.device)]
         arguments.knn_distances = seen_by_others.distances.to(sides.query.device)
         return neighbors

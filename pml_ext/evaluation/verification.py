@@ -46,6 +46,10 @@ class VerificationPairs:
     def __len__(self) -> int:
         return len(self.same)
 
+    def where(self, chosen: Tensor) -> VerificationPairs:
+        """Return some of the pairs, by a mask ``[P]``."""
+        return VerificationPairs(self.first[chosen], self.second[chosen], self.same[chosen])
+
 
 def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: int | None = None) -> VerificationPairs:
     """Return pairs that are given by indices, checked.
@@ -317,8 +321,8 @@ def _scores(x: Tensor, y: Tensor, distance: BaseDistance | None) -> Tensor:
     return (values if distance.is_inverted else -values).double().cpu()
 
 
-def _finite(name: str, points: Any) -> Tensor:
-    points = torch.as_tensor(points).detach()
+def _finite(name: str, values: Any) -> Tensor:
+    points: Tensor = torch.as_tensor(values).detach()
     if points.ndim != 2 or not points.is_floating_point():
         raise ValueError(f"{name} must be floating point numbers of shape (rows, size); got {describe(points)}")
     bad_rows = int((~points.isfinite().all(-1)).sum())
@@ -333,7 +337,8 @@ def _indices(name: str, values: Any) -> Tensor:
     tensor: Tensor = torch.as_tensor(values).cpu()
     if tensor.is_floating_point() or tensor.is_complex() or tensor.ndim != 1:
         raise TypeError(f"{name} must be integers of one dimension; got {describe(tensor)}")
-    return tensor.long()
+    numbers: Tensor = tensor.long()
+    return numbers
 
 
 def _all_pairs(rows: NDArray[np.int64], columns: NDArray[np.int64], within: bool) -> VerificationPairs:

@@ -468,6 +468,8 @@ def check_weights(table: ModelTable) -> None:
 def _stand_ins(table: DataTable) -> list[str]:
     """Return placeholder class names, to check a recipe before its data are available."""
     settings = {} if table.relation is None else table.relation.settings
+    if table.relation is not None and table.relation.name == "near":
+        return ["0", "1"]  # names that are numbers
     depth = settings.get("level", 1)
     above = "parent"
     if isinstance(depth, int) and 0 < depth < 100:

@@ -127,6 +127,8 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
     confused: Counter[tuple[int, int]] = Counter()
     for query in (~result.right[:, 0].cpu()).nonzero().flatten().tolist():
         other = int(result.indices[query, 0])
+        if other < 0:  # the query's own group is its whole gallery
+            continue
         confused[queries.labels[query], searched.labels[other]] += 1
     names = queries.class_names
     return [(str(names[label]), str(names[other]), count) for (label, other), count in confused.most_common(10)]
@@ -190,9 +192,21 @@ def _searched(
         gallery = points[searched]
         gallery_labels = view.true_labels(searched)
     kept = 0 if clusters else keep
-    result = calculator.evaluate(points[split], view.true_labels(split), gallery, gallery_labels, keep=kept)
+    groups = {} if clusters else _groups(view, split)
+    result = calculator.evaluate(points[split], view.true_labels(split), gallery, gallery_labels, keep=kept, **groups)
     accuracies = {name: float(result.accuracies[accuracy]) for accuracy, name in names.items()}
     return dataclasses.replace(result, accuracies=accuracies)
+
+
+def _groups(view: View, split: str) -> dict[str, Any]:
+    """Return the groups of a split's queries, and of their gallery, as the calculator takes them; none without."""
+    queries = view.images(split)
+    searched = view.images(view.gallery_of(split))
+    if queries.groups is None or searched.groups is None:
+        return {}
+    if searched is queries:
+        return {"query_groups": queries.groups}
+    return {"query_groups": queries.groups, "reference_groups": searched.groups}
 
 
 def _classified(view: View, split: str) -> Metrics:

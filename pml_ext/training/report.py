@@ -171,6 +171,8 @@ def _gallery(view: View, result: Evaluation) -> Figure:
         row = [(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)]
         nearest_images = zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True)
         for index, distance in nearest_images:
+            if index < 0:  # no more images outside of the query's group
+                break
             other = int(searched.labels[index])
             caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
             row.append(figures.answer(searched.image(index), caption, other == label))
@@ -360,7 +362,11 @@ def _confused_images(view: View, name: str) -> list[str]:
     searched = view.images(view.gallery_of(view.queries))
     result = nearest(view, view.queries)
     members = [number for number, label in enumerate(queries.labels) if str(queries.class_names[label]) == name]
-    mistakes = [(number, int(result.indices[number, 0])) for number in members if not bool(result.right[number, 0])]
+    mistakes = []
+    for number in members:
+        other = int(result.indices[number, 0])
+        if other >= 0 and not bool(result.right[number, 0]):
+            mistakes.append((number, other))
     if not mistakes:
         return [_picture(queries.image(members[0]), name), ""]
     wrong_labels = Counter(searched.labels[other] for _, other in mistakes)
