@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .neighbors import nearest_of as nearest_of
     from .neighbors import neighbors_under as neighbors_under
     from .neighbors import reranked_under as reranked_under
+    from .reranking import KReciprocal as KReciprocal
+    from .reranking import QueryExpansion as QueryExpansion
+    from .reranking import Reranking as Reranking
     from .sampling import some_of_each_class as some_of_each_class
     from .verification import VerificationPairs as VerificationPairs
     from .verification import best_threshold as best_threshold

@@ -22,6 +22,7 @@ from .clustering import kmeans
 from .groups import groups_of
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
 from .neighbors import default_neighbors
+from .reranking import Reranking
 from .retrieval import Comparison, MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
 from .verification import pairs_of_classes, verify
 
@@ -102,6 +103,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`) as ``verification_NAME``, such
             as ``verification_eer``: of so many pairs of the same class and of different ones, drawn with a fixed seed,
             or of ``"all"`` pairs; without pairs of one group. Scores are by the distance of the neighbor search.
+        reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, which ranks
+            the neighbors of normalized embeddings again, without training.
         lone_queries: ``"miss"`` counts queries without any other item of their class as misses in ``recall_at_K``;
             ``"drop"`` leaves them out, as PML's own metrics do.
 
@@ -135,6 +138,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         relation: Relation | None = None,
         ndcg_at: Iterable[int] = (),
         verification: int | Literal["all"] | None = None,
+        reranking: Reranking | None = None,
     ) -> None:
         if relation is not None and label_comparison_fn is not None:
             raise ValueError("relation and label_comparison_fn both say which neighbors are right; leave out one")
@@ -153,6 +157,14 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self.lone_queries = lone_queries
         self.relation = relation
         self.verification = verification
+        self.reranking = reranking
+        if reranking is not None and (isinstance(reranking, type) or not hasattr(reranking, "finder")):
+            raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
+        if reranking is not None and knn_func is not None and getattr(knn_func, "distance", self) is not None:
+            raise ValueError(
+                "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
+                "NearestNeighbors without distance"
+            )
         include = tuple(include)
         self._named = frozenset(include)
 
@@ -426,6 +438,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             relation=self.relation,
             metrics=metrics,
             keep=max(keep, pml_columns),
+            reranking=self.reranking,
         )
         neighbors = search.run(self.knn_func)
 

@@ -82,22 +82,24 @@ def _keys(name: str, groups: Any, count: int) -> Any:
     raise TypeError(f"{name} must be integers or texts; got values of type {keys.dtype}")
 
 
-def neighbors_outside(find: Find, groups: Groups, rows: Tensor, itself: bool, columns: int) -> tuple[Tensor, Tensor]:
+def neighbors_outside(
+    find: Find, groups: Groups | None, rows: Tensor, itself: bool, columns: int, total: int
+) -> tuple[Tensor, Tensor]:
     """Return the nearest gallery items outside of each query's group, ``[n, columns]``: distances and indices.
 
     Where fewer are left, the index is -1 and the distance infinite.
 
     Args:
         find: finds the k nearest of some queries, ``find(rows, k)``, nearest first; may include the query itself.
-        groups: of queries and gallery.
+        groups: of queries and gallery, or None.
         rows: the queries, ``[n]``.
         itself: whether gallery item i is query i, which is left out too.
         columns: number of neighbors.
+        total: number of gallery items.
     """
-    own = groups.sizes()[rows]
-    if itself:
-        own = torch.where(groups.query[rows] >= 0, own, 1)
-    total = len(groups.reference)
+    own = torch.full_like(rows, int(itself))
+    if groups is not None:
+        own = torch.where(groups.query[rows] >= 0, groups.sizes()[rows], own)
     wanted = (total - own).clamp(max=columns)
 
     indices = torch.full((len(rows), columns), -1, dtype=torch.int64, device=rows.device)
@@ -109,8 +111,9 @@ def neighbors_outside(find: Find, groups: Groups, rows: Tensor, itself: bool, co
         places = places.to(rows.device)
         queries = rows[left]
         keep = places >= 0
-        query_groups = groups.query[queries][:, None]
-        keep &= (groups.reference[places] != query_groups) | (query_groups < 0)
+        if groups is not None:
+            query_groups = groups.query[queries][:, None]
+            keep &= (groups.reference[places] != query_groups) | (query_groups < 0)
         if itself:
             keep &= places != queries[:, None]
         distances[left] = _compacted(near.to(distances), keep, columns, torch.inf)

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..losses.relations import Hierarchy, Relation
 from ..pml import EQUALITY
-from .groups import Groups, neighbors_outside, right_in_own_group
+from .groups import Find, Groups, neighbors_outside, right_in_own_group
 from .metrics import Metric, relevant_counts
 from .neighbors import NearestNeighbors
+from .reranking import Reranking
 
 _LABEL_VALUES = 1 << 23  # values of neighbors' labels in memory at a time
 _CLASSES = 256  # classes whose weights are sorted at a time
@@ -161,6 +162,7 @@ class MetricSearch:
         relation: replaces equality; gives gains and levels.
         metrics: the metrics to compute, each with its number of neighbors.
         keep: number of neighbors to keep of each query.
+        reranking: how the neighbors are ranked again; None for the order of the search.
     """
 
     def __init__(
@@ -171,12 +173,14 @@ class MetricSearch:
         relation: Relation | None,
         metrics: Sequence[MetricOfNeighbors],
         keep: int,
+        reranking: Reranking | None = None,
     ) -> None:
         self.sides = sides
         self.classes = classes
         self.compare = compare
         self.relation = relation
         self.metrics = metrics
+        self.reranking = reranking
         self.neighbors = Neighbors.empty(len(sides.query), min(keep, sides.size))
         most = [metric.columns for metric in metrics]
         self.columns = max(min(1, sides.size), keep, *most)
@@ -216,7 +220,7 @@ class MetricSearch:
     def _tiles(self, knn_func: Any) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield queries with the distances and indices of their neighbors; PML's searches give all at once."""
         sides = self.sides
-        if sides.groups is not None:
+        if sides.groups is not None or self.reranking is not None:
             yield from self._tiles_outside_groups(knn_func, sides.groups)
             return
         if not isinstance(knn_func, NearestNeighbors):
@@ -235,8 +239,8 @@ class MetricSearch:
         values_per_query = max(1, self.columns) * label_values
         return max(1, _LABEL_VALUES // values_per_query)
 
-    def _tiles_outside_groups(self, knn_func: Any, groups: Groups) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Yield queries with their nearest neighbors outside of their groups."""
+    def _tiles_outside_groups(self, knn_func: Any, groups: Groups | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield queries with their nearest neighbors outside of their groups, re-ranked if wanted."""
         sides = self.sides
         count = len(sides.query)
         columns = min(self.columns, sides.size)
@@ -248,15 +252,21 @@ class MetricSearch:
                 distances, indices = knn_func(sides.query, min(k, sides.size), sides.reference, itself)
                 return distances[rows.to(distances.device)], indices[rows.to(indices.device)]
 
-            distances, indices = neighbors_outside(find_all, groups, every, itself, columns)
+            distances, indices = neighbors_outside(find_all, groups, every, itself, columns, len(sides.reference))
             yield slice(0, count), distances, indices
             return
 
-        def find(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        def find_plain(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
             return knn_func.search(sides.query[rows], k, sides.reference)
 
+        find: Find = find_plain
+        if self.reranking is not None:
+            query = torch.nn.functional.normalize(sides.query)
+            reference = torch.nn.functional.normalize(sides.reference)
+            find = self.reranking.finder(query, reference, itself, groups, knn_func)
+
         for rows in knn_func.slices(count, self.columns, self._rows_of_labels()):
-            distances, indices = neighbors_outside(find, groups, every[rows], itself, columns)
+            distances, indices = neighbors_outside(find, groups, every[rows], itself, columns, len(sides.reference))
             yield rows, distances, indices
 
     def _greatest_gains_outside_groups(self, k: int) -> Tensor:

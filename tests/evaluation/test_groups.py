@@ -185,7 +185,7 @@ def test_a_large_group_is_searched_again():
         asked.append((len(rows), k))
         return default_neighbors().search(points[rows], k, points)
 
-    distances, indices = neighbors_outside(find, groups, torch.arange(200), True, 3)
+    distances, indices = neighbors_outside(find, groups, torch.arange(200), True, 3, 200)
     assert asked == [(200, 19), (43, 38), (34, 76)]
     assert indices[0].tolist() == [50, 51, 52]
     assert distances[0].tolist() == [50, 51, 52]
