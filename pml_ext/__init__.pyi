@@ -44,6 +44,7 @@ from . import samplers as samplers
 from . import settings as settings
 from . import testing as testing
 from . import training as training
+from .distributed import DistributedBatchSampler as DistributedBatchSampler
 from .distributed import DistributedLoss as DistributedLoss
 from .distributed import DistributedMiner as DistributedMiner
 from .distributed import keep_freed_memory as keep_freed_memory
