@@ -1,4 +1,4 @@
-"""Loss, miner, memory and calculator in Lightning: ``python in_lightning.py``, or by ``torchrun --nproc-per-node 2``."""
+"""Loss, miner, memory and calculator in Lightning: ``python in_lightning.py``, or by ``torchrun``."""
 
 import os
 

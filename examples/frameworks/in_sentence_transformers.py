@@ -1,4 +1,4 @@
-"""Loss, miner, memory and calculator in sentence-transformers' trainer, for texts with classes: see ``in_trainer.py``."""
+"""Loss, miner, memory and calculator in sentence-transformers' trainer: texts with classes."""
 
 import random
 import tempfile

@@ -157,7 +157,7 @@ _METRICS = (
 
 
 def _of_pairs(name: str, title: str) -> Metric:
-    return Metric(f"verification_{name}", title, lambda values, _: values[name], of_pairs=True, in_runs=False)
+    return Metric(f"verification_{name}", title, lambda values, _: values[name], of_pairs=True)
 
 
 _OF_PAIRS = (

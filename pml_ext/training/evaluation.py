@@ -165,7 +165,15 @@ def _searched(
     table = view.recipe.evaluation
     relation = None if clusters else view.relation
     levels = () if relation is None else relation.levels
-    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
+    verification = None if clusters else table.verification
+    known = metrics_of(
+        table.recall_at,
+        table.precision_at,
+        table.clusters_per_class,
+        table.ndcg_at,
+        levels,
+        verification is not None,
+    )
     names = {}
     for metric in known:
         if metric.in_runs and bool(metric.clusters) == clusters:
@@ -184,6 +192,7 @@ def _searched(
         clusters_per_class=table.clusters_per_class,
         relation=relation,
         ndcg_at=table.ndcg_at,
+        verification=verification,
     )
     gallery = None
     gallery_labels = None
@@ -193,7 +202,13 @@ def _searched(
         gallery_labels = view.true_labels(searched)
     kept = 0 if clusters else keep
     groups = {} if clusters else _groups(view, split)
-    result = calculator.evaluate(points[split], view.true_labels(split), gallery, gallery_labels, keep=kept, **groups)
+    labels = view.true_labels(split)
+    try:
+        result = calculator.evaluate(points[split], labels, gallery, gallery_labels, keep=kept, **groups)
+    except ValueError as error:
+        if verification is None and not groups:
+            raise
+        raise DataError(f"the images of {split} cannot be tested: {error}") from None
     accuracies = {name: float(result.accuracies[accuracy]) for accuracy, name in names.items()}
     return dataclasses.replace(result, accuracies=accuracies)
 

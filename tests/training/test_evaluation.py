@@ -7,8 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from pml_ext.errors import TrainingError
+from pml_ext.errors import ConfigError, DataError, TrainingError
+from pml_ext.evaluation import pairs_of_classes, verify
 from pml_ext.losses.relations import Hierarchy
+from pml_ext.pml import LpDistance
 from pml_ext.recipe import load_recipes
 from pml_ext.training.evaluation import collapse, evaluate_split, missing_pairs, nearest
 from pml_ext.training.run import Run
@@ -94,3 +96,28 @@ def test_a_run_leaves_out_a_querys_group(tmp_path):
     for query, others in enumerate(found["sequence"].indices.tolist()):
         assert {query, query ^ 1}.isdisjoint(others)  # a copy is the row before or after
     assert int(found["none"].relevant[0]) == int(found["sequence"].relevant[0]) + 1
+
+
+def run_of(tmp_path, *settings):
+    (recipe,) = load_recipes("cbml/digits", ["model.trunk.width=8", *settings]).values()
+    return Run(recipe, "cbml/digits", tmp_path)
+
+
+def test_verification_in_a_run(tmp_path):
+    run = run_of(tmp_path, "evaluation.verification=200")
+    found = evaluate_split(run, run.queries)
+    points = torch.nn.functional.normalize(run.embeddings(run.queries))
+    pairs = pairs_of_classes(run.true_labels(run.queries), most=200)
+    expected = verify(points, pairs, distance=LpDistance(normalize_embeddings=False))
+    assert {name: found[f"verification_{name}"] for name in expected} == expected
+    assert found.keys() >= {f"verification_{name}" for name in expected}
+    assert {"verification_eer", "recall_at_1"} <= set(run.recipe.evaluation.metric_names())
+    assert "verification_eer" not in run_of(tmp_path / "plain").recipe.evaluation.metric_names()
+
+
+def test_verification_that_does_not_fit(tmp_path):
+    with pytest.raises(DataError, match="the images of test cannot be tested: ten folds need ten pairs of each kind"):
+        run = run_of(tmp_path, "evaluation.verification=2")
+        evaluate_split(run, run.queries)
+    with pytest.raises(ConfigError, match="evaluation.verification: it takes pairs of equal classes"):
+        run_of(tmp_path, "evaluation.verification=2", "data.relation=near", "data.relation.within=2")
