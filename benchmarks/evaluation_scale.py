@@ -11,6 +11,7 @@ import sys
 import time
 
 POINTS, SIZE, CLASSES, RECALL_AT = 60_502, 128, 11_316, (1, 10, 100, 1000)
+PARTS = ("plain_search", "ranking", "ranking_with_groups", "clusters")
 
 
 def embeddings(spread):
@@ -41,6 +42,18 @@ def ranking(points, labels):
     print(RetrievalAccuracyCalculator(include=names, recall_at=RECALL_AT).get_accuracy(points, labels))
 
 
+def ranking_with_groups(points, labels):
+    """Compute the metrics of neighbors outside of each query's group: 12,100 groups of about five of any class."""
+    import torch
+
+    from pml_ext import RetrievalAccuracyCalculator
+
+    names = (*(f"recall_at_{k}" for k in RECALL_AT), "mean_average_precision_at_r")
+    groups = torch.randint(len(points) // 5, (len(points),), generator=torch.Generator().manual_seed(1))
+    calculator = RetrievalAccuracyCalculator(include=names, recall_at=RECALL_AT)
+    print(calculator.get_accuracy(points, labels, query_groups=groups))
+
+
 def clusters(points, labels):
     """Compute the metrics of clusters."""
     from pml_ext import RetrievalAccuracyCalculator
@@ -52,10 +65,10 @@ def main():
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--spread", type=float, default=0.0)
-    parser.add_argument("--part", choices=["plain_search", "ranking", "clusters"])
+    parser.add_argument("--part", choices=PARTS)
     given = parser.parse_args()
     if given.part is None:  # each in a process of its own, which has a peak of memory of its own
-        for part in ("plain_search", "ranking", "clusters"):
+        for part in PARTS:
             subprocess.run(
                 [sys.executable, "-m", "benchmarks.evaluation_scale", "--spread", str(given.spread), "--part", part],
                 check=True,

@@ -44,6 +44,7 @@ from . import samplers as samplers
 from . import settings as settings
 from . import testing as testing
 from . import training as training
+from .distributed import DistributedBatchSampler as DistributedBatchSampler
 from .distributed import DistributedLoss as DistributedLoss
 from .distributed import DistributedMiner as DistributedMiner
 from .distributed import keep_freed_memory as keep_freed_memory
@@ -67,8 +68,10 @@ from .losses import TiledNTXentLoss as TiledNTXentLoss
 from .losses import TiledSupConLoss as TiledSupConLoss
 from .losses import TiledTripletMarginLoss as TiledTripletMarginLoss
 from .losses import WithRelation as WithRelation
+from .losses.relations import DifferentGroups as DifferentGroups
 from .losses.relations import FromMatrix as FromMatrix
 from .losses.relations import Hierarchy as Hierarchy
+from .losses.relations import Near as Near
 from .losses.relations import NegativesOnly as NegativesOnly
 from .losses.relations import Relation as Relation
 from .losses.relations import SharedLabel as SharedLabel

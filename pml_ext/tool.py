@@ -64,6 +64,9 @@ if TYPE_CHECKING:
     from .errors import printable as printable
     from .errors import shortened as shortened
     from .errors import unknown as unknown
+    from .evaluation import KReciprocal as KReciprocal
+    from .evaluation import NearestNeighbors as NearestNeighbors
+    from .evaluation import QueryExpansion as QueryExpansion
     from .evaluation import Search as Search
     from .evaluation import has_faiss as has_faiss
     from .evaluation import kmeans as kmeans

@@ -337,6 +337,10 @@ def query(
     shortlist: Annotated[
         int | None, Option(help="With the learned metric: number of nearest images to re-rank (default: all).")
     ] = None,
+    rerank: Annotated[
+        Literal["average", "alpha", "k-reciprocal"] | None,
+        Option(help="Rank again without training: query expansion, or overlap of neighborhoods."),
+    ] = None,
     within: Annotated[str | None, Option(metavar="CLASS", help="Search only in this class (a sub-folder).")] = None,
     radius: Annotated[
         float | None, Option(help="Maximum distance of an answer; with --duplicates, of duplicates (default 0.1).")
@@ -366,8 +370,9 @@ def query(
     elif store is not None:
         own = Path(store)
     if out is not None:
-        if duplicates or picture or shortlist is not None or metric != "euclidean":
-            raise ConfigError("-o uses Euclidean distance; leave out --duplicates, --picture, --shortlist and --metric")
+        if duplicates or picture or (shortlist, rerank) != (None, None) or metric != "euclidean":
+            text = "leave out --duplicates, --picture, --shortlist, --rerank and --metric"
+            raise ConfigError(f"-o uses Euclidean distance; {text}")
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
@@ -384,9 +389,11 @@ def query(
         raise ConfigError("--list and --workers go with -o FILE")
     if stored and (duplicates or metric != "euclidean"):
         raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
+    if rerank is not None and (stored or metric != "euclidean" or radius is not None):
+        raise ConfigError("--rerank ranks the index by its own distance; leave out --store, --metric and --radius")
     if bool(images) == duplicates:
         raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
-    if duplicates and (picture or within or (k, shortlist) != (None, None) or metric != "euclidean"):
+    if duplicates and (picture or within or (k, shortlist, rerank) != (None, None, None) or metric != "euclidean"):
         raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
     place = picture or (None if as_json or duplicates or stored else run / "query.png")
     if place is not None:
@@ -403,7 +410,7 @@ def query(
         about = {"radius": radius, "groups": groups}
         print_result(as_json, about, text, columns=["group", "path"], rows=rows, right=[0])
         return
-    answers = trained.query(images, 8 if k is None else k, metric, shortlist, within, radius, stored)
+    answers = trained.query(images, 8 if k is None else k, metric, shortlist, within, radius, stored, rerank)
     if not as_json:
         rows = []
         for answer in answers:

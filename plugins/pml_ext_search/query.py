@@ -52,7 +52,7 @@ from .faiss_index import sampled_recall
 from .stores import BATCH, Rows, SearchFilter, SearchResult, Store
 
 if TYPE_CHECKING:
-    from pml_ext.tool import BaseDistance
+    from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
 
     from .embedding import ImageEmbedder
     from .parts import Work
@@ -235,11 +235,12 @@ class Gallery:
         where: SearchFilter,
         metric: BaseDistance | None = None,
         shortlist: int | None = None,
+        reranking: QueryExpansion | KReciprocal | None = None,
     ) -> list[Answer]:
         """Return the answers to query embeddings ``[Q, D]``; options are those of :meth:`TrainedRun.query`."""
         check_options(k, where, metric, shortlist)
         with self.reading() as current:
-            return self.answer_within(current, names, points, k, where, metric, shortlist)
+            return self.answer_within(current, names, points, k, where, metric, shortlist, reranking)
 
     def answer_within(
         self,
@@ -250,6 +251,7 @@ class Gallery:
         where: SearchFilter,
         metric: BaseDistance | None = None,
         shortlist: int | None = None,
+        reranking: QueryExpansion | KReciprocal | None = None,
     ) -> list[Answer]:
         """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
         vectors = self._vectors
@@ -259,13 +261,17 @@ class Gallery:
             rows = self._rows_of_class(current, where.within)
             vectors = vectors[rows]
             numbers = numbers[rows]
-        distances, places = self._nearest(points, k + 1, vectors, is_part, metric, shortlist)
+        query_images = [self._image_of(current, name) for name in names]
+        if reranking is None:
+            distances, places = self._nearest(points, k + 1, vectors, is_part, metric, shortlist)
+        else:
+            own = _own_rows(query_images, numbers)
+            distances, places = self._reranked(reranking, points, k + 1, vectors, is_part, own)
         if where.radius is not None:
             places = _within_radius(distances, places, where.radius, metric)
         vector_numbers = np.where(places >= 0, numbers[places], -1)
 
         images = self._images_by_vector(current, vector_numbers)
-        query_images = [self._image_of(current, name) for name in names]
         results = _results(vector_numbers, distances, images)
         of_class = "" if where.within is None else " of the class"
         reason = f"the index holds {len(vectors)} images{of_class}"
@@ -294,6 +300,24 @@ class Gallery:
         elif metric is not None:
             search = neighbors_under(metric).search
         distances, places = search(points, min(count, len(vectors)), vectors)
+        return distances.cpu(), places.cpu()
+
+    def _reranked(
+        self,
+        reranking: QueryExpansion | KReciprocal,
+        points: Tensor,
+        count: int,
+        vectors: Tensor,
+        is_part: bool,
+        own: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return what :meth:`_nearest` does, ranked again; ``own``: the row of each query's own image, or -1."""
+        from .reranking import reranked
+
+        search: Search = nearest_of
+        if self.faiss is not None and not is_part:
+            search = self.faiss.search
+        distances, places = reranked(reranking, search, points, min(count, len(vectors)), vectors, own)
         return distances.cpu(), places.cpu()
 
     def _images_by_vector(self, current: Transaction, numbers: Numbers) -> dict[int, Image]:
@@ -400,6 +424,19 @@ def _members_of(groups: Numbers) -> list[list[int]]:
     order = np.argsort(groups, kind="stable")
     ends = np.flatnonzero(np.diff(groups[order])) + 1
     return [members.tolist() for members in np.split(order, ends)]
+
+
+def _own_rows(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
+    """Return the row of each image among the numbers of vectors, -1 for None and images that are not there."""
+    rows = []
+    for image in images:
+        row = -1
+        if image is not None:
+            place = int(np.searchsorted(numbers, image.vector))
+            if place < len(numbers) and numbers[place] == image.vector:
+                row = place
+        rows.append(row)
+    return torch.tensor(rows)
 
 
 def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:

@@ -45,6 +45,8 @@ from .stores import SearchFilter, masked
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
 
+    from pml_ext.tool import KReciprocal, QueryExpansion
+
     from .clusters import Clusters, Number
     from .stores import Store
 
@@ -221,6 +223,7 @@ class TrainedRun(LoadedRun):
         within: str | None = None,
         radius: float | None = None,
         store: str | None = None,
+        rerank: str | QueryExpansion | KReciprocal | None = None,
     ) -> list[Answer]:
         """Return the nearest images of the index; warn with :class:`RetrievalWarning` if fewer than k.
 
@@ -234,7 +237,19 @@ class TrainedRun(LoadedRun):
             radius: maximum distance of an answer; minimum value for a learned metric by which larger values are
                 nearer.
             store: the address of a store that :meth:`copy_to_store` filled; it is searched instead of the index.
+            rerank: ranks again without training: ``"average"`` or ``"alpha"`` query expansion, ``"k-reciprocal"`` among
+                the 1,000 nearest images, or a :class:`pml_ext.evaluation.QueryExpansion` or
+                :class:`pml_ext.evaluation.KReciprocal`. The distances are then those of the new ranking.
         """
+        reranking = None
+        if rerank is not None:
+            from .reranking import reranking_of
+
+            reranking = reranking_of(rerank)
+            if store is not None or metric != "euclidean" or radius is not None:
+                raise ConfigError(
+                    "--rerank ranks the index by its own distance; leave out --store, --metric and --radius"
+                )
         if store is not None and (metric != "euclidean" or shortlist is not None):
             raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
         if metric not in METRICS:
@@ -265,7 +280,7 @@ class TrainedRun(LoadedRun):
         with gallery.reading() as current:
             if points is None:
                 points = self.images.embed(images, SEVERAL, current)
-            return gallery.answer_within(current, names, points, k, where, learned, shortlist)
+            return gallery.answer_within(current, names, points, k, where, learned, shortlist, reranking)
 
     def match(
         self,

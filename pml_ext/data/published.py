@@ -46,11 +46,12 @@ class Count(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """An image in a list: path relative to the image folder, class name, and crop box (None for the whole image)."""
+    """An image in a list; its path is relative to the image folder, and a crop box of None is the whole image."""
 
     path: str
     name: str
     box: Box | None = None
+    group: str = ""  # images of a query's own group are left out of its gallery; "" for none
 
 
 Counts = Mapping[str, Count]
@@ -280,17 +281,21 @@ def labeled(
         files = []
         labels_of_files = []
         boxes = []
+        groups = []
         for entry in entries:
             files.append(images / entry.path)
             labels_of_files.append(labels[entry.name])
             boxes.append(entry.box or EVERYTHING)
+            groups.append(entry.group)
         has_boxes = any(entry.box for entry in entries)
+        has_groups = any(groups)
         splits[part] = LabeledImages(
             images=files,
             labels=labels_of_files,
             class_names=names,
             channels=channels,
             boxes=boxes if has_boxes else None,
+            groups=groups if has_groups else None,
         )
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
 

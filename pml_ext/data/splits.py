@@ -69,6 +69,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     transform: Transform | None = None  # applied to a uint8 image [C, H, W]
     channels: int = 3  # of images read from files: 1 (gray) or 3 (color)
     boxes: Any = None  # crop box of each file, [N, 4], columns as in Box; None for whole files
+    groups: Any = None  # group of each image, texts, [N], "" for none; a query's own group is not in its gallery
     cache: ResizedCache | None = None  # read instead of the files if the transform has the same first step
 
     def __post_init__(self) -> None:
@@ -76,6 +77,10 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         self.class_names = list(self.class_names)
         if self.boxes is not None:
             self.boxes = np.asarray(self.boxes, dtype=np.float64)
+        if self.groups is not None:
+            self.groups = np.asarray(self.groups, dtype=str)
+            if len(self.groups) != len(self.labels):
+                raise ValueError(f"{len(self.labels)} images, but {len(self.groups)} groups")
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
 
@@ -133,10 +138,13 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         boxes = None
         if self.boxes is not None:
             boxes = self.boxes[chosen]
+        groups = None
+        if self.groups is not None:
+            groups = self.groups[chosen]
         cache = None
         if self.cache is not None:
             cache = self.cache._replace(images=self.cache.images.subset(chosen))
-        return self.replace(images=images, labels=self.labels[chosen], boxes=boxes, cache=cache)
+        return self.replace(images=images, labels=self.labels[chosen], boxes=boxes, groups=groups, cache=cache)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,8 +17,8 @@ from .reading import Box
 from .splits import DataSplits
 
 _BOX = ("x_1", "y_1", "x_2", "y_2")
-_COLUMNS = ("label", "path", "split", "is_query", "is_gallery", *_BOX)
-_SEQUENCE = "open-metric-learning leaves a query's own sequence out of its results, pml-ext does not"
+_GROUPS = ("sequence", "camera")
+_COLUMNS = ("label", "path", "split", "is_query", "is_gallery", *_BOX, *_GROUPS)
 
 
 class Row(BaseModel):
@@ -29,6 +30,15 @@ class Row(BaseModel):
     is_query: bool = False
     is_gallery: bool = False
     box: Box | None = None
+    sequence: str = ""
+    camera: str = ""
+
+    @property
+    def group(self) -> str:
+        """The group that is left out of the image's gallery: its sequence, or its class under its camera."""
+        if self.camera:
+            return f"{self.label}, camera {self.camera}"
+        return self.sequence
 
     @field_validator("box")
     @classmethod
@@ -51,7 +61,8 @@ def table(
     ``split`` is ``train`` or ``validation``. If ``is_query`` and ``is_gallery`` are true in all rows of ``validation``,
     or missing, each of its images is a query among all others. Otherwise queries are searched in the gallery, and no
     image is both. ``x_1``, ``y_1``, ``x_2``, ``y_2`` (left, top, right, bottom) are the crop box in the file; empty
-    for the whole file. A run warns of columns with other names, which are not used.
+    for the whole file. Images of a query's own ``sequence`` are left out of its gallery, or those of its own class and
+    ``camera``. A run warns of columns with other names, which are not used.
 
     Args:
         root: the folder that paths in the table are relative to; by default the table's own.
@@ -83,6 +94,8 @@ def table(
         least = 2 if part in ("train", "test") else 1
         if len(of_part) < least:
             raise DataError(f"{file}: {len(of_part)} images for {part}; wanted {least} or more")
+
+    _check_groups(parts, file)
 
     names = sorted({row.label for row in rows})
     splits = labeled(place, parts, image_size, names, channels)
@@ -128,18 +141,28 @@ def _tested_parts(tested: list[Row], file: Path) -> dict[str, list[Entry]]:
     return {"query": _entries(queries), "gallery": _entries(gallery)}
 
 
+def _check_groups(parts: dict[str, list[Entry]], file: Path) -> None:
+    """Raise DataError for a query whose own group is all of its gallery."""
+    queries = parts.get("query", parts.get("test", []))
+    sizes = Counter(entry.group for entry in parts.get("gallery", queries))
+    total = sizes.total()
+    for entry in queries:
+        if entry.group and sizes[entry.group] == total:
+            raise DataError(
+                f"{file}: {entry.path} has no gallery: all {total} images of it are of its own group, {entry.group!r}; "
+                "wanted images of another sequence or camera"
+            )
+
+
 def _note(file: Path, unused: list[str]) -> str:
     """Return a warning that names the columns of a table that are not used; "" if there are none."""
     if not unused:
         return ""
-    text = f"{file}: not used: {', '.join(unused)}; the columns that are used are {', '.join(_COLUMNS)}"
-    if "sequence" in unused:
-        return f"{text}; {_SEQUENCE}"
-    return text
+    return f"{file}: not used: {', '.join(unused)}; the columns that are used are {', '.join(_COLUMNS)}"
 
 
 def _entries(rows: list[Row]) -> list[Entry]:
-    return [Entry(row.path, row.label, row.box) for row in rows]
+    return [Entry(row.path, row.label, row.box, row.group) for row in rows]
 
 
 def _read(file: Path) -> tuple[list[Row], list[str]]:
@@ -168,6 +191,9 @@ def _read(file: Path) -> tuple[list[Row], list[str]]:
             where = ""
         wanted = "table:FILE.csv must be UTF-8 with balanced quotes"
         raise DataError(f"{file}: cannot be read as a table ({error}{where}); {wanted}") from None
+    for name in _GROUPS:
+        if name in columns and not any(getattr(row, name) for row in rows):
+            raise DataError(f"{file}: the column {name} is empty in all rows; fill it, or delete it")
     return rows, [name for name in columns if name and name not in _COLUMNS]
 
 
@@ -178,6 +204,8 @@ def _check_columns(columns: list[str], file: Path) -> None:
             f"{file}: no column {' and no '.join(missing)} among {', '.join(columns) or 'none'}; "
             "wanted label, path and split (train or validation) in the first line"
         )
+    if all(name in columns for name in _GROUPS):
+        raise DataError(f"{file}: found the columns sequence and camera, which both say what a group is; delete one")
 
 
 def _row(line: dict[str, Any], columns: list[str]) -> Row:

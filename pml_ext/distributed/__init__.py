@@ -17,5 +17,6 @@ if TYPE_CHECKING:
     from .processes import num_processes as num_processes
     from .processes import process_group as process_group
     from .processes import rank as rank
+    from .sampling import DistributedBatchSampler as DistributedBatchSampler
 
 __getattr__ = lazily(__name__)

@@ -8,7 +8,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -16,12 +16,15 @@ from torch import Tensor
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, shortened, unknown
-from ..losses.relations import NegativesOnly, Relation
-from ..pml import EQUALITY, AccuracyCalculator
+from ..losses.relations import DifferentGroups, NegativesOnly, Relation
+from ..pml import EQUALITY, AccuracyCalculator, LpDistance
 from .clustering import kmeans
+from .groups import groups_of
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
 from .neighbors import default_neighbors
+from .reranking import Reranking
 from .retrieval import Comparison, MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
+from .verification import pairs_of_classes, verify
 
 PREFIX = "calculate_"
 
@@ -54,6 +57,7 @@ class MetricArguments:
     knn_labels: Tensor | None = None
     knn_distances: Tensor | None = None
     cluster_labels: Tensor | None = None
+    pair_values: Mapping[str, float] | None = None  # metrics of pairs, by name
 
     def keywords(self) -> dict[str, Any]:
         """Return the arguments that are known."""
@@ -100,6 +104,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             form that the relation accepts. A :class:`pml_ext.Hierarchy` adds ``recall_at_K_level_L`` for each level L
             other than its own.
         ndcg_at: values of K for ``ndcg_at_K``. Gains are the relation's weights, or else 1 for right neighbors.
+        verification: adds the metrics of pairs (:mod:`pml_ext.evaluation.verification`) as ``verification_NAME``, such
+            as ``verification_eer``: of so many pairs of the same class and of different ones, drawn with a fixed seed,
+            or of ``"all"`` pairs; without pairs of one group. Scores are by the distance of the neighbor search.
+        reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, which ranks
+            the neighbors of normalized embeddings again, without training.
         lone_queries: ``"miss"`` counts queries without any other item of their class as misses in ``recall_at_K``;
             ``"drop"`` leaves them out, as PML's own metrics do.
 
@@ -132,13 +141,34 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         lone_queries: Literal["miss", "drop"] = "miss",
         relation: Relation | None = None,
         ndcg_at: Iterable[int] = (),
+        verification: int | Literal["all"] | None = None,
+        reranking: Reranking | None = None,
     ) -> None:
         if relation is not None and label_comparison_fn is not None:
             raise ValueError("relation and label_comparison_fn both say which neighbors are right; leave out one")
+        if isinstance(relation, DifferentGroups):
+            raise ValueError(
+                "the evaluation takes groups as such: leave out relation, and type "
+                "evaluate(points, classes, query_groups=groups)"
+            )
         if lone_queries not in ("miss", "drop"):
             raise ValueError(f"lone_queries must be 'miss' or 'drop', not {lone_queries!r}")
+        if verification is not None and (relation is not None or label_comparison_fn is not None):
+            raise ValueError(
+                "verification takes pairs of equal classes; with a relation or label_comparison_fn, list the pairs: "
+                "pml_ext.evaluation.verify(embeddings, listed_pairs(...))"
+            )
         self.lone_queries = lone_queries
         self.relation = relation
+        self.verification = verification
+        self.reranking = reranking
+        if reranking is not None and (isinstance(reranking, type) or not hasattr(reranking, "finder")):
+            raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
+        if reranking is not None and knn_func is not None and getattr(knn_func, "distance", self) is not None:
+            raise ValueError(
+                "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
+                "NearestNeighbors without distance"
+            )
         include = tuple(include)
         self._named = frozenset(include)
 
@@ -151,7 +181,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 clusters_per_class = ()
 
         self._metrics: dict[str, Metric] = {}  # the table's metrics that no subclass overrides, by PML's names
-        for metric in metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels):
+        table = metrics_of(recall_at, precision_at, clusters_per_class, ndcg_at, levels, verification is not None)
+        for metric in table:
             method = PREFIX + metric.accuracy
             if getattr(type(self), method, None) is getattr(AccuracyCalculator, method, None):
                 self._metrics[metric.accuracy] = metric
@@ -176,7 +207,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def requires_knn(self) -> list[str]:
         """Return the names of the metrics that need neighbors."""
-        ours = [name for name, metric in self._metrics.items() if not metric.clusters]
+        ours = [name for name, metric in self._metrics.items() if not metric.clusters and not metric.of_pairs]
         return [*super().requires_knn(), *ours, "mean_reciprocal_rank", *self._of_plugins]
 
     def requires_clustering(self) -> list[str]:
@@ -225,6 +256,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         exclude: Iterable[str] = (),
         keep: int = 0,
         on_failure: Callable[[str], None] | None = None,
+        query_groups: Any = None,
+        reference_groups: Any = None,
     ) -> Evaluation:
         """Return accuracies and nearest neighbors of queries, searched in tiles of about 8 million neighbors.
 
@@ -238,6 +271,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
             on_failure: called with a text if a plugin's metric fails, which is then left out; by default an error.
+            query_groups: group of each query, such as a burst of photographs, integers or texts, ``[N]``: gallery
+                items of a query's own group are left out of its gallery. Negative integers and "" are no group.
+            reference_groups: groups of the gallery, ``[R]``, together with ``reference``.
+
+        With groups, a query whose right items are all in its own group is lone. A gallery that has no item for any
+        query is an error; a metric of a plugin or a subclass that takes ``label_counts``, which knows no groups, too.
 
         Raises:
             PluginError: a plugin's metric failed, and there is no ``on_failure``.
@@ -245,7 +284,16 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
         sides = self._sides(query, query_labels, reference, reference_labels, ref_includes_query)
-        arguments = MetricArguments(**vars(sides), label_comparison_fn=self.label_comparison_fn)
+        if query_groups is not None or reference_groups is not None:
+            sides = self._with_groups(sides, query_groups, reference_groups, reference is None)
+        arguments = MetricArguments(
+            query=sides.query,
+            query_labels=sides.query_labels,
+            reference=sides.reference,
+            reference_labels=sides.reference_labels,
+            ref_includes_query=sides.ref_includes_query,
+            label_comparison_fn=self.label_comparison_fn,
+        )
 
         neighbors = Neighbors.empty(len(sides.query), 0)
         relevant = torch.empty(0, dtype=torch.int64)
@@ -253,6 +301,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             classes = self._classes(sides)
             neighbors = self._search(sides, classes, keep, arguments)
             relevant = classes.relevant
+
+        if any(name in self._metrics and self._metrics[name].of_pairs for name in self.curr_function_dict):
+            arguments.pair_values = self._verify(sides)
 
         accuracies: dict[str, Any] = {}
         clusters: dict[int, Tensor] = {}  # by number of clusters per class
@@ -293,11 +344,53 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 )
         return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
 
+    def _with_groups(self, sides: Sides, query_groups: Any, reference_groups: Any, within: bool) -> Sides:
+        """Return the sides with groups, checked; ValueError if they leave no query a gallery."""
+        references = None if within else len(sides.reference)
+        if query_groups is None:
+            raise ValueError("reference_groups are given without query_groups; queries and gallery both have groups")
+        groups = groups_of(query_groups, reference_groups, len(sides.query), references, sides.query.device)
+        left_out = groups.sizes()
+        if sides.ref_includes_query:
+            left_out = torch.where(groups.query >= 0, left_out, 1)
+        if len(left_out) and bool((left_out >= len(sides.reference)).all()):
+            raise ValueError(
+                f"the groups leave no gallery: all {len(sides.reference)} gallery items are of each query's own group"
+            )
+        for name, function in self.curr_function_dict.items():
+            if name not in self._metrics and name in self.requires_knn():
+                original = self._of_plugins.get(name, function)
+                if "label_counts" in inspect.signature(original).parameters:
+                    raise ValueError(
+                        f"{name} takes label_counts, which know no groups; exclude it, or leave out groups"
+                    )
+        return replace(sides, groups=groups)
+
     def _classes(self, sides: Sides) -> QueryClasses:
         classes = query_classes(sides, self.label_comparison_fn, self.relation)
-        if classes.lone.all():
+        if classes.lone_query.all():
             logging.getLogger("PML").warning("None of the query labels are in the reference set.")
         return classes
+
+    def _verify(self, sides: Sides) -> dict[str, float]:
+        """Return the metrics of pairs of a query and a gallery item, or of two queries that are their own gallery."""
+        references = None
+        reference_labels = None
+        if sides.reference is not sides.query:
+            if sides.ref_includes_query:
+                raise ValueError(
+                    "verification takes pairs of different items, but ref_includes_query puts the queries into the "
+                    "gallery too; leave out the verification metrics, or the gallery"
+                )
+            references = sides.reference
+            reference_labels = sides.reference_labels
+        most = None if self.verification == "all" else self.verification
+        pairs = pairs_of_classes(sides.query_labels, reference_labels, most)  # type: ignore[arg-type]
+        if sides.groups is not None:
+            first = sides.groups.query[pairs.first].cpu()
+            pairs = pairs.where((first < 0) | (first != sides.groups.reference[pairs.second].cpu()))
+        distance = getattr(self.knn_func, "distance", None) or LpDistance(normalize_embeddings=False)
+        return verify(sides.query, pairs, references, distance=distance)
 
     def _cluster(self, sides: Sides, per_class: int) -> Tensor:
         """Return the cluster of each query, ``[Q]``."""
@@ -348,7 +441,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         metrics = []
         for name in self.curr_function_dict:
             metric = self._metrics.get(name)
-            if metric is not None and not metric.clusters:
+            if metric is not None and not metric.clusters and not metric.of_pairs:
                 is_of_pml = hasattr(AccuracyCalculator, PREFIX + name)
                 most_columns = pml_k if is_of_pml else sides.size
                 columns = metric.columns(int(classes.relevant.max()), most_columns)
@@ -365,6 +458,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             relation=self.relation,
             metrics=metrics,
             keep=max(keep, pml_columns),
+            reranking=self.reranking,
         )
         neighbors = search.run(self.knn_func)
 
@@ -379,7 +473,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         arguments.per_query = {each.metric.accuracy: each.values for each in metrics}
         arguments.label_counts = (classes.classes, classes.counts)
         arguments.lone_query_labels = classes.classes[classes.lone]
-        arguments.not_lone_query_mask = ~classes.lone[classes.class_of_query]
+        arguments.not_lone_query_mask = ~classes.lone_query
         arguments.knn_labels = sides.reference_labels[seen_by_others.indices.to(sides.reference_labels.device)]
         arguments.knn_distances = seen_by_others.distances.to(sides.query.device)
         return neighbors
@@ -392,12 +486,15 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         not_lone_query_mask: Tensor | None = None,
         label_counts: Any = ((), ()),
         cluster_labels: Any = None,
+        pair_values: Mapping[str, float] = {},  # never modified
         **_: Any,
     ) -> float | list[float]:
         """Return one of our metrics: of clusters, or the mean of its values per query."""
         labels = query_labels.cpu()
         if metric.clusters:
             return float(metric.function(labels, torch.as_tensor(cluster_labels).cpu()))
+        if metric.of_pairs:
+            return float(metric.function(pair_values, None))
 
         values = per_query[metric.accuracy]
         counted = None  # all queries

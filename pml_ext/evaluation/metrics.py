@@ -124,6 +124,7 @@ class Metric:
     lone_queries: bool = False  # whether lone queries may count as misses in the mean
     in_runs: bool = True  # whether runs report it
     graded: bool = False  # whether the function takes gains and ideal gains
+    of_pairs: bool = False  # whether the function takes the metrics of pairs, of pml_ext.evaluation.verification
     level: int = 0  # tree level at which neighbors are right if ancestors match; 0: the relation's own
 
     @property
@@ -155,6 +156,23 @@ _METRICS = (
 )
 
 
+def _of_pairs(name: str, title: str) -> Metric:
+    return Metric(f"verification_{name}", title, lambda values, _: values[name], of_pairs=True)
+
+
+_OF_PAIRS = (
+    _of_pairs("roc_auc", "ROC AUC of pairs"),
+    _of_pairs("average_precision", "average precision of pairs"),
+    _of_pairs("eer", "equal error rate"),
+    _of_pairs("tar_at_far_0.1", "TAR at FAR 0.1"),
+    _of_pairs("tar_at_far_0.01", "TAR at FAR 0.01"),
+    _of_pairs("tar_at_far_0.001", "TAR at FAR 0.001"),
+    _of_pairs("tar_at_far_0.0001", "TAR at FAR 0.0001"),
+    _of_pairs("accuracy_10_fold", "accuracy of pairs, 10 folds"),
+    _of_pairs("accuracy_10_fold_error", "standard error of the accuracy of pairs"),
+)
+
+
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}  # titles of classification protocols, by metric's prefix
 
 
@@ -164,10 +182,12 @@ def metrics_of(
     clusters_per_class: Iterable[int] = (1,),
     ndcg_at: Iterable[int] = (),
     levels: Iterable[int] = (),
+    verification: bool = False,
 ) -> list[Metric]:
     """Return the table of metrics in the order of ``metrics.json``; arguments as in the calculator.
 
-    ``levels``: additional levels of a tree for which recall is reported.
+    ``levels``: additional levels of a tree for which recall is reported. ``verification``: whether the metrics of pairs
+    are in the table.
     """
     recall_at = _counts("recall_at", recall_at)
 
@@ -201,6 +221,8 @@ def metrics_of(
         for metric in _METRICS:
             if count > 1 and metric.clusters and metric.in_runs:
                 table.append(with_clusters(metric, count))
+    if verification:
+        table += _OF_PAIRS
     return table
 
 
@@ -210,7 +232,7 @@ def title_of(name: str) -> str:
     A name that is not in the table, such as that of a plugin's metric, stays as it is.
     """
     numbers = [int(number) for number in re.findall(r"[1-9]\d{0,8}", name)]
-    for metric in metrics_of(numbers, numbers, numbers, numbers, numbers):
+    for metric in metrics_of(numbers, numbers, numbers, numbers, numbers, verification=True):
         if metric.name == name:
             return metric.title
     protocol, _, top = name.partition("_top_")

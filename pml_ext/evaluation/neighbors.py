@@ -45,10 +45,12 @@ class NearestNeighbors:
 
     Args:
         search: ``search(query, k, reference) -> (distances, indices)``, both ``[N, k]``, nearest first.
+        distance: the distance that the search compares items by; None for the Euclidean distance.
     """
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: Search, distance: BaseDistance | None = None) -> None:
         self.search = search
+        self.distance = distance
 
     def __call__(
         self, query: Tensor, k: int, reference: Tensor, ref_includes_query: bool = False
@@ -70,17 +72,22 @@ class NearestNeighbors:
         neighbors per tile, with ``rows`` above 4,096 rounded down to multiples of faiss's own tiles of 4,096.
         """
         k = min(k + ref_includes_query, len(reference))
+        for part in self.slices(len(query), k, rows):
+            distances, indices = self.search(query[part], k, reference)
+            if ref_includes_query:
+                itself = torch.arange(part.start, part.stop, device=indices.device)
+                distances, indices = without(itself, distances, indices)
+            yield part, distances, indices
+
+    def slices(self, queries: int, k: int, rows: int | None = None) -> Iterator[slice]:
+        """Yield slices of queries, each the queries of one tile; ``rows`` as in :meth:`tiles`."""
         if rows is None:
             rows = max(1, _NEIGHBORS // max(1, k))
             if rows > 4096:
                 rows -= rows % 4096
-        starts = range(0, max(1, len(query) // rows) * rows, rows)
-        for first, last in zip(starts, [*starts[1:], len(query)], strict=True):
-            distances, indices = self.search(query[first:last], k, reference)
-            if ref_includes_query:
-                itself = torch.arange(first, last, device=indices.device)
-                distances, indices = without(itself, distances, indices)
-            yield slice(first, last), distances, indices
+        starts = range(0, max(1, queries // rows) * rows, rows)
+        for first, last in zip(starts, [*starts[1:], queries], strict=True):
+            yield slice(first, last)
 
 
 def without(itself: Tensor, distances: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -132,7 +139,7 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
         with _in_use(distance):
             return knn(query, k, reference)  # type: ignore[no-any-return]
 
-    return NearestNeighbors(search)
+    return NearestNeighbors(search, distance)
 
 
 def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
@@ -184,7 +191,7 @@ def reranked_under(
         best = values.topk(k, dim=1, largest=distance.is_inverted)
         return best.values, candidates.gather(1, best.indices)
 
-    return NearestNeighbors(search)
+    return NearestNeighbors(search, distance)
 
 
 def learned_metric(parts: Iterable[Any]) -> BaseDistance | None:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ..losses.relations import Hierarchy, Relation
 from ..pml import EQUALITY
+from .groups import Find, Groups, neighbors_outside, right_in_own_group
 from .metrics import Metric, relevant_counts
 from .neighbors import NearestNeighbors
+from .reranking import Reranking
 
 _LABEL_VALUES = 1 << 23  # values of neighbors' labels in memory at a time
 _CLASSES = 256  # classes whose weights are sorted at a time
@@ -29,6 +31,7 @@ class Sides:
     reference: Tensor  # embeddings of the gallery, [R, D]
     reference_labels: Tensor
     ref_includes_query: bool
+    groups: Groups | None = None  # a query's own group is left out of its gallery
 
     @property
     def size(self) -> int:
@@ -44,6 +47,7 @@ class QueryClasses:
     counts: Tensor  # gallery items that are right for a query of the class, [C]
     lone: Tensor  # whether a query of the class has no right item but itself, [C]
     class_of_query: Tensor  # row of each query's class, [Q]
+    lone_query: Tensor  # whether a query has no right item but itself, outside of its group, [Q]
     relevant: Tensor  # right gallery items of each query, without the query itself, [Q], on the CPU
 
 
@@ -59,8 +63,16 @@ def query_classes(sides: Sides, compare: Comparison, relation: Relation | None) 
     right_for_itself = compare(classes, classes) * itself
     lone = counts <= right_for_itself
     without_query = counts - (itself if relation is None else right_for_itself)
-    relevant = without_query.clamp(min=0)[class_of_query].cpu()
-    return QueryClasses(classes, counts, lone, class_of_query, relevant)
+    relevant = without_query.clamp(min=0)[class_of_query]
+    lone_query = lone[class_of_query]
+    if sides.groups is not None:
+        by_equality = compare is EQUALITY
+        relevant = relevant - right_in_own_group(
+            sides.groups, sides.query_labels, sides.reference_labels, compare, by_equality, bool(itself)
+        )
+        lone_query = relevant <= 0
+        lone = torch.ones_like(lone).index_fill_(0, class_of_query[~lone_query], False)
+    return QueryClasses(classes, counts, lone, class_of_query, lone_query, relevant.cpu())
 
 
 @dataclass(frozen=True)
@@ -150,6 +162,7 @@ class MetricSearch:
         relation: replaces equality; gives gains and levels.
         metrics: the metrics to compute, each with its number of neighbors.
         keep: number of neighbors to keep of each query.
+        reranking: how the neighbors are ranked again; None for the order of the search.
     """
 
     def __init__(
@@ -160,12 +173,14 @@ class MetricSearch:
         relation: Relation | None,
         metrics: Sequence[MetricOfNeighbors],
         keep: int,
+        reranking: Reranking | None = None,
     ) -> None:
         self.sides = sides
         self.classes = classes
         self.compare = compare
         self.relation = relation
         self.metrics = metrics
+        self.reranking = reranking
         self.neighbors = Neighbors.empty(len(sides.query), min(keep, sides.size))
         most = [metric.columns for metric in metrics]
         self.columns = max(min(1, sides.size), keep, *most)
@@ -174,7 +189,10 @@ class MetricSearch:
         """Search, compute each metric's values, and return the neighbors to keep."""
         graded = [metric for metric in self.metrics if metric.metric.graded]
         for metric in graded:
-            metric.ideal = self._greatest_gains(metric.columns)[self.classes.class_of_query].cpu()
+            if self.sides.groups is None:
+                metric.ideal = self._greatest_gains(metric.columns)[self.classes.class_of_query].cpu()
+            else:
+                metric.ideal = self._greatest_gains_outside_groups(metric.columns).cpu()
 
         trees = self._trees()
         for rows, distances, indices in self._tiles(knn_func):
@@ -202,17 +220,70 @@ class MetricSearch:
     def _tiles(self, knn_func: Any) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Yield queries with the distances and indices of their neighbors; PML's searches give all at once."""
         sides = self.sides
+        if sides.groups is not None or self.reranking is not None:
+            yield from self._tiles_outside_groups(knn_func, sides.groups)
+            return
         if not isinstance(knn_func, NearestNeighbors):
             distances, indices = knn_func(sides.query, self.columns, sides.reference, sides.ref_includes_query)
             yield slice(0, len(sides.query)), distances, indices
             return
 
-        rows = None
-        label_values = sides.query_labels[:1].numel()
-        if label_values > 1:
-            values_per_query = max(1, self.columns) * label_values
-            rows = max(1, _LABEL_VALUES // values_per_query)
+        rows = self._rows_of_labels()
         yield from knn_func.tiles(sides.query, self.columns, sides.reference, sides.ref_includes_query, rows)
+
+    def _rows_of_labels(self) -> int | None:
+        """Return the number of queries whose neighbors' labels fit into memory; None for labels of one value."""
+        label_values = self.sides.query_labels[:1].numel()
+        if label_values <= 1:
+            return None
+        values_per_query = max(1, self.columns) * label_values
+        return max(1, _LABEL_VALUES // values_per_query)
+
+    def _tiles_outside_groups(self, knn_func: Any, groups: Groups | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Yield queries with their nearest neighbors outside of their groups, re-ranked if wanted."""
+        sides = self.sides
+        count = len(sides.query)
+        columns = min(self.columns, sides.size)
+        every = torch.arange(count, device=sides.query.device)
+        itself = sides.ref_includes_query
+        if not isinstance(knn_func, NearestNeighbors):  # PML's searches take all queries at once
+
+            def find_all(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+                distances, indices = knn_func(sides.query, min(k, sides.size), sides.reference, itself)
+                return distances[rows.to(distances.device)], indices[rows.to(indices.device)]
+
+            distances, indices = neighbors_outside(find_all, groups, every, itself, columns, len(sides.reference))
+            yield slice(0, count), distances, indices
+            return
+
+        def find_plain(rows: Tensor, k: int) -> tuple[Tensor, Tensor]:
+            return knn_func.search(sides.query[rows], k, sides.reference)
+
+        find: Find = find_plain
+        if self.reranking is not None:
+            query = torch.nn.functional.normalize(sides.query)
+            reference = torch.nn.functional.normalize(sides.reference)
+            find = self.reranking.finder(query, reference, itself, groups, knn_func)
+
+        for rows in knn_func.slices(count, self.columns, self._rows_of_labels()):
+            distances, indices = neighbors_outside(find, groups, every[rows], itself, columns, len(sides.reference))
+            yield rows, distances, indices
+
+    def _greatest_gains_outside_groups(self, k: int) -> Tensor:
+        """Return the k greatest gains in each query's gallery, ``[Q, k]``."""
+        sides = self.sides
+        assert sides.groups is not None
+        if self.relation is None:
+            return (torch.arange(k) < self.classes.relevant[:, None]).to(torch.float64)
+        tops = []
+        for rows in torch.split(torch.arange(len(sides.query), device=sides.query.device), _CLASSES):
+            gains = self.relation.matrix(sides.query_labels[rows], sides.reference_labels).nan_to_num()
+            own = sides.groups.query[rows][:, None]
+            gains = gains.masked_fill((own == sides.groups.reference) & (own >= 0), 0)
+            if sides.ref_includes_query:
+                gains[torch.arange(len(rows)), rows] = 0
+            tops.append(gains.topk(k, dim=1).values.to("cpu", torch.float64))
+        return torch.cat(tops)
 
     def _greatest_gains(self, k: int) -> Tensor:
         """Return the k greatest gains in the gallery for a query of each class, without the query, ``[C, k]``."""

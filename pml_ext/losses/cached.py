@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import TrainingWarning
-from ..pairwise.batch import describe
+from ..pairwise import check_references
 from ..settings import check_count
 from .calling import WrapperCapabilities, call_loss, check_module
+from .splitting import kind_of, number_of_rows, rows_of
 
 
 class CachedGradients(nn.Module):
@@ -23,18 +26,32 @@ class CachedGradients(nn.Module):
     whole batch. The backward pass recomputes each micro-batch and backpropagates its part of the gradient (gradient
     caching). Unlike in gradient accumulation, pairs, hard negatives and memories come from the whole batch.
 
-    Dropout and training-mode batch norm act on each micro-batch; batch norm causes a warning.
+    Inputs are a tensor or array ``[B, ...]``, a list with one item for each row (texts, images), or a tuple or
+    dictionary of these. The network gets each micro-batch in the same form. Numbers, texts, None and tensors without
+    dimensions inside of a tuple or dictionary go to every micro-batch. With ``reference_network``, two networks are
+    trained: one embeds the queries, the other the references that they are compared with.
+
+    Dropout and training-mode batch norm act on each micro-batch; batch norm causes a warning. Several processes wrap
+    the step, not the network: ``DistributedDataParallel(CachedGradients(network, DistributedLoss(loss), 32))``.
 
     *Cost:* two forward passes and one backward pass of the network; memory of one micro-batch and of the embeddings.
 
     Args:
-        network: maps inputs ``[B, ...]`` to embeddings ``[B, D]``.
+        network: maps inputs to embeddings ``[B, D]``, or to a dictionary, tuple or ``ModelOutput`` with them.
         loss: any loss of PML or of ours, or a wrapper around one.
-        micro_batch: how many inputs the network gets at a time, at least 1.
+        micro_batch: how many rows of inputs the network gets at a time, at least 1.
         miner: finds the ``indices_tuple``, or None.
+        reference_network: embeds ``reference_inputs``; by default, ``network`` does.
+        output: key, attribute or position of the embeddings in what the networks return; by default the only floating
+            point tensor of two dimensions.
+        unpack: whether a dictionary becomes keyword arguments and a tuple positional arguments of the network. By
+            default, a dictionary does if one of its keys is the name of a parameter of the network's ``forward``, and
+            a tuple if ``forward`` has as many positional parameters.
 
     Raises:
-        TypeError: inputs or outputs of the network that are not one tensor, such as a dictionary.
+        TypeError: inputs that cannot be split into rows, outputs without one tensor of embeddings, or a network inside
+            DistributedDataParallel.
+        ValueError: parts of the inputs, labels or outputs with different numbers of rows.
 
     Example:
         >>> from pytorch_metric_learning.losses import ContrastiveLoss
@@ -47,46 +64,111 @@ class CachedGradients(nn.Module):
 
     capabilities = WrapperCapabilities(set(), lambda self: set())  # it takes inputs, not embeddings
 
-    def __init__(self, network: nn.Module, loss: nn.Module, micro_batch: int, miner: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        loss: nn.Module,
+        micro_batch: int,
+        miner: nn.Module | None = None,
+        *,
+        reference_network: nn.Module | None = None,
+        output: str | int | None = None,
+        unpack: bool | None = None,
+    ) -> None:
         check_module(self, "network", network, "resnet50()")
         check_module(self, "loss", loss, "ContrastiveLoss()")
         super().__init__()
-        self.network = MicroBatched(network, micro_batch)
+        self.network = MicroBatched(network, micro_batch, output, unpack)
+        self.reference_network = self.network
+        if reference_network is not None:
+            check_module(self, "reference_network", reference_network, "resnet50()")
+            self.reference_network = MicroBatched(reference_network, micro_batch, output, unpack)
         self.loss = loss
         self.miner = miner
 
     if TYPE_CHECKING:
 
-        def __call__(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Tensor:
+        def __call__(
+            self,
+            inputs: Any,
+            labels: Any = None,
+            reference_inputs: Any = None,
+            ref_labels: Any = None,
+            **others: Any,
+        ) -> Tensor:
             """Return the loss of the whole batch: see :meth:`forward`."""
 
-    def forward(self, inputs: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
-        """Return the loss of the whole batch of inputs ``[B, ...]``; further arguments are those of the loss."""
-        embeddings = self.network(inputs)
+    def forward(
+        self, inputs: Any, labels: Any = None, reference_inputs: Any = None, ref_labels: Any = None, **others: Any
+    ) -> Any:
+        """Return the loss of the whole batch.
+
+        Args:
+            inputs: inputs of the network, B rows.
+            labels: labels of the rows, as the loss takes them.
+            reference_inputs: inputs of the references, R rows; the loss compares each row with each reference.
+            ref_labels: labels of the references.
+            others: further arguments of the loss.
+        """
+        embeddings = self.network(inputs, _number_of(labels))
+        if reference_inputs is None:
+            others["ref_labels"] = ref_labels
+        else:
+            others |= self._references(embeddings, labels, reference_inputs, ref_labels, others)
         if self.miner is not None and others.get("indices_tuple") is None:
-            others["indices_tuple"] = self.miner(embeddings, labels)
+            others["indices_tuple"] = self._mined(embeddings, labels, others.get("ref_emb"), others["ref_labels"])
         return call_loss(self.loss, embeddings, labels, **others)
+
+    def _references(
+        self, embeddings: Tensor, labels: Any, reference_inputs: Any, ref_labels: Any, others: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the embeddings and the labels of the references."""
+        if others.get("ref_emb") is not None:
+            raise ValueError(
+                "reference_inputs and ref_emb are both given; reference_inputs are embedded, so leave out one"
+            )
+        if ref_labels is None and labels is not None:
+            raise ValueError(
+                "reference_inputs need ref_labels; where reference i belongs to row i of the inputs, type "
+                "ref_labels=labels"
+            )
+        references = self.reference_network(reference_inputs, _number_of(ref_labels))
+        check_references(embeddings, references, None)
+        if ref_labels is labels and isinstance(labels, Tensor):
+            ref_labels = labels.clone()  # PML takes the same object for the batch itself and leaves out pairs (i, i)
+        return {"ref_emb": references, "ref_labels": ref_labels}
+
+    def _mined(self, embeddings: Tensor, labels: Any, references: Tensor | None, ref_labels: Any) -> Any:
+        assert self.miner is not None
+        if references is None:
+            return self.miner(embeddings, labels)
+        return self.miner(embeddings, labels, references, ref_labels)
 
 
 class MicroBatched(nn.Module):
     """A network that runs in micro-batches and saves only their inputs; see :class:`CachedGradients`."""
 
-    def __init__(self, network: nn.Module, micro_batch: int) -> None:
+    def __init__(
+        self, network: nn.Module, micro_batch: int, output: str | int | None = None, unpack: bool | None = None
+    ) -> None:
         check_count("CachedGradients", "micro_batch", micro_batch)
         super().__init__()
         self.network = network
         self.micro_batch = micro_batch
+        self.output = output
+        self.unpack = unpack
         self._warned = False
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the outputs of the whole batch of inputs ``[B, ...]``; TypeError unless both are tensors."""
-        if not isinstance(inputs, Tensor) or inputs.ndim == 0:
+    def forward(self, inputs: Any, wanted: int | None = None) -> Tensor:
+        """Return the embeddings ``[B, D]`` of the whole batch of inputs, B rows, of which ``wanted`` are expected."""
+        if isinstance(self.network, nn.parallel.DistributedDataParallel):
             raise TypeError(
-                "micro-batches are split from one tensor of inputs of shape (batch size, ...); got "
-                f"{_kind(inputs)}; join or convert the inputs, for example by torch.as_tensor(...)"
+                "micro-batches of a network inside DistributedDataParallel would exchange gradients too early; type "
+                "DistributedDataParallel(CachedGradients(network.module, DistributedLoss(loss), ...))"
             )
-        if len(inputs) <= self.micro_batch:
-            return self._outputs(inputs)
+        rows = number_of_rows(inputs, wanted)
+        if rows <= self.micro_batch:
+            return self._embeddings(inputs, rows)
         if not self._warned and any(module.training for module in _batch_norms(self.network)):
             self._warned = True
             warnings.warn(
@@ -97,26 +179,103 @@ class MicroBatched(nn.Module):
                 stacklevel=2,
             )
         contexts = contextlib.nullcontext(), _StatisticsKept(self.network)  # for the forward pass and its recomputation
-        outputs = []
-        for part in torch.split(inputs, self.micro_batch):
-            outputs.append(checkpoint(self._outputs, part, use_reentrant=False, context_fn=lambda: contexts))
-        return torch.cat(outputs)
+        devices = {parameter.device for parameter in self.network.parameters()}
+        # checkpoint saves the random generators of the devices of its arguments, and texts have none
+        on_devices = [torch.empty(0, device=device) for device in devices]
 
-    def _outputs(self, inputs: Tensor) -> Tensor:
-        outputs = self.network(inputs)
-        if not isinstance(outputs, Tensor):
-            raise TypeError(
-                "a network in micro-batches must return one tensor of embeddings; got "
-                f"{_kind(outputs)} from {type(self.network).__name__}; wrap it in a module that returns these"
+        def embed(part: Any, count: int, *_: Tensor) -> Tensor:
+            return self._embeddings(part, count)
+
+        embeddings = []
+        for first in range(0, rows, self.micro_batch):
+            last = min(first + self.micro_batch, rows)
+            part = rows_of(inputs, first, last)
+            embeddings.append(
+                checkpoint(embed, part, last - first, *on_devices, use_reentrant=False, context_fn=lambda: contexts)
             )
+        return torch.cat(embeddings)
+
+    def _embeddings(self, inputs: Any, rows: int) -> Tensor:
+        outputs = call_network(self.network, inputs, self.unpack)
+        embeddings = embeddings_in(outputs, self.output, type(self.network).__name__)
+        if embeddings.ndim == 0 or len(embeddings) != rows:
+            raise ValueError(
+                f"{type(self.network).__name__} must return one embedding for each row of its inputs, {rows}; got "
+                f"{kind_of(embeddings)}"
+            )
+        return embeddings
+
+
+def call_network(network: nn.Module, inputs: Any, unpack: bool | None = None) -> Any:
+    """Call a network with inputs; ``unpack`` as in :class:`CachedGradients`."""
+    if isinstance(inputs, Mapping):
+        if unpack is None:
+            unpack = not set(_parameters_of(network)).isdisjoint(inputs)
+        if unpack:
+            return network(**inputs)
+    elif isinstance(inputs, tuple):
+        if unpack is None:
+            kinds = [kind for kind in _parameters_of(network).values() if kind in _POSITIONAL]
+            unpack = len(kinds) >= len(inputs) > 1 or inspect.Parameter.VAR_POSITIONAL in kinds
+        if unpack:
+            return network(*inputs)
+    return network(inputs)
+
+
+_POSITIONAL = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+)
+
+
+def _parameters_of(network: nn.Module) -> dict[str, Any]:
+    """Return the kind of each parameter of a network's ``forward``, looked up inside of compiled networks."""
+    network = getattr(network, "_orig_mod", network)
+    parameters = inspect.signature(network.forward).parameters
+    return {name: parameter.kind for name, parameter in parameters.items()}
+
+
+def embeddings_in(outputs: Any, output: str | int | None, name: str) -> Tensor:
+    """Return the embeddings in what the network ``name`` returned; ``output`` as in :class:`CachedGradients`."""
+    if isinstance(outputs, Tensor):
         return outputs
+    if isinstance(outputs, Mapping):
+        found = dict(outputs)
+    elif isinstance(outputs, (tuple, list)):
+        found = dict(enumerate(outputs))
+    else:
+        found = dict(getattr(outputs, "__dict__", {}))
+    if output is not None:
+        if not isinstance(found.get(output), Tensor):
+            returned = _described(found) or kind_of(outputs)
+            raise TypeError(f"output={output!r} is no tensor in what {name} returns: {returned}")
+        named: Tensor = found[output]
+        return named
+    flat: list[Tensor] = [value for value in found.values() if _may_be_embeddings(value)]
+    if len(flat) != 1:
+        raise TypeError(
+            "a network in micro-batches must return one tensor of embeddings, or one floating point tensor of two "
+            f"dimensions among others; got {kind_of(outputs)} from {name} with {_described(found) or 'no tensor'}; "
+            "name one by output=..."
+        )
+    return flat[0]
 
 
-def _kind(value: Any) -> str:
-    """Describe a value in one line; the text of a dictionary of tensors has many."""
-    if isinstance(value, (Tensor, list, tuple)):
-        return describe(value)
-    return f"a {type(value).__name__}"
+def _may_be_embeddings(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2
+
+
+def _described(found: Mapping[Any, Any]) -> str:
+    tensors = [f"{name!r} {list(value.shape)}" for name, value in found.items() if isinstance(value, Tensor)]
+    return ", ".join(tensors)
+
+
+def _number_of(labels: Any) -> int | None:
+    """Return the number of labels, if they have one."""
+    if isinstance(labels, Tensor) and labels.ndim == 0:
+        return None
+    return len(labels) if hasattr(labels, "__len__") else None
 
 
 def _batch_norms(network: nn.Module) -> list[Any]:

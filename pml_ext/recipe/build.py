@@ -482,6 +482,8 @@ def check_weights(recipe: Recipe) -> None:
 def _placeholder_classes(table: DataTable) -> list[str]:
     """Return names of classes with which a relation can be built, to check a recipe before its data are available."""
     settings = {} if table.relation is None else table.relation.settings
+    if table.relation is not None and table.relation.name == "near":
+        return ["0", "1"]  # names that are numbers
     level = settings.get("level", 1)  # of a hierarchy, whose tree is then at least one level deeper
     ancestors = "parent"
     if isinstance(level, int) and 0 < level < 100:

@@ -25,7 +25,7 @@ SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
-RELATIONS = ("shared-label", "hierarchy", "negatives-only")  # names in pml_ext.pairwise.RELATIONS
+RELATIONS = ("shared-label", "hierarchy", "near", "negatives-only")  # names in pml_ext.pairwise.RELATIONS
 MOST = 10**9  # of any count: products of two fit into 64 bits
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Text = Annotated[str, Field(min_length=1)]
@@ -331,6 +331,7 @@ class EvaluationTable(Table):
     precision_at: list[Count] = [1]
     ndcg_at: list[Count] = []
     clusters_per_class: list[Count] = [1]
+    verification: Count | None = None  # pairs of each kind, same or not, for the verification metrics; None for none
     lone_queries: Literal["miss", "drop"] = "miss"  # queries whose class has no other image, in recall_at_K
     protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
     baselines: bool = True  # test raw pixels and the untrained network too
@@ -378,7 +379,10 @@ class EvaluationTable(Table):
         """Return the names of the metrics that a run reports."""
         from ..evaluation.metrics import metrics_of
 
-        metrics = metrics_of(self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at)
+        verifies = self.verification is not None
+        metrics = metrics_of(
+            self.recall_at, self.precision_at, self.clusters_per_class, self.ndcg_at, verification=verifies
+        )
         names = [metric.name for metric in metrics if metric.in_runs]
         names += registry.factories("metric")
         for protocol in self.protocols:
@@ -468,6 +472,8 @@ class Recipe(Table):
         self._check_cuts()
         if self.data.labels == "clusters" and self.evaluation.validation:
             raise ValueError("evaluation.validation: it holds out classes by labels, which clusters have not")
+        if self.evaluation.verification is not None and self.data.relation is not None:
+            raise ValueError("evaluation.verification: it takes pairs of equal classes, which data.relation replaces")
         for stage in self.all_stages():
             if stage.loss.memory is not None:
                 batch = stage.sampler.batch_size if stage.sampler else 0

@@ -49,7 +49,7 @@ def find_named(what: str) -> list[Named]:
         if what not in (record.name, package):
             continue
         for kind in CONTRACTS:
-            if TABLES[kind][0] in record.hooks:  # other hooks, which may import much, are not called
+            if TABLES[kind].hook in record.hooks:  # other hooks, which may import much, are not called
                 found += [named for named in _all_of(kind) if named.plugin == record.name]
     return found
 

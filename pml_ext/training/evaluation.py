@@ -133,6 +133,8 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
     confused: Counter[tuple[int, int]] = Counter()
     for query in (~result.right[:, 0].cpu()).nonzero().flatten().tolist():
         other = int(result.indices[query, 0])
+        if other < 0:  # the query's own group is its whole gallery
+            continue
         confused[queries.labels[query], searched.labels[other]] += 1
     names = queries.class_names
     most_common = []
@@ -172,7 +174,15 @@ def _searched(
     table = view.recipe.evaluation
     relation = None if clusters else view.relation
     levels = () if relation is None else relation.levels
-    known = metrics_of(table.recall_at, table.precision_at, table.clusters_per_class, table.ndcg_at, levels)
+    verification = None if clusters else table.verification
+    known = metrics_of(
+        table.recall_at,
+        table.precision_at,
+        table.clusters_per_class,
+        table.ndcg_at,
+        levels,
+        verification is not None,
+    )
     names = {}
     for metric in known:
         if metric.in_runs and bool(metric.clusters) == clusters:
@@ -191,6 +201,7 @@ def _searched(
         clusters_per_class=table.clusters_per_class,
         relation=relation,
         ndcg_at=table.ndcg_at,
+        verification=verification,
     )
     gallery = None
     gallery_labels = None
@@ -199,13 +210,32 @@ def _searched(
         gallery = points[searched]
         gallery_labels = view.true_labels(searched)
     kept = 0 if clusters else keep
+    groups = {} if clusters else _groups(view, split)
     labels = view.true_labels(split)
-    result = calculator.evaluate(points[split], labels, gallery, gallery_labels, keep=kept, on_failure=view.warn)
+    try:
+        result = calculator.evaluate(
+            points[split], labels, gallery, gallery_labels, keep=kept, on_failure=view.warn, **groups
+        )
+    except ValueError as error:
+        if verification is None and not groups:
+            raise
+        raise DataError(f"the images of {split} cannot be tested: {error}") from None
     accuracies = {}
     for accuracy, name in names.items():
         if accuracy in result.accuracies:  # a plugin's metric that failed is not
             accuracies[name] = float(result.accuracies[accuracy])
     return dataclasses.replace(result, accuracies=accuracies)
+
+
+def _groups(view: View, split: str) -> dict[str, Any]:
+    """Return the groups of a split's queries, and of their gallery, as the calculator takes them; none without."""
+    queries = view.images(split)
+    searched = view.images(view.gallery_of(split))
+    if queries.groups is None or searched.groups is None:
+        return {}
+    if searched is queries:
+        return {"query_groups": queries.groups}
+    return {"query_groups": queries.groups, "reference_groups": searched.groups}
 
 
 def _classified(view: View, split: str) -> Metrics:

@@ -174,6 +174,8 @@ def _gallery(view: View, result: Evaluation) -> Figure:
         row = [(queries.image(query), f"query\n{short_name(queries.class_names[label])}", figures.GRAY)]
         nearest_images = zip(result.indices[query].tolist(), result.distances[query].tolist(), strict=True)
         for index, distance in nearest_images:
+            if index < 0:  # no more images outside of the query's group
+                break
             other = int(searched.labels[index])
             caption = f"{distance:.2f}\n{short_name(queries.class_names[other])}"
             row.append(figures.answer(searched.image(index), caption, other == label))
@@ -379,8 +381,9 @@ def _confused_images(view: View, name: str) -> list[str]:
         if str(queries.class_names[label]) != name:
             continue
         members.append(query)
-        if not bool(result.right[query, 0]):
-            other = int(result.indices[query, 0])
+        other = int(result.indices[query, 0])
+        is_mistaken = other >= 0 and not bool(result.right[query, 0])  # -1: the query has no gallery
+        if is_mistaken:
             by_wrong_label.setdefault(int(searched.labels[other]), []).append((query, other))
     if not by_wrong_label:
         return [_picture(queries.image(members[0]), name), ""]

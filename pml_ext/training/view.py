@@ -332,7 +332,7 @@ def _identity_of(recipe: Recipe, seed: int) -> str:
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:
-    """Return the number of images and of classes, and a digest of relative paths, labels, class names and boxes.
+    """Return the number of images and of classes, and a digest of relative paths, labels, class names, boxes, groups.
 
     The files are not read. Paths are relative to the deepest folder that has all of them, so that data may move.
     """
@@ -340,6 +340,8 @@ def listing_of(images: LabeledImages) -> dict[str, Any]:
     digest.update(images.labels.tobytes())
     if images.boxes is not None:
         digest.update(images.boxes.tobytes())
+    if images.groups is not None:
+        digest.update(json.dumps(images.groups.tolist()).encode())
     paths = [os.fspath(path) for path in images.paths or ()]
     start = os.path.commonprefix(paths).rfind(os.sep) + 1  # noqa: RUF071 - cut at a folder here
     for path in paths:

@@ -75,13 +75,42 @@ def test_tables_that_do_not_serve(tmp_path, row, message):
 
 def test_a_table_names_columns_that_it_does_not_use(tmp_path):
     rows = [f"{n // 2},photos/{n}.jpg,{'train' if n < 4 else 'validation'},a,1" for n in range(8)]
-    splits = table(path=str(table_of(tmp_path, rows, "label,path,split,sequence,x1")))
-    assert "mine.csv: not used: sequence, x1; the columns that are used are label, path, split," in splits.note
-    assert "leaves a query's own sequence out of its results, pml-ext does not" in splits.note
-    misspelled = table(path=str(table_of(tmp_path, rows, "label,path,split,colour,x1"))).note
-    assert "not used: colour, x1;" in misspelled
-    assert "sequence" not in misspelled
+    splits = table(path=str(table_of(tmp_path, rows, "label,path,split,colour,x1")))
+    assert "mine.csv: not used: colour, x1; the columns that are used are label, path, split," in splits.note
+    assert splits.note.endswith("sequence, camera")
     assert table(path=str(table_of(tmp_path, [row[:-4] for row in rows], "label,path,split"))).note == ""
+
+
+def test_groups_of_a_table(tmp_path):
+    def rows_of(groups):
+        parts = ["train"] * 4 + ["validation"] * 4
+        return [f"{n // 2},photos/{n}.jpg,{part},{groups[n]}" for n, part in enumerate(parts)]
+
+    file = table_of(tmp_path, rows_of(["", "", "", "a", "a", "b", "", "b"]), "label,path,split,sequence")
+    splits = table(path=str(file))
+    assert splits.train.groups.tolist() == ["", "", "", "a"]
+    assert splits.test.groups.tolist() == ["a", "b", "", "b"]
+    assert splits.test.subset([3, 2]).groups.tolist() == ["b", ""]
+    assert splits.note == ""
+
+    by_camera = table_of(tmp_path, rows_of("11112222"), "label,path,split,camera")
+    assert table(path=str(by_camera)).test.groups.tolist() == ["2, camera 2"] * 2 + ["3, camera 2"] * 2
+    plain = table_of(tmp_path, [row[:-1].rstrip(",") for row in rows_of("11112222")], "label,path,split")
+    assert table(path=str(plain)).test.groups is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "groups", "text"),
+    [
+        ("sequence", [""] * 8, "the column sequence is empty in all rows; fill it, or delete it"),
+        ("sequence", ["a"] * 8, "photos/4.jpg has no gallery: all 4 images of it are of its own group, 'a'; wanted"),
+        ("sequence,camera", ["a,b"] * 8, "found the columns sequence and camera, .* delete one"),
+    ],
+)
+def test_groups_that_do_not_serve(tmp_path, columns, groups, text):
+    rows = [f"{n // 2},photos/{n}.jpg,{'train' if n < 4 else 'validation'},{groups[n]}" for n in range(8)]
+    with pytest.raises(DataError, match=text):
+        table(path=str(table_of(tmp_path, rows, f"label,path,split,{columns}")))
 
 
 def test_a_table_that_is_a_pipe_or_a_device(tmp_path):

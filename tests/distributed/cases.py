@@ -53,6 +53,41 @@ class WithMemory(nn.Module):
         return self.memory(self.net(inputs), labels)
 
 
+class TwoEncoders(nn.Module):
+    """Two networks with dropout and one loss, embedded four rows at a time."""
+
+    def __init__(self, dropout, cached):
+        super().__init__()
+        torch.manual_seed(4)
+        self.queries = nn.Sequential(network(), nn.Dropout(dropout))
+        self.references = nn.Sequential(network(), nn.Linear(SIZE, SIZE).double(), nn.Dropout(dropout))
+        self.loss = DistributedLoss(losses.NTXentLoss())
+        self.step = None
+        if cached:
+            self.step = pml_ext.CachedGradients(self.queries, self.loss, 4, reference_network=self.references)
+
+    def forward(self, inputs, labels):
+        if self.step is not None:
+            return self.step({"input": inputs}, labels, inputs + 1, labels)
+        queries = torch.cat([self.queries(part) for part in inputs.split(4)])
+        references = torch.cat([self.references(part + 1) for part in inputs.split(4)])
+        return self.loss(queries, labels, ref_emb=references, ref_labels=labels.clone())
+
+
+def of_two_encoders(dropout, cached, mine=None, around=lambda model: model):
+    """The loss and the gradients of one batch, or of a process's part."""
+    model = TwoEncoders(dropout, cached)
+    inputs, labels = next(batches())
+    if mine is not None:
+        rows = slice(0, 11) if mine == 0 else slice(11, 16)
+        inputs, labels = inputs[rows], labels[rows]
+    torch.manual_seed(5 + (mine or 0))
+    wrapped = around(model)  # is needed until the gradients are there
+    value = wrapped(inputs, labels)
+    value.backward()
+    return [value.detach(), *(p.grad for p in model.parameters())]
+
+
 def registered():
     """``{name: loss}`` of every registered loss that can be built with what a batch has."""
     context = {"embedding_size": SIZE, "num_classes": CLASSES}
@@ -160,6 +195,11 @@ def main(folder):
     refused("labels", lambda: loss(torch.zeros(8, 4), labels if rank else None))
     local = miners.MultiSimilarityMiner()(torch.eye(8) + rank * torch.ones(8, 8).tril(), labels * (1 - rank))
     refused("tuple", lambda: loss(torch.eye(8), labels, local))
+
+    # gradient caching of two networks inside DistributedDataParallel
+    for dropout in (0.0, 0.5):
+        for cached in (False, True):
+            results["two encoders", dropout, cached] = of_two_encoders(dropout, cached, rank, ddp)
 
     # a process without images, half precision, references, and parameters that begin differently
     torch.manual_seed(rank)

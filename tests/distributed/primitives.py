@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pml_ext import DistributedBatchSampler, MPerLabelSampler
 from pml_ext.distributed import JoinedBatchNorm
 from pml_ext.distributed.gather import SharedTiles, gather_rows, join, tiles_shared
 from pml_ext.distributed.processes import (
@@ -93,10 +94,18 @@ def of_gather(mine):
     return found
 
 
+def of_sampling(mine):
+    """Batches of both processes together, and this process's parts; samplers have a seed for each process."""
+    one = DistributedBatchSampler(MPerLabelSampler([0, 1] * 10, 8, m=2, seed=0), 8, num_processes=1, rank=0)
+    parts = DistributedBatchSampler(MPerLabelSampler([0, 1] * 10, 8, m=2, seed=mine), 8)
+    return {"one": list(one), "parts": list(parts)}
+
+
 def main(folder):
     with process_group("cpu"):
         mine = dist.get_rank()
         found = {"processes": of_processes(mine), "gather": of_gather(mine), "batch norm": of_batch_norm(mine)}
+        found["sampling"] = of_sampling(mine)
         torch.save(found, f"{folder}/rank-{mine}.pt")
         dist.barrier()
 

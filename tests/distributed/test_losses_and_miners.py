@@ -40,7 +40,18 @@ def test_two_processes_are_one_on_the_joined_batch(two, name, parts):
 
 
 def _steps(saved):
-    return [(key, value) for key, value in saved["results"].items() if isinstance(key, tuple)]
+    return [(key, value) for key, value in saved["results"].items() if isinstance(key, tuple) and key[0] in NAMES]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_cached_gradients_of_two_encoders(two, dropout):
+    """As uncached in two processes; without dropout, which each process draws for itself, as one process."""
+    for rank in range(2):
+        found = two[rank]["results"]["two encoders", dropout, True]
+        expected = two[rank]["results"]["two encoders", dropout, False]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        if not dropout:
+            torch.testing.assert_close(found, CASES.of_two_encoders(dropout, False), rtol=0, atol=1e-12)
 
 
 def test_every_registered_loss_is_compared():

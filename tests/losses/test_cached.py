@@ -1,9 +1,13 @@
 """Gradient caching: micro-batches train as the whole batch does."""
 
+import copy
+import types
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss
+from pytorch_metric_learning.losses import ContrastiveLoss, NTXentLoss
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import nn
 
@@ -98,37 +102,255 @@ def test_inputs_are_no_embeddings():
     assert registry.capabilities(CachedGradients(network(), CBMLLoss(), 8)) == frozenset()
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 64])
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {"pixels": torch.ones(4, 3), "mask": torch.ones(4, 3)},
-        (torch.ones(4, 3), torch.ones(4, 3)),
-        [torch.ones(3)] * 4,
-        np.ones((4, 3)),
-        torch.tensor(1.0),
-    ],
-    ids=["dict", "tuple", "list", "array", "number"],
-)
-def test_inputs_that_cannot_be_split(inputs, micro_batch):
-    """The length of a dictionary is its number of keys, so that the whole batch went through at once."""
-    step = CachedGradients(nn.Linear(3, 2), ContrastiveLoss(), micro_batch)
-    with pytest.raises(TypeError, match=r"one tensor of inputs of shape \(batch size, ...\); got"):
-        step(inputs, torch.arange(4) // 2)
-
-
 class Returns(nn.Module):
+    """A network whose outputs are a function of a linear layer's."""
+
     def __init__(self, outputs):
         super().__init__()
         self.outputs = outputs
+        self.layer = nn.Linear(3, 2).double()
 
     def forward(self, x):
-        return self.outputs(x)
+        return self.outputs(self.layer(x))
+
+
+class TextNetwork(nn.Module):
+    """Texts to embeddings, by the codes of their letters."""
+
+    def __init__(self):
+        super().__init__()
+        self.letters = nn.EmbeddingBag(128, 6).double()
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, texts):
+        codes = [torch.tensor([ord(letter) for letter in text]) for text in texts]
+        rows = torch.cat([self.letters(each[None]) for each in codes])
+        return self.dropout(rows)
+
+
+class TokenNetwork(nn.Module):
+    """Tokens and a mask, as transformers call them, to a dictionary as a ``ModelOutput`` is one."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(50, 6).double()
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, input_ids, attention_mask=None, scale=1.0):
+        states = self.dropout(self.tokens(input_ids)) * attention_mask[..., None]
+        return OrderedDict(last_hidden_state=states, pooler_output=scale * states.sum(1), logits=None)
+
+
+class FeatureNetwork(TokenNetwork):
+    """The same for one dictionary, as sentence-transformers calls its modules."""
+
+    def forward(self, features):
+        outputs = super().forward(**features)
+        return {
+            **features,
+            "token_embeddings": outputs["last_hidden_state"],
+            "sentence_embedding": outputs["pooler_output"],
+        }
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 6).double()
+        self.dropout = nn.Dropout(0.4)
+
+    def forward(self, x, y):
+        return self.dropout(self.layer(x * y)), None
+
+
+class ArrayNetwork(TwoInputs):
+    def forward(self, x):
+        assert isinstance(x, np.ndarray)
+        return super().forward(torch.as_tensor(x), 1)[0]
+
+
+ROWS = 10
+GENERATOR = torch.Generator().manual_seed(3)
+POINTS = torch.randn(ROWS, 3, generator=GENERATOR, dtype=torch.float64)
+TOKENS = {
+    "input_ids": torch.randint(0, 50, (ROWS, 5), generator=GENERATOR),
+    "attention_mask": torch.randint(0, 2, (ROWS, 5), generator=GENERATOR),
+    "scale": 2.0,
+}
+TEXTS = [f"text {number} " + "x" * number for number in range(ROWS)]
+CLASSES = torch.arange(ROWS) % 3
+INPUTS = {  # network, inputs, and the inputs of some rows
+    "texts": (TextNetwork, TEXTS, lambda a, b: (TEXTS[a:b],)),
+    "array": (ArrayNetwork, POINTS.numpy(), lambda a, b: (POINTS[a:b].numpy(),)),
+    "tuple": (TwoInputs, (POINTS, POINTS.exp()), lambda a, b: (POINTS[a:b], POINTS[a:b].exp())),
+    "features": (FeatureNetwork, TOKENS, lambda a, b: (tokens(a, b),)),
+}
+
+
+def tokens(first, last):
+    return {name: value if name == "scale" else value[first:last] for name, value in TOKENS.items()}
+
+
+def embedded_in_parts(net, inputs, call=lambda net, part: net(*part)):
+    """The embeddings of a network without gradient caching, which draws dropout in the same order."""
+    parts = [call(net, inputs(first, min(first + 4, ROWS))) for first in range(0, ROWS, 4)]
+    names = ("pooler_output", "sentence_embedding")
+    tensors = []
+    for part in parts:
+        if isinstance(part, tuple):
+            part = part[0]
+        for name in names:
+            if isinstance(part, dict) and name in part:
+                part = part[name]
+        tensors.append(part)
+    return torch.cat(tensors)
+
+
+def outcome(value, *nets):
+    value.backward()
+    return [value.detach(), *(p.grad for net in nets for p in net.parameters())]
+
+
+@pytest.mark.parametrize("name", INPUTS)
+def test_forms_of_inputs_equal_the_uncached_network(name):
+    make, inputs, part = INPUTS[name]
+    torch.manual_seed(0)
+    plain = make()
+    cached = copy.deepcopy(plain)
+    torch.manual_seed(1)
+    expected = outcome(CBMLLoss()(embedded_in_parts(plain, part), CLASSES), plain)
+    torch.manual_seed(1)
+    found = outcome(CachedGradients(cached, CBMLLoss(), 4)(inputs, CLASSES), cached)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("loss", [ContrastiveLoss, NTXentLoss, CBMLLoss])
+def test_two_networks_equal_the_uncached_ones(loss, shared):
+    """Queries are dictionaries of tokens, references are texts; or both are dictionaries, for one network."""
+    torch.manual_seed(0)
+    queries = TokenNetwork()
+    references = queries if shared else TextNetwork()
+    cached = copy.deepcopy([queries, references])
+    others = TOKENS if shared else TEXTS
+
+    torch.manual_seed(1)
+    x = embedded_in_parts(queries, tokens, lambda net, part: net(**part))
+    if shared:
+        y = embedded_in_parts(queries, tokens, lambda net, part: net(**part))
+    else:
+        y = embedded_in_parts(references, lambda a, b: (TEXTS[a:b],))
+    expected = outcome(loss()(x, CLASSES, ref_emb=y, ref_labels=CLASSES.clone()), queries, references)
+
+    torch.manual_seed(1)
+    step = CachedGradients(cached[0], loss(), 4, reference_network=None if shared else cached[1])
+    found = outcome(step(TOKENS, CLASSES, others, ref_labels=CLASSES), *cached)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_miner_sees_the_references():
+    step = CachedGradients(nn.Linear(3, 2).double(), ContrastiveLoss(), 4, MultiSimilarityMiner())
+    value = step(POINTS, CLASSES, POINTS, CLASSES)
+    x = step.network.network(POINTS)
+    mined = MultiSimilarityMiner()(x, CLASSES, x, CLASSES.clone())
+    torch.testing.assert_close(value, ContrastiveLoss()(x, CLASSES, mined, x, CLASSES.clone()), rtol=0, atol=1e-12)
+
+
+def test_a_transformers_model():
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    torch.manual_seed(0)
+    plain = transformers.BertModel(transformers.BertConfig(vocab_size=50, **size)).double()
+    cached = copy.deepcopy(plain)
+    batch = transformers.BatchEncoding({name: TOKENS[name] for name in ("input_ids", "attention_mask")})
+    torch.manual_seed(1)
+    parts = []
+    for first in range(0, ROWS, 4):
+        part = {name: value[first : first + 4] for name, value in batch.items()}
+        parts.append(plain(**part).pooler_output)
+    expected = outcome(NTXentLoss()(torch.cat(parts), CLASSES), plain)
+    torch.manual_seed(1)
+    found = outcome(CachedGradients(cached, NTXentLoss(), 4)(batch, CLASSES), cached)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "output"),
+    [
+        (lambda x: {"embeddings": x, "other": x}, "embeddings"),
+        (lambda x: (x + 1, x), 1),
+        (lambda x: [x, x + 1], 0),
+        (lambda x: types.SimpleNamespace(embeds=x, states=x[:, None]), None),
+        (lambda x: types.SimpleNamespace(embeds=x, states=x + 1), "embeds"),
+        (lambda x: {"embeddings": x, "ids": x.long()}, None),
+    ],
+)
+def test_outputs_are_found_or_named(outputs, output):
+    net = Returns(outputs)
+    value = CachedGradients(net, ContrastiveLoss(), 4, output=output)(POINTS, CLASSES)
+    torch.testing.assert_close(value, ContrastiveLoss()(net.layer(POINTS), CLASSES), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("micro_batch", [2, 64])
-@pytest.mark.parametrize("outputs", [lambda x: {"embeddings": x}, lambda x: (x, x)], ids=["dict", "tuple"])
-def test_outputs_that_are_no_tensor(outputs, micro_batch):
-    step = CachedGradients(Returns(outputs), ContrastiveLoss(), micro_batch)
-    with pytest.raises(TypeError, match="must return one tensor of embeddings; got .* from Returns"):
-        step(torch.ones(4, 3, requires_grad=True), torch.arange(4) // 2)
+@pytest.mark.parametrize(
+    ("outputs", "settings", "text"),
+    [
+        (
+            lambda x: (x, x),
+            {},
+            r"a tuple of length 2 from Returns with 0 \[\d+, 2\], 1 \[\d+, 2\]; name one by output=",
+        ),
+        (lambda x: {"x": x[:, None]}, {}, r"got a dict from Returns with 'x' \[\d+, 1, 2\]"),
+        (lambda x: "text", {}, "got a str from Returns with no tensor"),
+        (lambda x: {"x": x}, {"output": "y"}, r"output='y' is no tensor in what Returns returns: 'x' \[\d+, 2\]"),
+    ],
+)
+def test_outputs_without_one_tensor(outputs, settings, text, micro_batch):
+    step = CachedGradients(Returns(outputs), ContrastiveLoss(), micro_batch, **settings)
+    with pytest.raises(TypeError, match=text):
+        step(POINTS, CLASSES)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 64])
+def test_a_network_that_pools_its_rows_is_refused(micro_batch):
+    step = CachedGradients(Returns(lambda x: x.mean(0, keepdim=True)), ContrastiveLoss(), micro_batch)
+    with pytest.raises(
+        ValueError, match=r"Returns must return one embedding for each row of its inputs, \d+; got .*1, 2"
+    ):
+        step(POINTS, CLASSES)
+
+
+def test_unpacking_is_a_choice():
+    net = Returns(lambda x: x)
+    net.forward = lambda *given, **named: net.layer(named["x"] if named else given[0]["x"])
+    whole = ContrastiveLoss()(net.layer(POINTS), CLASSES)
+    for unpack in (False, True):
+        value = CachedGradients(net, ContrastiveLoss(), 4, unpack=unpack)({"x": POINTS}, CLASSES)
+        torch.testing.assert_close(value, whole)
+
+
+@pytest.mark.parametrize("micro_batch", [2, 64])
+def test_references_that_do_not_fit(micro_batch):
+    step = CachedGradients(nn.Linear(3, 2).double(), ContrastiveLoss(), micro_batch)
+    with pytest.raises(ValueError, match="reference_inputs need ref_labels; .* type ref_labels=labels"):
+        step(POINTS, CLASSES, POINTS)
+    with pytest.raises(ValueError, match="10 labels need 10 rows of inputs; got 7"):
+        step(POINTS, CLASSES, POINTS[:7], CLASSES)
+    with pytest.raises(ValueError, match="reference_inputs and ref_emb are both given"):
+        step(POINTS, CLASSES, POINTS, CLASSES, ref_emb=POINTS)
+    two = CachedGradients(
+        nn.Linear(3, 2).double(), ContrastiveLoss(), micro_batch, reference_network=nn.Linear(3, 4).double()
+    )
+    with pytest.raises(ValueError, match="ref_emb must have the embedding size of embeddings, 2; got .*4"):
+        two(POINTS, CLASSES, POINTS, CLASSES)
+
+
+def test_data_parallel_goes_around_the_step(tmp_path):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        network = nn.parallel.DistributedDataParallel(nn.Linear(3, 2))
+        with pytest.raises(TypeError, match=r"type DistributedDataParallel\(CachedGradients\(network.module"):
+            CachedGradients(network, ContrastiveLoss(), 2)(torch.ones(4, 3), torch.arange(4) // 2)
+    finally:
+        torch.distributed.destroy_process_group()

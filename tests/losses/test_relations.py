@@ -7,6 +7,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses, miners, regularizers
 
+import pml_ext
 from pml_ext import (
     AnchorSwapMiner,
     CBMLLoss,
@@ -104,6 +105,57 @@ def test_unknown_items_are_nobodys_positive():
         assert weights[i, j].item() == pytest.approx(math.nan if both else float(labels[i] == labels[j]), nan_ok=True)
 
 
+def random_numbers(columns, seed=0, integers=False):
+    generator = torch.Generator().manual_seed(seed)
+    numbers = 10 * torch.rand(B, *columns, generator=generator, dtype=torch.float64)
+    return numbers.long() if integers else numbers
+
+
+@pytest.mark.parametrize("integers", [False, True])
+@pytest.mark.parametrize("columns", [(), (1,), (3,)])
+@pytest.mark.parametrize(
+    ("within", "beyond", "graded", "p"), [(2, None, False, 2), (2, 4.5, True, 1), (3, None, True, 2)]
+)
+def test_numbers_against_a_loop(within, beyond, graded, p, columns, integers):
+    relation = pml_ext.Near(within, beyond, graded, p)
+    x, y = random_numbers(columns, 0, integers), random_numbers(columns, 1, integers)
+    found = relation.matrix(relation.tensor(x, B), relation.tensor(y, B))
+    assert relation.tensor(x, B).dtype == x.dtype
+    for i, j in itertools.product(range(B), repeat=2):
+        parts = (x[i].reshape(-1) - y[j].reshape(-1)).abs().tolist()
+        distance = sum(part**p for part in parts) ** (1 / p)
+        far = within if beyond is None else beyond
+        expected = math.nan
+        if distance > far or (graded and distance >= far):
+            expected = 0.0
+        if distance < within or (distance == within and not graded):
+            expected = 1 - distance / within if graded else 1.0
+        assert found[i, j].item() == pytest.approx(expected, abs=1e-6, nan_ok=True)
+
+
+def test_classes_may_be_numbers():
+    names = ["37", "4", "40.5"]
+    relation = pml_ext.Near.of_classes(names, within=4, graded=True)
+    labels = torch.tensor([0, 2, 1])
+    numbers = torch.tensor([37, 40.5, 4])
+    expected = pml_ext.Near(4, graded=True).matrix(numbers, numbers)
+    torch.testing.assert_close(relation.matrix(labels, labels), expected)
+    assert pml_ext.Near.of_classes(["1 2", "4 6"], within=5).matrix(labels[:1], labels[2:]).tolist() == [[1.0]]
+
+
+def test_groups_against_a_loop():
+    classes = torch.randint(3, (B,), generator=torch.Generator().manual_seed(0))
+    groups = torch.randint(-1, 4, (B,), generator=torch.Generator().manual_seed(1))
+    relation = pml_ext.DifferentGroups()
+    labels = relation.tensor(torch.stack([classes, groups], 1), B)
+    found = relation.matrix(labels, labels)
+    for i, j in itertools.product(range(B), repeat=2):
+        expected = float(classes[i] == classes[j])
+        if groups[i] >= 0 and groups[i] == groups[j]:
+            expected = math.nan
+        assert found[i, j].item() == pytest.approx(expected, nan_ok=True)
+
+
 X, OF_SETS = points(), CBMLLoss(relation=SharedLabel())
 
 
@@ -125,6 +177,24 @@ X, OF_SETS = points(), CBMLLoss(relation=SharedLabel())
         (lambda: CBMLLoss()(points(), torch.arange(B), relation=FromMatrix(torch.eye(3))), ValueError, "3 rows"),
         (lambda: Hierarchy(["a/b"]).tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
         (lambda: NegativesOnly().tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
+        (lambda: pml_ext.Near(0), ValueError, "within of Near must be a finite number above 0, not 0"),
+        (lambda: pml_ext.Near(2, 1), ValueError, "beyond of Near must be a finite number at least 2, not 1"),
+        (
+            lambda: pml_ext.Near(2).tensor([1.0, math.nan], 2),
+            ValueError,
+            "have 1 NaN or infinite numbers",
+        ),
+        (lambda: pml_ext.Near(2).tensor([1.0, 2.0], 3), ValueError, "2 items are given for 3 embeddings"),
+        (lambda: pml_ext.Near(2).tensor(torch.ones(2, 2, 2), 2), TypeError, r"numbers of shape \(2,\) or \(2, K\)"),
+        (lambda: pml_ext.Near(2).tensor(torch.ones(2).bool(), 2), TypeError, "wants numbers of shape"),
+        (
+            lambda: pml_ext.Near.of_classes(["1", "a"], 2),
+            ValueError,
+            "the class 'a' is no number; wanted",
+        ),
+        (lambda: pml_ext.Near.of_classes(["1", "1 2"], 2), ValueError, "the same number of numbers"),
+        (lambda: pml_ext.DifferentGroups().tensor(torch.arange(4), 4), TypeError, r"integers of shape \(4, 2\), class"),
+        (lambda: pml_ext.DifferentGroups().tensor(torch.rand(4, 2), 4), TypeError, "type torch.stack"),
         (lambda: Near().tensor([0.5, 1.0], 2), TypeError, r"a tensor of labels of shape \(2, ...\); got a list"),
         (
             lambda: CBMLLoss(relation=Near())(X, torch.rand(B, 2)),
@@ -171,6 +241,12 @@ RELATIONS = {  # with labels of a batch and of references
     "of somebody else": (Near(), INTEGERS),
     "floats": (Near(), tuple(2.3 * each / 2 for each in INTEGERS)),
     "positions": (NearPlaces(), tuple(torch.stack([0.7 * each, each % 2], 1) for each in INTEGERS)),
+    "numbers": (pml_ext.Near(0.5, 1.0), tuple(0.7 * each for each in INTEGERS)),
+    "places": (pml_ext.Near(1), tuple(torch.stack([0.7 * each, each % 2], 1) for each in INTEGERS)),
+    "groups": (
+        pml_ext.DifferentGroups(),
+        tuple(torch.stack([each, each.cumsum(0) // 2], 1) for each in INTEGERS),
+    ),
 }
 
 
@@ -369,6 +445,9 @@ ELSEWHERE = [
     (FromMatrix(torch.eye(C), by_label=True), CLASSES),
     (NegativesOnly(0), CLASSES),
     (FromMatrix(torch.eye(B).roll(1, 0)), None),
+    (pml_ext.Near(1, graded=True), torch.arange(B) * 0.3),
+    (pml_ext.Near(1, numbers=torch.arange(C) * 0.6), CLASSES),
+    (pml_ext.DifferentGroups(), torch.stack([CLASSES, torch.arange(B) // 2], 1)),
 ]
 
 
@@ -391,8 +470,11 @@ def test_on_a_second_device(relation, labels):
         (Near(), torch.arange(B) * 0.3),
         (Times(), torch.arange(B) * 0.3),
         (NearPlaces(), torch.stack([torch.arange(B) * 0.3, torch.arange(B) % 2], 1)),
+        (pml_ext.Near(1, graded=True), torch.arange(B) * 0.3),
+        (pml_ext.Near(1), torch.stack([torch.arange(B) * 0.3, torch.arange(B) % 2], 1)),
+        (pml_ext.DifferentGroups(), torch.stack([torch.arange(B) % 3, torch.arange(B) // 2], 1)),
     ],
-    ids=["floats", "tensor of its own", "positions"],
+    ids=["floats", "tensor of its own", "positions", "near", "near places", "groups"],
 )
 def test_labels_of_any_form_in_a_memory(relation, labels, wrapped):
     """A queue of integers cut the fractions off, so that the loss was another one, or 0."""
@@ -406,6 +488,18 @@ def test_labels_of_any_form_in_a_memory(relation, labels, wrapped):
     for _ in range(2):
         torch.testing.assert_close(value_and_gradient(memory, x, labels), wanted, rtol=1e-9, atol=1e-12)
     assert torch.equal(memory.label_memory.double(), labels.double())
+
+
+@pytest.mark.parametrize("miner", [None, miners.MultiSimilarityMiner()])
+def test_numbers_in_a_memory_of_pmls_loss(miner):
+    """Pairs are listed there from labels as they are, one number for each item."""
+    relation = pml_ext.Near(1)
+    miner = None if miner is None else WithRelation(miner, relation)
+    memory = CrossBatchMemory(WithRelation(losses.ContrastiveLoss(), relation), 8, B, miner=miner)
+    x, labels = points(), torch.arange(B) * 0.3
+    expected = WithRelation(losses.ContrastiveLoss(), relation)(x, labels, None if miner is None else miner(x, labels))
+    torch.testing.assert_close(memory(x, labels), expected)
+    assert memory.label_memory.dtype == labels.dtype
 
 
 def test_a_memory_of_integers_takes_floats():

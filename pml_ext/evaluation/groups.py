@@ -1,0 +1,161 @@
+"""Groups of items, such as a burst of photographs: a query's own group is left out of its gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .metrics import relevant_counts
+
+_MARGIN = 16  # neighbors beyond those wanted that the first search asks for, at most
+
+Find = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of queries and of gallery items, as numbers from 0; -1 for an item without group."""
+
+    query: Tensor  # [Q], int64
+    reference: Tensor  # [R], int64
+
+    def sizes(self) -> Tensor:
+        """Return the number of gallery items in each query's own group, ``[Q]``."""
+        return relevant_counts(self.query, self.reference) * (self.query >= 0)
+
+
+def groups_of(query: Any, reference: Any, queries: int, references: int | None, device: torch.device) -> Groups:
+    """Return groups, checked and numbered.
+
+    Args:
+        query: group of each query: integers, of which negative ones are no group, or texts, of which "" and None are.
+        reference: group of each gallery item; None if the queries are their own gallery.
+        queries: number of queries.
+        references: number of gallery items; None if the queries are their own gallery.
+        device: of the result.
+
+    Raises:
+        TypeError: groups that are neither integers nor texts.
+        ValueError: another number of groups than of items, groups of one side alone, or no item with a group.
+    """
+    if (reference is None) != (references is None):
+        given, missing = (
+            ("query_groups", "reference_groups") if reference is None else ("reference_groups", "reference")
+        )
+        raise ValueError(
+            f"{given} are given without {missing}; both the queries and the gallery have groups, or neither"
+        )
+    sides = [_keys("query_groups", query, queries)]
+    if references is not None:
+        sides.append(_keys("reference_groups", reference, references))
+    keys = np.concatenate(sides)
+    if keys.dtype.kind == "i":
+        has_group = keys >= 0
+    else:
+        has_group = keys != ""
+    if len(keys) and not has_group.any():
+        raise ValueError("no item has a group: all are negative or empty; leave the groups out")
+    numbers = np.full(len(keys), -1, dtype=np.int64)
+    numbers[has_group] = np.unique(keys[has_group], return_inverse=True)[1]
+    found = torch.from_numpy(numbers).to(device)
+    if references is None:
+        return Groups(found, found)
+    return Groups(found[:queries], found[queries:])
+
+
+def _keys(name: str, groups: Any, count: int) -> Any:
+    """Return groups as an array of int64 or of texts."""
+    if isinstance(groups, Tensor):
+        groups = groups.cpu().numpy()
+    keys = np.asarray(["" if group is None else group for group in groups] if isinstance(groups, list) else groups)
+    if keys.shape != (count,):
+        raise ValueError(f"{name} must have one group for each of {count} items; got shape {keys.shape}")
+    if keys.dtype.kind in "iu":
+        return keys.astype(np.int64)
+    if keys.dtype.kind in "UO" and all(isinstance(key, str) for key in keys.tolist()):
+        return keys.astype(str)
+    raise TypeError(f"{name} must be integers or texts; got values of type {keys.dtype}")
+
+
+def neighbors_outside(
+    find: Find, groups: Groups | None, rows: Tensor, itself: bool, columns: int, total: int
+) -> tuple[Tensor, Tensor]:
+    """Return the nearest gallery items outside of each query's group, ``[n, columns]``: distances and indices.
+
+    Where fewer are left, the index is -1 and the distance infinite.
+
+    Args:
+        find: finds the k nearest of some queries, ``find(rows, k)``, nearest first; may include the query itself.
+        groups: of queries and gallery, or None.
+        rows: the queries, ``[n]``.
+        itself: whether gallery item i is query i, which is left out too.
+        columns: number of neighbors.
+        total: number of gallery items.
+    """
+    own = torch.full_like(rows, int(itself))
+    if groups is not None:
+        own = torch.where(groups.query[rows] >= 0, groups.sizes()[rows], own)
+    wanted = (total - own).clamp(max=columns)
+
+    indices = torch.full((len(rows), columns), -1, dtype=torch.int64, device=rows.device)
+    distances = torch.full((len(rows), columns), torch.inf, device=rows.device)
+    left = torch.arange(len(rows), device=rows.device)  # of the queries, those to be searched
+    asked = min(total, columns + min(int(own.max()), _MARGIN)) if len(rows) else 0
+    while len(left):
+        near, places = find(rows[left], asked)
+        places = places.to(rows.device)
+        queries = rows[left]
+        keep = places >= 0
+        if groups is not None:
+            query_groups = groups.query[queries][:, None]
+            keep &= (groups.reference[places] != query_groups) | (query_groups < 0)
+        if itself:
+            keep &= places != queries[:, None]
+        distances[left] = _compacted(near.to(distances), keep, columns, torch.inf)
+        indices[left] = _compacted(places, keep, columns, -1)
+        found = keep.sum(1)
+        if places.shape[1] < asked or asked == total:  # the search has no more
+            break
+        left = left[found < wanted[left]]
+        asked = min(total, 2 * asked)
+    return distances, indices
+
+
+def _compacted(values: Tensor, keep: Tensor, columns: int, missing: float) -> Tensor:
+    """Return the values ``[n, K]`` that are kept, in their order, ``[n, columns]``."""
+    rank = keep.cumsum(1) - 1
+    target = torch.where(keep & (rank < columns), rank, columns)
+    result = torch.full((len(values), columns + 1), missing, dtype=values.dtype, device=values.device)
+    return result.scatter_(1, target, values)[:, :columns]
+
+
+def right_in_own_group(
+    groups: Groups,
+    query_labels: Tensor,
+    reference_labels: Tensor,
+    compare: Callable[[Tensor, Tensor], Tensor],
+    by_equality: bool,
+    itself: bool,
+) -> Tensor:
+    """Return how many gallery items of each query's group would be right, without the query itself, ``[Q]``."""
+    if by_equality:
+        labels = torch.cat([query_labels, reference_labels])
+        classes = torch.unique(labels, return_inverse=True)[1]
+        numbers = torch.cat([groups.query, groups.reference])
+        codes = classes * (int(numbers.max()) + 2) + numbers + 1
+        right = relevant_counts(codes[: len(query_labels)], codes[len(query_labels) :]) - int(itself)
+        return right * (groups.query >= 0)
+    right = torch.zeros(len(query_labels), dtype=torch.int64, device=query_labels.device)
+    for group in torch.unique(groups.query[groups.query >= 0]):
+        rows = (groups.query == group).nonzero().flatten()
+        members = (groups.reference == group).nonzero().flatten()
+        matches = compare(query_labels[rows][:, None], reference_labels[members][None]).bool()
+        if itself:
+            matches = matches & (rows[:, None] != members)
+        right[rows] = matches.sum(1)
+    return right

@@ -1,0 +1,392 @@
+r"""Verification: how well the similarity of two items tells whether they are the same.
+
+A pair has a *score*, greater for more similar items, and is accepted as the same if its score is at least a threshold.
+The true accept rate (TAR) is the share of accepted pairs among those that are the same, the false accept rate (FAR)
+the share among the others.
+
+- ``roc_auc``, ``average_precision``: areas under scikit-learn's curves over all thresholds.
+- ``eer``: the equal error rate, where FAR and 1 - TAR are equal on the ROC curve, straight between its points.
+- ``tar_at_far_X``: the greatest TAR of a threshold whose FAR is at most X. With fewer than 1 / X pairs that are not the
+  same, no false accept is left.
+- ``accuracy``: the share of right decisions at the threshold with the best accuracy on training pairs.
+- ``accuracy_10_fold``: as in the protocol of Labeled Faces in the Wild (Huang et al. 2007), the mean accuracy of ten
+  folds, each at the threshold that is best on the nine others; ``accuracy_10_fold_error`` is its standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..pairwise.batch import describe
+
+if TYPE_CHECKING:
+    from ..pml import BaseDistance
+
+FAR = (0.1, 0.01, 0.001, 0.0001)
+FOLDS = 10
+MOST_PAIRS = 1 << 27  # pairs that are listed unless a sample is asked for
+_PAIRS_AT_A_TIME = 1 << 16
+
+
+@dataclass(frozen=True)
+class VerificationPairs:
+    """Pairs of items by their rows, and whether each is the same."""
+
+    first: Tensor  # rows of the embeddings, [P], int64
+    second: Tensor  # rows of the references, or of the embeddings, [P], int64
+    same: Tensor  # [P], booleans
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+    def where(self, chosen: Tensor) -> VerificationPairs:
+        """Return some of the pairs, by a mask ``[P]``."""
+        return VerificationPairs(self.first[chosen], self.second[chosen], self.same[chosen])
+
+
+def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: int | None = None) -> VerificationPairs:
+    """Return pairs that are given by indices, checked.
+
+    Args:
+        first: rows of the embeddings, integers ``[P]``.
+        second: rows of the references, or of the embeddings, integers ``[P]``.
+        same: whether each pair is the same, booleans or 0 and 1, ``[P]``.
+        rows: the number of embeddings.
+        reference_rows: the number of references; None if both items are rows of the embeddings.
+
+    Raises:
+        TypeError: indices that are no integers.
+        ValueError: different lengths, a row that does not exist, an item paired with itself, or a ``same`` other than
+            0 and 1.
+    """
+    columns = {"first": _indices("first", first), "second": _indices("second", second), "same": torch.as_tensor(same)}
+    lengths = {name: tuple(column.shape) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1 or columns["first"].ndim != 1:
+        raise ValueError(f"first, second and same must have one value for each pair; got shapes {lengths}")
+    most = {"first": rows, "second": rows if reference_rows is None else reference_rows}
+    for name, count in most.items():
+        outside = (columns[name] < 0) | (columns[name] >= count)
+        if outside.any():
+            place = int(outside.nonzero()[0])
+            raise ValueError(
+                f"pair {place} names row {int(columns[name][place])} as its {name} item; rows are from 0 to {count - 1}"
+            )
+    if reference_rows is None:
+        with_itself = (columns["first"] == columns["second"]).nonzero()
+        if len(with_itself):
+            place = int(with_itself[0])
+            row = int(columns["first"][place])
+            raise ValueError(f"pair {place} is row {row} with itself; wanted pairs of two items")
+    known = (columns["same"] == 0) | (columns["same"] == 1)
+    if not known.all():
+        found = columns["same"][~known][0].item()
+        raise ValueError(f"same must be 1 or 0 for each pair (or True and False); got {found}")
+    return VerificationPairs(columns["first"], columns["second"], columns["same"].bool())
+
+
+def pairs_of_classes(
+    labels: Any, reference_labels: Any = None, most: int | None = None, seed: int = 0
+) -> VerificationPairs:
+    """Return pairs of items, which are the same if their classes are.
+
+    Args:
+        labels: classes of the embeddings, integers ``[N]``.
+        reference_labels: classes of references, ``[R]``: each pair is an embedding and a reference. None for pairs of
+            two embeddings, ``first < second``.
+        most: number of pairs of each kind, same or not, drawn at random without replacement; None for all pairs.
+        seed: of the draw.
+
+    Raises:
+        TypeError, ValueError: labels that are no integers ``[N]``, or more than 134 million pairs without ``most``.
+    """
+    rows = _indices("labels", labels).numpy()
+    within = reference_labels is None
+    columns = rows if within else _indices("reference_labels", reference_labels).numpy()
+    total = len(rows) * (len(rows) - 1) // 2 if within else len(rows) * len(columns)
+    if most is None:
+        if total > MOST_PAIRS:
+            raise ValueError(f"{len(rows)} items have {total:,} pairs; type most=1_000_000 for a sample")
+        return _all_pairs(rows, columns, within)
+    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+        raise ValueError(f"most must be a whole number of at least 1, the pairs of each kind, or None; got {most!r}")
+
+    generator = np.random.default_rng(seed)
+    same = _PairsByNumber(rows, columns, within, same=True).sample(most, generator)
+    other = _PairsByNumber(rows, columns, within, same=False).sample(most, generator)
+    pairs = np.concatenate([same, other])
+    if within:
+        pairs = np.sort(pairs, axis=1)
+    return VerificationPairs(
+        first=torch.from_numpy(pairs[:, 0]),
+        second=torch.from_numpy(pairs[:, 1]),
+        same=torch.arange(len(pairs)) < len(same),
+    )
+
+
+def pair_scores(
+    embeddings: Any, pairs: VerificationPairs, references: Any = None, distance: BaseDistance | None = None
+) -> NDArray[np.float64]:
+    """Return the scores ``[P]`` of pairs, greater for more similar ones: the cosine similarity, or that of a distance.
+
+    Args:
+        embeddings: ``[N, D]``.
+        pairs: pairs of rows.
+        references: ``[R, D]``, the rows of the second items; by default the embeddings.
+        distance: a distance of PML or of ours; the score is the negative distance, or the similarity.
+    """
+    x = _finite("embeddings", embeddings)
+    y = x if references is None else _finite("references", references)
+    if x.shape[1] != y.shape[1]:
+        raise ValueError(f"references must have the size of embeddings, {x.shape[1]}; got {y.shape[1]}")
+    scores = torch.empty(len(pairs), dtype=torch.float64)
+    for start in range(0, len(pairs), _PAIRS_AT_A_TIME):
+        part = slice(start, start + _PAIRS_AT_A_TIME)
+        scores[part] = _scores(x[pairs.first[part].to(x.device)], y[pairs.second[part].to(y.device)], distance)
+    return scores.numpy()
+
+
+def verify(
+    embeddings: Any,
+    pairs: VerificationPairs,
+    references: Any = None,
+    *,
+    threshold: float | None = None,
+    folds: Any = None,
+    distance: BaseDistance | None = None,
+    far: Iterable[float] = FAR,
+) -> dict[str, float]:
+    """Return the verification metrics of pairs of embeddings, by the names at the top of this module.
+
+    Args:
+        embeddings: ``[N, D]``.
+        pairs: of :func:`listed_pairs` or :func:`pairs_of_classes`.
+        references: ``[R, D]``, the rows of the second items; by default the embeddings.
+        threshold: from :func:`best_threshold` of training pairs, for ``accuracy``; None for the ten-fold protocol.
+        folds: fold of each pair, integers ``[P]``; by default ten folds of equal shares of both kinds, at random.
+        distance: see :func:`pair_scores`.
+        far: false accept rates.
+
+    Example:
+        >>> pairs = pairs_of_classes(torch.tensor([0, 0, 1, 1]))
+        >>> verify(torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0], [0.1, 1.0]]), pairs, threshold=0.5)["accuracy"]
+        1.0
+    """
+    scores = pair_scores(embeddings, pairs, references, distance)
+    return verification_metrics(scores, pairs.same, threshold=threshold, folds=folds, far=far)
+
+
+def verification_metrics(
+    scores: Any, same: Any, *, threshold: float | None = None, folds: Any = None, far: Iterable[float] = FAR
+) -> dict[str, float]:
+    """Return the verification metrics of scores ``[P]``, greater for more similar pairs, by name; see :func:`verify`.
+
+    Raises:
+        ValueError: different lengths, NaN among the scores, pairs of one kind alone, or too few for the folds.
+    """
+    scores, same = _checked(scores, same)
+    metrics = {**curve_metrics(scores, same, far)}
+    if threshold is not None:
+        metrics["accuracy"] = accuracy_at(scores, same, threshold)
+        if folds is not None:
+            raise ValueError("threshold and folds both say where pairs are accepted; leave out one")
+        return metrics
+    accuracies = fold_accuracies(scores, same, folds)
+    name = f"accuracy_{len(accuracies)}_fold"
+    metrics[name] = float(accuracies.mean())
+    metrics[f"{name}_error"] = float(accuracies.std(ddof=1) / np.sqrt(len(accuracies)))
+    return metrics
+
+
+def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[str, float]:
+    """Return the metrics that need no threshold: ROC AUC, average precision, EER, and TAR at each FAR."""
+    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
+
+    scores, same = _checked(scores, same)
+    metrics = {
+        "roc_auc": float(roc_auc_score(same, scores)),
+        "average_precision": float(average_precision_score(same, scores)),
+    }
+    false_accepts, true_accepts, _ = roc_curve(same, scores, drop_intermediate=False)
+    metrics["eer"] = _equal_error_rate(false_accepts, true_accepts)
+    for rate in far:
+        if not 0 <= rate <= 1:
+            raise ValueError(f"far must be rates from 0 to 1; got {rate!r}")
+        metrics[f"tar_at_far_{rate:g}"] = float(true_accepts[false_accepts <= rate].max())
+    return metrics
+
+
+def best_threshold(scores: Any, same: Any) -> float:
+    """Return the threshold with the best accuracy, the greatest one if several have it.
+
+    Thresholds lie halfway between two neighboring scores, or are infinite.
+    """
+    scores, same = _checked(scores, same)
+    order = np.argsort(-scores, kind="stable")
+    ordered = scores[order]
+    ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]), len(ordered) - 1)  # last pair of each score
+    accepted = np.where(same[order], 1, -1).cumsum()[ends]  # right accepts less false ones
+    gains = np.insert(accepted, 0, 0)
+    best = int(gains.argmax())
+    if best == 0:
+        return float("inf")
+    if best == len(ends):
+        return float("-inf")
+    above = float(ordered[ends[best - 1]])
+    below = float(ordered[ends[best - 1] + 1])
+    middle = (above + below) / 2
+    return middle if middle > below else above
+
+
+def accuracy_at(scores: Any, same: Any, threshold: float) -> float:
+    """Return the share of pairs that are accepted, at ``threshold``, if and only if they are the same."""
+    return float(((np.asarray(scores) >= threshold) == np.asarray(same)).mean())
+
+
+def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.float64]:
+    """Return the accuracy of each fold at the threshold that is best on the others; ``folds`` as in :func:`verify`."""
+    scores, same = _checked(scores, same)
+    fold_of_pair = _folds(same) if folds is None else np.asarray(folds)
+    if fold_of_pair.shape != same.shape or fold_of_pair.dtype.kind not in "iu":
+        raise ValueError(f"folds must be one integer for each of {len(same)} pairs; got {fold_of_pair.shape}")
+    accuracies = []
+    numbers = np.unique(fold_of_pair)
+    if len(numbers) < 2:
+        raise ValueError("folds must have two numbers or more; each fold is tested at the threshold of the others")
+    for number in numbers:
+        tested = fold_of_pair == number
+        threshold = best_threshold(scores[~tested], same[~tested])
+        accuracies.append(accuracy_at(scores[tested], same[tested], threshold))
+    return np.array(accuracies)
+
+
+def _folds(same: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Return ten folds with equal shares of both kinds, at random with a fixed seed."""
+    generator = np.random.default_rng(0)
+    folds = np.empty(len(same), dtype=np.int64)
+    for kind in (True, False):
+        members = generator.permutation(np.flatnonzero(same == kind))
+        if len(members) < FOLDS:
+            name = "are the same" if kind else "are not the same"
+            raise ValueError(
+                f"ten folds need ten pairs of each kind; {len(members)} {name}. List more, or choose a threshold on "
+                "training pairs: threshold=best_threshold(...)"
+            )
+        folds[members] = np.arange(len(members)) % FOLDS
+    return folds
+
+
+def _equal_error_rate(false_accepts: NDArray[np.float64], true_accepts: NDArray[np.float64]) -> float:
+    """Return the FAR at which it equals 1 - TAR, on straight lines between the points of the ROC curve."""
+    excess = false_accepts + true_accepts - 1  # FAR - (1 - TAR), from -1 to 1
+    after = int(np.argmax(excess >= 0))
+    before = after - 1
+    share = -excess[before] / (excess[after] - excess[before])
+    return float(false_accepts[before] + share * (false_accepts[after] - false_accepts[before]))
+
+
+def _checked(scores: Any, same: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    scores = np.asarray(scores, dtype=np.float64)
+    same = np.asarray(same, dtype=bool)
+    if scores.ndim != 1 or scores.shape != same.shape:
+        raise ValueError(
+            f"wanted one score and one same for each pair; got shapes {list(scores.shape)}, {list(same.shape)}"
+        )
+    number_of_nan = int(np.isnan(scores).sum())
+    if number_of_nan:
+        raise ValueError(f"{number_of_nan} of {len(scores)} scores are NaN; wanted numbers")
+    if same.all() or not same.any():
+        kind = "the same" if len(same) and same.all() else "not the same"
+        raise ValueError(f"all {len(same)} pairs are {kind}; wanted pairs of both kinds")
+    return scores, same
+
+
+def _scores(x: Tensor, y: Tensor, distance: BaseDistance | None) -> Tensor:
+    if distance is None:
+        cosines: Tensor = torch.nn.functional.cosine_similarity(x.double(), y.double(), dim=1)
+        return cosines
+    training = distance.training
+    distance.eval()
+    try:
+        with torch.no_grad():
+            values: Tensor = distance.pairwise_distance(distance.maybe_normalize(x), distance.maybe_normalize(y))
+    finally:
+        distance.train(training)
+    return (values if distance.is_inverted else -values).double().cpu()
+
+
+def _finite(name: str, values: Any) -> Tensor:
+    points: Tensor = torch.as_tensor(values).detach()
+    if points.ndim != 2 or not points.is_floating_point():
+        raise ValueError(f"{name} must be floating point numbers of shape (rows, size); got {describe(points)}")
+    bad_rows = int((~points.isfinite().all(-1)).sum())
+    if bad_rows:
+        raise ValueError(
+            f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
+        )
+    return points
+
+
+def _indices(name: str, values: Any) -> Tensor:
+    tensor: Tensor = torch.as_tensor(values).cpu()
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.ndim != 1:
+        raise TypeError(f"{name} must be integers of one dimension; got {describe(tensor)}")
+    numbers: Tensor = tensor.long()
+    return numbers
+
+
+def _all_pairs(rows: NDArray[np.int64], columns: NDArray[np.int64], within: bool) -> VerificationPairs:
+    if within:
+        first, second = torch.triu_indices(len(rows), len(rows), offset=1)
+    else:
+        first = torch.arange(len(rows)).repeat_interleave(len(columns))
+        second = torch.arange(len(columns)).repeat(len(rows))
+    same = torch.from_numpy(rows)[first] == torch.from_numpy(columns)[second]
+    return VerificationPairs(first, second, same)
+
+
+class _PairsByNumber:
+    """All pairs of one kind, numbered without a list: a row's partners are runs of the columns, sorted by class."""
+
+    def __init__(self, rows: NDArray[np.int64], columns: NDArray[np.int64], within: bool, same: bool) -> None:
+        self._order = np.argsort(columns, kind="stable")
+        ordered = columns[self._order]
+        starts = np.searchsorted(ordered, rows, side="left")
+        ends = np.searchsorted(ordered, rows, side="right")
+        place = np.empty(len(columns), dtype=np.int64)
+        place[self._order] = np.arange(len(columns))
+        last = np.full(len(rows), len(columns))
+        if same:  # one run: the row's class, or what comes later in it
+            self._first_end = np.zeros(len(rows), dtype=np.int64)
+            self._second_start = place + 1 if within else starts
+            second_end = ends
+        else:  # what comes before the row's class, and what comes after it
+            self._first_end = np.zeros(len(rows), dtype=np.int64) if within else starts
+            self._second_start = ends
+            second_end = last
+        self._sums = np.cumsum(self._first_end + second_end - self._second_start)
+
+    @property
+    def count(self) -> int:
+        return int(self._sums[-1]) if len(self._sums) else 0
+
+    def at(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return pairs ``[n, 2]`` by their numbers."""
+        first = np.searchsorted(self._sums, numbers, side="right")
+        number_in_row = numbers - np.insert(self._sums, 0, 0)[first]
+        first_end = self._first_end[first]
+        in_second_run = self._second_start[first] + number_in_row - first_end
+        place = np.where(number_in_row < first_end, number_in_row, in_second_run)
+        return np.stack([first, self._order[place]], axis=1)
+
+    def sample(self, most: int, generator: np.random.Generator) -> NDArray[np.int64]:
+        """Return at most ``most`` pairs without repetition."""
+        if self.count <= most:
+            return self.at(np.arange(self.count))
+        return self.at(np.sort(generator.choice(self.count, most, replace=False)))

@@ -1,0 +1,252 @@
+"""A query's own group is left out of its gallery: against loops with ties, lone queries and empty galleries."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.distances import CosineSimilarity
+from pytorch_metric_learning.utils.inference import CustomKNN
+
+from pml_ext import DifferentGroups, Hierarchy, RetrievalAccuracyCalculator
+from pml_ext.evaluation import default_neighbors, neighbors_under, pairs_of_classes, verify
+from pml_ext.evaluation.groups import groups_of, neighbors_outside
+from pml_ext.pml import LpDistance
+
+from .points import data
+
+RECALL_AT = (1, 3, 30)
+NAMES = ("r_precision", "mean_average_precision_at_r", "mean_average_precision", "mean_reciprocal_rank")
+INCLUDE = [*(f"recall_at_{k}" for k in RECALL_AT), *NAMES, "precision_at_3", "ndcg_at_5"]
+
+
+def grid(count=60, seed=0):
+    """Points with many equal distances, and doubles."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 3, (count, 3), generator=generator).float()
+
+
+class Case:
+    """Queries, a gallery or none, and groups; group 0 has everything of class 5, and -1 is no group."""
+
+    def __init__(self, within, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.within = within
+        self.query = grid(seed=seed)
+        self.labels = torch.randint(0, 6, (60,), generator=generator)
+        self.groups = torch.randint(-1, 12, (60,), generator=generator)
+        self.groups[self.labels == 5] = 0  # lone queries
+        self.reference, self.reference_labels, self.reference_groups = self.query, self.labels, self.groups
+        if not within:
+            self.reference = grid(40, seed=seed + 10)
+            self.reference_labels = torch.randint(0, 6, (40,), generator=generator)
+            self.reference_groups = torch.randint(-1, 12, (40,), generator=generator)
+            self.groups[:2] = 99  # a group without gallery items
+
+    def arguments(self):
+        if self.within:
+            return {"query": self.query, "query_labels": self.labels, "query_groups": self.groups}
+        names = ("reference", "reference_labels", "reference_groups")
+        sides = {name: getattr(self, name) for name in names}
+        return {**sides, "query": self.query, "query_labels": self.labels, "query_groups": self.groups}
+
+    def gallery(self, i):
+        """The gallery of a query, by a loop."""
+        found = []
+        for j in range(len(self.reference)):
+            same_group = self.groups[i] >= 0 and self.groups[i] == self.reference_groups[j]
+            if not same_group and not (self.within and i == j):
+                found.append(j)
+        return found
+
+    def distance(self, i, j):
+        return float((self.query[i] - self.reference[j]).double().norm())
+
+    def right(self, i, j):
+        return bool(self.labels[i] == self.reference_labels[j])
+
+
+def of_query(right, relevant):
+    """The metrics of one query, by loops over its ranked gallery."""
+    found = {f"recall_at_{k}": float(any(right[:k])) for k in RECALL_AT}
+    found["precision_at_3"] = sum(right[:3]) / 3
+    found["mean_reciprocal_rank"] = next((1 / (j + 1) for j, hit in enumerate(right) if hit), 0.0)
+    if relevant:
+        precisions = [hit * sum(right[: j + 1]) / (j + 1) for j, hit in enumerate(right)]
+        found["mean_average_precision"] = sum(precisions) / relevant
+        found["mean_average_precision_at_r"] = sum(precisions[:relevant]) / relevant
+        found["r_precision"] = sum(right[:relevant]) / relevant
+        gains = [hit / math.log2(j + 2) for j, hit in enumerate(right[:5])]
+        found["ndcg_at_5"] = sum(gains) / sum(1 / math.log2(j + 2) for j in range(min(5, relevant)))
+    return found
+
+
+def check(case, result, lone_queries):
+    """Distances are those of the sorted gallery of each query; metrics those of the loop over its neighbors."""
+    values = {name: [] for name in INCLUDE}
+    for i in range(len(case.query)):
+        gallery = case.gallery(i)
+        indices = [j for j in result.indices[i].tolist() if j >= 0]
+        assert set(indices) == set(gallery)
+        assert len(indices) == len(gallery)
+        expected = sorted(case.distance(i, j) for j in gallery)
+        np.testing.assert_allclose(result.distances[i, : len(gallery)], expected, atol=1e-5)
+        assert torch.isinf(result.distances[i, len(gallery) :]).all()
+        right = [case.right(i, j) for j in indices]
+        assert result.right[i, : len(right)].tolist() == right
+        assert not result.right[i, len(right) :].any()
+        relevant = sum(right)
+        assert int(result.relevant[i]) == relevant
+        for name, value in of_query(right, relevant).items():
+            if relevant or (name.startswith("recall") and lone_queries == "miss"):
+                values[name].append(value)
+    for name, of_queries in values.items():
+        assert result.accuracies[name] == pytest.approx(np.mean(of_queries), abs=1e-9), name
+
+
+@pytest.mark.parametrize("lone_queries", ["miss", "drop"])
+@pytest.mark.parametrize("within", [True, False])
+@pytest.mark.parametrize("search", ["default", "torch", "PML"])
+def test_evaluation_equals_a_loop(within, lone_queries, search):
+    knn = {
+        "default": default_neighbors(),
+        "torch": neighbors_under(LpDistance(normalize_embeddings=False), tile=7),
+        "PML": CustomKNN(LpDistance(normalize_embeddings=False)),
+    }[search]
+    calculator = RetrievalAccuracyCalculator(
+        INCLUDE, recall_at=RECALL_AT, precision_at=(3,), ndcg_at=(5,), lone_queries=lone_queries, knn_func=knn
+    )
+    for seed in range(3):
+        case = Case(within, seed)
+        check(case, calculator.evaluate(**case.arguments(), keep=60), lone_queries)
+
+
+def test_an_empty_gallery_is_a_miss():
+    points = torch.arange(4.0)[:, None]
+    labels, groups = torch.zeros(4, dtype=torch.long), ["a", "a", "a", None]
+    calculator = RetrievalAccuracyCalculator(("recall_at_1",), recall_at=(1,))
+    assert calculator.get_accuracy(points, labels, query_groups=groups) == {"recall_at_1": 1.0}
+    reference = (points[:2], labels[:2])
+    found = calculator.evaluate(points, labels, *reference, query_groups=groups, reference_groups=["a", "a"], keep=1)
+    assert found.accuracies == {"recall_at_1": 0.25}
+    assert found.indices.flatten().tolist() == [-1, -1, -1, 1]
+
+
+def test_one_item_groups_change_nothing():
+    points, labels = data()
+    calculator = RetrievalAccuracyCalculator(INCLUDE, recall_at=RECALL_AT, precision_at=(3,), ndcg_at=(5,))
+    expected = calculator.evaluate(points, labels, keep=9)
+    for groups in (torch.arange(60), [f"of {n}" for n in range(60)], np.where(np.arange(60) == 5, 5, -1)):
+        found = calculator.evaluate(points, labels, keep=9, query_groups=groups)
+        assert found.accuracies == expected.accuracies
+        assert torch.equal(found.indices, expected.indices)
+
+
+def test_a_relation_with_weights_equals_a_loop():
+    points, labels = data(40, 4)
+    groups = torch.arange(40) // 3
+    tree = Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
+    calculator = RetrievalAccuracyCalculator(("ndcg_at_5", "recall_at_1"), relation=tree, ndcg_at=(5,), recall_at=(1,))
+    found = calculator.evaluate(points, labels, query_groups=groups, keep=1)
+    values, hits = [], []
+    weights = tree.matrix(labels, labels)
+    for i in range(40):
+        gallery = [j for j in range(40) if groups[j] != groups[i]]
+        gallery.sort(key=lambda j: float((points[i] - points[j]).double().norm()))
+        gains = [float(weights[i, j]) for j in gallery]
+        ideal = sorted(gains, reverse=True)
+        discounts = [1 / math.log2(j + 2) for j in range(5)]
+        values.append(np.dot(gains[:5], discounts) / np.dot(ideal[:5], discounts))
+        hits.append(gains[0] > 0)
+        assert int(found.relevant[i]) == sum(gain > 0 for gain in gains)
+    assert found.accuracies["ndcg_at_5"] == pytest.approx(np.mean(values), abs=1e-6)
+    assert found.accuracies["recall_at_1"] == pytest.approx(np.mean(hits))
+
+
+def test_verification_leaves_out_pairs_of_one_group():
+    points, labels = data()
+    groups = torch.arange(60) // 4
+    calculator = RetrievalAccuracyCalculator(("verification_eer",), verification="all")
+    pairs = pairs_of_classes(labels)
+    pairs = pairs.where(groups[pairs.first] != groups[pairs.second])
+    expected = verify(points, pairs, distance=LpDistance(normalize_embeddings=False))["eer"]
+    assert calculator.get_accuracy(points, labels, query_groups=groups) == {"verification_eer": expected}
+
+
+def test_a_large_group_is_searched_again():
+    """More neighbors are asked for those queries alone that lack some."""
+    asked = []
+    points = torch.arange(200.0)[:, None]
+    numbers = torch.full((200,), -1)
+    numbers[:50] = 0
+    groups = groups_of(numbers, None, 200, None, torch.device("cpu"))
+
+    def find(rows, k):
+        asked.append((len(rows), k))
+        return default_neighbors().search(points[rows], k, points)
+
+    distances, indices = neighbors_outside(find, groups, torch.arange(200), True, 3, 200)
+    assert asked == [(200, 19), (43, 38), (34, 76)]
+    assert indices[0].tolist() == [50, 51, 52]
+    assert distances[0].tolist() == [50, 51, 52]
+    assert indices[100].tolist() in ([99, 101, 98], [101, 99, 98], [99, 101, 102], [101, 99, 102])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"query_groups": torch.zeros(60).long()}, "the groups leave no gallery: all 60 gallery items"),
+        ({"query_groups": torch.full((60,), -1)}, "no item has a group: all are negative or empty"),
+        ({"query_groups": [""] * 60}, "no item has a group"),
+        (
+            {"query_groups": torch.zeros(9).long()},
+            r"query_groups must have one group for each of 60 items; got .*\(9,\)",
+        ),
+        ({"query_groups": torch.zeros(60)}, "query_groups must be integers or texts; got values of type float32"),
+        ({"query_groups": [1.5] * 60}, "query_groups must be integers or texts"),
+        ({"reference_groups": torch.zeros(60).long()}, "reference_groups are given without query_groups"),
+        (
+            {"query_groups": list(range(60)), "reference_groups": list(range(60))},
+            "reference_groups are given without reference",
+        ),
+        (
+            {"query_groups": list(range(60)), "reference": torch.ones(2, 5), "reference_labels": torch.ones(2).long()},
+            "query_groups are given without reference_groups",
+        ),
+    ],
+)
+def test_bad_groups(arguments, text):
+    points, labels = data()
+    calculator = RetrievalAccuracyCalculator(("recall_at_1",))
+    with pytest.raises((TypeError, ValueError), match=text) as error:
+        calculator.evaluate(points, labels, **arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_the_relation_of_groups_is_for_losses():
+    with pytest.raises(ValueError, match=r"type evaluate\(points, classes, query_groups=groups\)"):
+        RetrievalAccuracyCalculator(relation=DifferentGroups())
+
+
+def test_a_metric_that_knows_no_groups_is_refused():
+    class More(RetrievalAccuracyCalculator):
+        def calculate_of_counts(self, knn_labels, label_counts, **kwargs):
+            return 0.0
+
+        def requires_knn(self):
+            return [*super().requires_knn(), "of_counts"]
+
+    with pytest.raises(ValueError, match="of_counts takes label_counts, which know no groups; exclude it"):
+        More().get_accuracy(*data(), query_groups=torch.arange(60) // 2)
+
+
+def test_similarities_of_a_search_are_kept():
+    points, labels = data()
+    search = neighbors_under(CosineSimilarity())
+    found = RetrievalAccuracyCalculator(("recall_at_1",), knn_func=search).evaluate(
+        points, labels, keep=2, query_groups=torch.arange(60) // 2
+    )
+    for i in range(60):
+        gallery = [j for j in range(60) if j // 2 != i // 2]
+        cosines = torch.nn.functional.cosine_similarity(points[i], points[gallery], dim=1)
+        torch.testing.assert_close(found.distances[i], cosines.sort(descending=True).values[:2])

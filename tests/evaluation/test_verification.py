@@ -1,0 +1,249 @@
+"""Verification metrics against loops over thresholds and against scikit-learn; pairs against lists of all."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
+from sklearn.metrics import average_precision_score, roc_auc_score
+
+from pml_ext import RetrievalAccuracyCalculator, SharedLabel
+from pml_ext.evaluation import (
+    best_threshold,
+    listed_pairs,
+    neighbors_under,
+    pair_scores,
+    pairs_of_classes,
+    verification_metrics,
+    verify,
+)
+from pml_ext.evaluation.metrics import metrics_of
+from pml_ext.evaluation.verification import accuracy_at, curve_metrics, fold_accuracies
+
+from .points import data
+
+
+def scores_and_same(count=60, ties=False, seed=0):
+    rng = np.random.default_rng(seed)
+    same = rng.random(count) < 0.4
+    scores = rng.normal(size=count) + same
+    return np.round(scores) if ties else scores, same
+
+
+def rates(scores, same, threshold):
+    """FAR and TAR of a threshold, by loops."""
+    accepted = [score >= threshold for score in scores]
+    right = sum(1 for a, s in zip(accepted, same, strict=True) if a and s)
+    wrong = sum(1 for a, s in zip(accepted, same, strict=True) if a and not s)
+    return wrong / sum(~same), right / sum(same)
+
+
+def by_loops(scores, same):
+    points = [rates(scores, same, threshold) for threshold in [math.inf, *sorted(set(scores), reverse=True)]]
+    pairs = list(itertools.product(scores[same], scores[~same]))
+    found = {"roc_auc": sum((a > b) + (a == b) / 2 for a, b in pairs) / len(pairs)}
+    for far in ("0.1", "0.01", "0.001", "0.0001"):
+        found[f"tar_at_far_{far}"] = max(tar for at, tar in points if at <= float(far))
+    for (far, tar), (far_next, tar_next) in itertools.pairwise(points):  # where the line crosses FAR = 1 - TAR
+        low, high = far + tar - 1, far_next + tar_next - 1
+        if low < 0 <= high:
+            found["eer"] = far - low / (high - low) * (far_next - far)
+    precisions = []
+    before = 0
+    for threshold in sorted(set(scores), reverse=True):
+        accepted = scores >= threshold
+        recall = (accepted & same).sum() / same.sum()
+        precisions.append((recall - before) * (accepted & same).sum() / accepted.sum())
+        before = recall
+    return found | {"average_precision": sum(precisions)}
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_curves_equal_loops(ties, seed):
+    scores, same = scores_and_same(ties=ties, seed=seed)
+    found = curve_metrics(scores, same)
+    expected = by_loops(scores, same)
+    assert found == pytest.approx(expected, abs=1e-12)
+    assert found["roc_auc"] == roc_auc_score(same, scores)
+    assert found["average_precision"] == average_precision_score(same, scores)
+
+
+def best_accuracy(scores, same):
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(sorted(set(scores)))]
+    found = [(sum((score >= t) == s for score, s in zip(scores, same, strict=True)), t) for t in middles]
+    return max([*found, (sum(same), -math.inf), (sum(~same), math.inf)])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_best_threshold_and_folds_equal_loops(ties, seed):
+    scores, same = scores_and_same(ties=ties, seed=seed)
+    right, threshold = best_accuracy(scores, same)
+    assert best_threshold(scores, same) == threshold
+    assert accuracy_at(scores, same, threshold) == right / len(same)
+
+    folds = np.arange(60) % 5
+    expected = []
+    for fold in range(5):
+        tested = folds == fold
+        _, threshold = best_accuracy(scores[~tested], same[~tested])
+        expected.append(np.mean([(a >= threshold) == b for a, b in zip(scores[tested], same[tested], strict=True)]))
+    np.testing.assert_array_equal(fold_accuracies(scores, same, folds), expected)
+    found = verification_metrics(scores, same, folds=folds)
+    assert found["accuracy_5_fold"] == pytest.approx(np.mean(expected))
+    assert found["accuracy_5_fold_error"] == pytest.approx(np.std(expected, ddof=1) / 5**0.5)
+
+
+def test_extreme_thresholds():
+    same = np.array([True, False])
+    assert best_threshold([0.0, 1.0], same) == math.inf
+    assert best_threshold([1.0, 1.0], same) == math.inf
+    assert best_threshold([0.0, 1.0, 0.5], [True, False, True]) == -math.inf
+    next_to_one = np.nextafter(1.0, 0)
+    assert accuracy_at([1.0, next_to_one], same, best_threshold([1.0, next_to_one], same)) == 1
+
+
+def as_set(pairs):
+    return {(a, b, s) for a, b, s in zip(*(x.tolist() for x in vars(pairs).values()), strict=True)}
+
+
+LABELS = torch.tensor([3, 1, 3, 2, 1, 3, 7])
+REFERENCES = torch.tensor([1, 3, 3, 9, 2])
+
+
+@pytest.mark.parametrize("reference_labels", [None, REFERENCES])
+def test_pairs_of_classes(reference_labels):
+    expected = set()
+    for i, label in enumerate(LABELS.tolist()):
+        for j, other in enumerate((LABELS if reference_labels is None else reference_labels).tolist()):
+            if reference_labels is not None or i < j:
+                expected.add((i, j, label == other))
+    everything = pairs_of_classes(LABELS, reference_labels)
+    assert as_set(everything) == expected
+    assert len(everything) == len(expected)
+    assert as_set(pairs_of_classes(LABELS, reference_labels, most=100)) == expected
+
+    some = pairs_of_classes(LABELS, reference_labels, most=3)
+    assert as_set(some) < expected
+    assert len(as_set(some)) == 6
+    assert int(some.same.sum()) == 3
+    assert as_set(some) == as_set(pairs_of_classes(LABELS, reference_labels, most=3))
+    assert as_set(some) != as_set(pairs_of_classes(LABELS, reference_labels, most=3, seed=1))
+
+
+def test_a_sample_is_even():
+    """Each of the 15 + 21 pairs is drawn about as often as any other."""
+    counts = dict.fromkeys(as_set(pairs_of_classes(LABELS, REFERENCES)), 0)
+    for seed in range(600):
+        for pair in as_set(pairs_of_classes(LABELS, REFERENCES, most=3, seed=seed)):
+            counts[pair] += 1
+    for kind in (True, False):
+        drawn = np.array([count for pair, count in counts.items() if pair[2] is kind])
+        mean = drawn.mean()
+        assert drawn.sum() == 1800
+        assert abs(drawn - mean).max() < 5 * math.sqrt(mean)
+
+
+def test_a_class_of_nearly_all_is_sampled_at_once():
+    labels = torch.zeros(60_000, dtype=torch.long)
+    labels[7] = 1
+    pairs = pairs_of_classes(labels, most=100_000)
+    assert int(pairs.same.sum()) == 100_000
+    assert len(as_set(pairs)) == len(pairs) == 100_000 + 59_999
+
+
+@pytest.mark.parametrize("distance", [None, CosineSimilarity(), LpDistance(normalize_embeddings=False)])
+def test_scores(distance, monkeypatch):
+    monkeypatch.setattr("pml_ext.evaluation.verification._PAIRS_AT_A_TIME", 7)
+    x, y = data(12)[0], data(9, seed=1)[0]
+    pairs = pairs_of_classes(torch.arange(12) % 3, torch.arange(9) % 3)
+    found = pair_scores(x, pairs, y, distance)
+    for score, i, j in zip(found, pairs.first.tolist(), pairs.second.tolist(), strict=True):
+        a, b = x[i].double(), y[j].double()
+        expected = -float((a - b).norm())
+        if distance is None or distance.is_inverted:
+            expected = float(a @ b / a.norm() / b.norm())
+        assert score == pytest.approx(expected, abs=1e-5)
+
+
+def test_verify_with_a_threshold_of_training_pairs():
+    x, labels = data()
+    y, others = data(seed=1)
+    training, tested = pairs_of_classes(labels), pairs_of_classes(others)
+    threshold = best_threshold(pair_scores(x, training), training.same)
+    found = verify(y, tested, threshold=threshold)
+    assert found["accuracy"] == accuracy_at(pair_scores(y, tested), tested.same, threshold)
+    assert found | {"accuracy": 0} == curve_metrics(pair_scores(y, tested), tested.same) | {"accuracy": 0}
+    assert "accuracy_10_fold" in verify(y, tested)
+
+
+@pytest.mark.parametrize("gallery", [False, True])
+@pytest.mark.parametrize("verification", ["all", 50])
+def test_the_calculator(verification, gallery):
+    x, labels = data()
+    y, others = data(seed=1) if gallery else (None, None)
+    include = [metric.name for metric in metrics_of(verification=True) if metric.of_pairs]
+    calculator = RetrievalAccuracyCalculator([*include, "recall_at_1"], verification=verification)
+    found = calculator.get_accuracy(x, labels, y, others)
+    pairs = pairs_of_classes(labels, others, None if verification == "all" else 50)
+    expected = verify(x, pairs, y, distance=LpDistance(normalize_embeddings=False))
+    assert {name: found[f"verification_{name}"] for name in expected} == expected
+    assert len(found) == len(expected) + 1
+
+
+def test_the_calculator_takes_its_searchs_distance():
+    x, labels = data()
+    search = neighbors_under(CosineSimilarity())
+    calculator = RetrievalAccuracyCalculator(("verification_eer",), knn_func=search, verification="all")
+    found = calculator.get_accuracy(x, labels)
+    assert found == {"verification_eer": verify(x, pairs_of_classes(labels), distance=CosineSimilarity())["eer"]}
+    assert "verification_eer" not in RetrievalAccuracyCalculator().get_accuracy(x, labels)
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: listed_pairs([0, 2], [1, 2], [1, 0], 3), "pair 1 is row 2 with itself"),
+        (lambda: listed_pairs([0, 5], [1, 2], [1, 0], 3), "pair 1 names row 5 as its first item; rows are from 0 to 2"),
+        (lambda: listed_pairs([0, 1], [1, 2], [1, 0], 3, 2), "pair 1 names row 2 as its second item; .* from 0 to 1"),
+        (lambda: listed_pairs([0], [1, 2], [1, 0], 3), "one value for each pair; got shapes"),
+        (lambda: listed_pairs([0, 1], [1, 2], [1, 3], 3), "same must be 1 or 0 .* got 3"),
+        (lambda: listed_pairs([0, 1], [1, 2], [1, math.nan], 3), "same must be 1 or 0 .* got nan"),
+        (lambda: listed_pairs([0.5, 1], [1, 2], [1, 0], 3), "first must be integers of one dimension"),
+        (lambda: pairs_of_classes(torch.zeros(3, 2, dtype=torch.long)), "labels must be integers of one dimension"),
+        (lambda: pairs_of_classes([1, 2], most=0), "most must be a whole number of at least 1"),
+        (lambda: pairs_of_classes(torch.zeros(20_000).long()), "199,990,000 pairs; type most="),
+        (lambda: curve_metrics([0.1, math.nan], [1, 0]), "1 of 2 scores are NaN"),
+        (lambda: curve_metrics([0.1, 0.2], [1, 1]), "all 2 pairs are the same; wanted pairs of both kinds"),
+        (lambda: curve_metrics([], []), "all 0 pairs are not the same"),
+        (lambda: curve_metrics([0.1, 0.2], [1, 0, 1]), r"got shapes \[2\], \[3\]"),
+        (lambda: curve_metrics([0.1, 0.2], [1, 0], far=[2]), "far must be rates from 0 to 1; got 2"),
+        (lambda: verification_metrics([0.1, 0.2], [1, 0]), "ten folds need ten pairs of each kind; 1 are the same"),
+        (lambda: verification_metrics([0.1, 0.2], [1, 0], threshold=0.1, folds=[0, 1]), "leave out one"),
+        (lambda: fold_accuracies([0.1, 0.2], [1, 0], [0, 0]), "folds must have two numbers or more"),
+        (lambda: fold_accuracies([0.1, 0.2], [1, 0], [0.5, 0]), "folds must be one integer for each of 2 pairs"),
+        (
+            lambda: verify(torch.full((2, 2), math.nan), pairs_of_classes([0, 0])),
+            "2 of 2 rows of embeddings have NaN",
+        ),
+        (lambda: verify(torch.ones(3), pairs_of_classes([0, 0])), r"embeddings must be .* \(rows, size\)"),
+        (lambda: verify(torch.ones(2, 3), pairs_of_classes([0], [0]), torch.ones(1, 2)), "the size of embeddings, 3"),
+        (
+            lambda: RetrievalAccuracyCalculator(verification="all", relation=SharedLabel()),
+            r"with a relation .* list the pairs",
+        ),
+        (
+            lambda: RetrievalAccuracyCalculator(("verification_eer",), verification=10).get_accuracy(
+                *data(), *data(), ref_includes_query=True
+            ),
+            "ref_includes_query puts the queries into the gallery too",
+        ),
+    ],
+)
+def test_bad_input(call, text):
+    with pytest.raises((TypeError, ValueError), match=text) as error:
+        call()
+    assert "\n" not in str(error.value)
