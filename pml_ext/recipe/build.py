@@ -296,17 +296,29 @@ def _related(key: str, module: torch.nn.Module, context: Mapping[str, Any]) -> t
         return WithRelation(module, relation)
 
 
+def trains_pretrained_trunk(recipe: Recipe) -> bool:
+    """Return whether a run trains a pretrained trunk and an embedder, so that it tests the features between them."""
+    from ..networks.pretrained import is_pretrained
+
+    model = recipe.model
+    trains = model.freeze != "trunk" and model.embedder != "none"
+    return trains and is_pretrained(model.trunk.settings)
+
+
 def reported_phases(recipe: Recipe) -> list[str]:
     """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
     from ..evaluation import learned_metric
+    from ..networks.pretrained import is_pretrained
 
     table = recipe.evaluation
     phases = ["after"]  # after training
+    if trains_pretrained_trunk(recipe):
+        phases.append("features")
     if table.training_images:
         phases.append("training")
     if table.baselines:
         phases += ["raw", "before"]
-        if recipe.model.freeze == "trunk" or recipe.model.trunk.settings.get("weights") is not None:
+        if recipe.model.freeze == "trunk" or is_pretrained(recipe.model.trunk.settings):
             phases += ["frozen", "pca"]
     # Only a loss that is built shows whether it, its miner or its regularizer has a learned metric.
     context = loss_context(recipe, [0, 1], _placeholder_classes(recipe.data))

@@ -21,6 +21,7 @@ from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_u
 from ..losses.relations import Relation
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import fit_whitened_pca
+from ..recipe import trains_pretrained_trunk
 from ..recipe.schema import PROTOCOLS, TOP
 from .engine import first_nonfinite
 from .stages import Stages
@@ -41,38 +42,53 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     """
     split = view.queries
     parts = list(dict.fromkeys((split, view.gallery_of(split))))
-    pixels = {}
+    has_features = view.frozen or is_pretrained(view.recipe.model.trunk.settings)
+    points: dict[str, dict[str, Tensor]] = {"raw": {}}
+    features = {}
     for part in parts:
-        pixels[part] = view.embedded(part, also=raw_pixels)["also"]
-    points = {"raw": pixels}
-    if view.frozen or is_pretrained(view.recipe.model.trunk.settings):
-        points |= _features_and_components(view, parts)
-    metrics = {}
-    for phase, rows in points.items():
-        normalized = {part: nn.functional.normalize(rows[part]) for part in parts}
-        retrieval = _searched(view, split, normalized)
-        clusters = _searched(view, split, normalized, clusters=True)
-        metrics[phase] = {**retrieval.accuracies, **clusters.accuracies}
+        held = view.embedded(part, also=raw_pixels, features=has_features)
+        points["raw"][part] = held["also"]
+        if has_features:
+            features[part] = held["features"].float()
+    if has_features:
+        points |= _features_and_components(view, features)
+    metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
     metrics["before"] = evaluate_split(view, split)
     return metrics
 
 
-def _features_and_components(view: View, parts: Sequence[str]) -> dict[str, dict[str, Tensor]]:
+def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:
+    """Return metrics of retrieval and of clusters of points ``[N, D]`` of each split, by cosine similarity."""
+    normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
+    retrieval = _searched(view, split, normalized)
+    clusters = _searched(view, split, normalized, clusters=True)
+    return {**retrieval.accuracies, **clusters.accuracies}
+
+
+def _features_and_components(view: View, features: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return a trunk's features of splits, and their whitened principal components, fitted on the training images."""
-    features = {part: view.embeddings(part, "trunk") for part in parts}
     known = view.embeddings("train", "trunk")
     size = min(view.recipe.model.embedding_size, *known.shape)
     layer = nn.Linear(known.shape[1], size, device="meta").to_empty(device=view.device)  # no random number is drawn
     fit_whitened_pca(known, layer)
     with torch.no_grad():
-        components = {part: layer(features[part]) for part in parts}
+        components = {part: layer(rows) for part, rows in features.items()}
     return {"frozen": features, "pca": components}
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
-    """Return the metrics of the trained network on test and training images, and those of a learned metric."""
+    """Return the metrics of the trained network on test and training images, and those of a learned metric.
+
+    A pretrained trunk that was trained adds those of its features before the head.
+    """
     split = view.queries
+    features = {}
+    if trains_pretrained_trunk(view.recipe):
+        for part in dict.fromkeys((split, view.gallery_of(split))):
+            features[part] = view.embedded(part, features=True)["features"].float()
     metrics = {"after": evaluate_split(view, split)}
+    if features:
+        metrics["features"] = _metrics_of_points(view, split, features)
     if view.tested_training is not None:
         metrics["training"] = evaluate_split(view, view.tested_training, clustering=False)
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())

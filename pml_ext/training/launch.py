@@ -25,7 +25,7 @@ from . import signals
 from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
 from .listener import Listener
 from .loop import train_run
-from .report import setback
+from .report import better_features, setback
 from .results import write_again
 from .run import OnNonfinite, Run
 from .trackers import phases_of
@@ -309,7 +309,8 @@ def train(
 
     Returns:
         The contents of each run's ``metrics.json``, with its ``folder``, and as ``setback`` a sentence if the network
-        is behind the untrained one. Of several runs, ``summary.json`` in the common folder has mean and spread.
+        is behind the untrained one, or behind its own features. Of several runs, ``summary.json`` in the common
+        folder has mean and spread.
 
     Raises:
         FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
@@ -361,7 +362,8 @@ class _Results:
     def add(self, plan: Plan, metrics: Metrics) -> None:
         """Add the metrics of a run, with its folder, and whether it is behind its untrained network."""
         result = metrics | {"folder": str(plan.folder)}
-        text = setback(plan.recipe, metrics)
+        notes = [setback(plan.recipe, metrics), better_features(metrics)]
+        text = " ".join(note for note in notes if note)
         if text:
             result["setback"] = text
         self.results.append(result)

@@ -42,6 +42,7 @@ PHASES = {
     "pca": "frozen trunk, PCA",
     "before": "untrained network",
     "after": "trained network",
+    "features": "trained network, features before the head",
     "training": "trained network, training images",
     "learned_metric": "trained network, learned metric",
     "shortlist": "trained network, learned metric on a shortlist",
@@ -241,7 +242,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         recipe=view.recipe,
         metrics=metrics,
         seen=bool(trained_classes & tested_classes),
-        setback=setback(view.recipe, metrics),
+        notes=[text for text in (setback(view.recipe, metrics), better_features(metrics)) if text],
         run=shlex.quote(str(view.folder)),
         photos=photos,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
@@ -327,6 +328,18 @@ def _metrics_caption(view: View) -> str:
     if training != "train":
         sampled = f", {len(view.images(training)):,} of them,"
     return f"{caption} The column of the training images{sampled} shows how much is lost on new ones."
+
+
+def better_features(metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not."""
+    if "features" not in metrics:
+        return ""
+    features = metrics["features"]["recall_at_1"]
+    embeddings = metrics["after"]["recall_at_1"]
+    if not features > embeddings:
+        return ""
+    numbers = f"{title_of('recall_at_1')} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
+    return f"The features before the head are better than the embeddings: {numbers}."
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:

@@ -280,13 +280,20 @@ class View:
             raise ValueError(f"no split {split!r}; splits: {', '.join(sorted(self.splits))}")
         return self.splits[split]
 
-    def embedded(self, split: str, also: Callable[[Tensor], Tensor] | None = None) -> dict[str, Tensor]:
-        """Compute a split's embeddings, which :meth:`embeddings` keeps, and ``also`` of its images, in one pass."""
+    def embedded(
+        self, split: str, also: Callable[[Tensor], Tensor] | None = None, features: bool = False
+    ) -> dict[str, Tensor]:
+        """Compute a split's embeddings, which :meth:`embeddings` keeps, and ``also`` of its images, in one pass.
+
+        With ``features``, those of the trunk too.
+        """
         images = self.images(split)
         held: dict[str, Tensor] = {}
         start = 0
-        for batch, _, embeddings, _ in self._forward_passes(split, pixels=also is not None):
+        for batch, features_of_batch, embeddings, _ in self._forward_passes(split, pixels=also is not None):
             parts = {"embeddings": embeddings}
+            if features:
+                parts["features"] = features_of_batch
             if also is not None:
                 parts["also"] = also(batch)
             for name, part in parts.items():  # in place: joining batches at the end would hold everything twice

@@ -12,9 +12,12 @@ from torch import nn
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.networks.trunks import embedder, fit_whitened_pca
+from pml_ext.recipe import reported_phases
 from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
+from pml_ext.training.report import better_features
+from pml_ext.training.view import open_run
 from pml_ext_search import embedding, reading
 from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run
@@ -60,6 +63,22 @@ def test_without_anything_to_train_the_trunk_is_tested(tmp_path, name, size):
     assert load_run(tmp_path / "run").embed(images).shape == (3, size)
 
 
+@pytest.mark.usefixtures("without_report")
+def test_features_before_a_trained_head_are_tested(tmp_path):
+    _, without = finished(tmp_path / "first")
+    weights = tmp_path / "first" / "checkpoints" / "model.pt"
+    _, metrics = finished(tmp_path / "second", f"model.trunk.weights={weights}")
+    assert "features" not in without
+    view = open_run(tmp_path / "second", 0, "cpu")
+    features = nn.functional.normalize(view.embeddings("test", "trunk"))
+    distances = torch.cdist(features, features).fill_diagonal_(torch.inf)
+    labels = view.true_labels("test")
+    right = labels[distances.argmin(dim=1)] == labels
+    assert metrics["features"]["recall_at_1"] == pytest.approx(float(right.double().mean()), abs=0.004)
+    assert {"frozen", "pca", "nmi"} <= {*metrics, *metrics["features"]}
+    assert reported_phases(view.recipe) == ["after", "features", "raw", "before", "frozen", "pca"]
+
+
 def test_whitened_components_are_uncorrelated():
     features = torch.randn(500, 12, generator=torch.Generator().manual_seed(0)) @ torch.randn(12, 12)
     layer = nn.Linear(12, 5)
@@ -72,6 +91,15 @@ def test_whitened_components_are_uncorrelated():
 def test_norm_and_dropout_stand_before_each_linear_layer():
     kinds = [type(layer).__name__ for layer in embedder(6, 3, [4], "layer", 0.1)]
     assert kinds == ["LayerNorm", "Dropout", "Linear", "LayerNorm", "ReLU", "Dropout", "Linear"]
+
+
+def test_features_ahead_of_the_embeddings_are_told():
+    phases = {"after": {"recall_at_1": 0.5}, "features": {"recall_at_1": 0.6}}
+    assert better_features(phases) == (
+        "The features before the head are better than the embeddings: Recall@1 is 60.0 %, and 50.0 % of the embeddings."
+    )
+    assert better_features({**phases, "after": {"recall_at_1": 0.6}}) == ""
+    assert better_features({"after": {"recall_at_1": 0.5}}) == ""
 
 
 # The cache
