@@ -118,7 +118,7 @@ def _documentation(documented: Any) -> str:
     text = documented.__doc__
     if isinstance(documented, type):
         text = vars(documented).get("__doc__")
-    return inspect.cleandoc(text or "")
+    return inspect.cleandoc(text) if isinstance(text, str) else ""
 
 
 def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:

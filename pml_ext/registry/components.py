@@ -98,7 +98,10 @@ class Component:
         """The summary, or the first line of the class's docstring, which imports the class; "" for PML's classes."""
         if self.summary or self.plugin == PML:
             return self.summary
-        return (self.cls.__doc__ or "").strip().partition("\n")[0]
+        documented = self.cls.__doc__
+        if not isinstance(documented, str):
+            return ""
+        return documented.strip().partition("\n")[0]
 
     @property
     def qualified_name(self) -> str:

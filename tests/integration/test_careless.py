@@ -130,3 +130,12 @@ def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_repo
         train("triplets/digits", out=tmp_path / "other", seed=0, overrides=QUICK, device="cpu")
     without = json.loads((tmp_path / "other" / "metrics.json").read_text())
     assert without["after"]["recall_at_1"] == measured["after"]["recall_at_1"]
+
+
+def test_check_goes_on_after_a_constructor_that_raises(install_plugin, pml_ext_command):
+    both = "return [Component(CarelessLoss, 'raises'), Component('careless.gone:XLoss', 'x')]"
+    install_plugin("careless", "").joinpath("__init__.py").write_text(package("components", both, body="1 / 0"))
+    told = pml_ext_command("check", "careless", "--fast")
+    assert told.returncode == 1
+    assert re.search(r"raises +check_constructor +failed +its constructor raises ZeroDivisionError", told.stdout)
+    assert re.search(r"x +check_constructor +failed +PluginError: the component 'x' of the plugin 'care", told.stdout)

@@ -103,3 +103,10 @@ def test_a_summary_is_by_default_the_docstrings_first_line():
         """
 
     assert Component(MineLoss, "mine").one_line == "A loss of mine."
+
+
+def test_a_docstring_that_is_no_text_gives_no_summary():
+    class OddLoss(losses.ContrastiveLoss):
+        __doc__ = 5
+
+    assert Component(OddLoss, name="odd").one_line == ""
