@@ -8,7 +8,7 @@ than the pretrained features that it starts from, as far as these classes tell. 
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..distributed import from_rank_0, rank
+from ..data import prepare
 from ..distributed.devices import choose_device
 from ..errors import MissingExtraError
 from ..evaluation.calculator import RetrievalAccuracyCalculator
@@ -73,6 +73,8 @@ class Candidate:
 
 def why_not() -> str:
     """Return why pretrained candidates cannot be tried here; empty if they can."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return f"several processes try nothing, and train a small network from scratch; or name a recipe: {PRETRAINED}"
     try:
         check_packages(TRUNK, IMAGENET)
     except MissingExtraError as error:
@@ -214,7 +216,6 @@ def _tried(
 ) -> dict[str, ByClass]:
     """Train the candidates in a temporary folder, and return their values by title; tell them as they are found."""
     frozen, whitened, head, *others = known
-    place = Path(from_rank_0(tempfile.mkdtemp(prefix="pml-ext-choice-") if rank() == 0 else None))
     values: dict[str, ByClass] = {}
 
     def tell(found: Mapping[str, ByClass]) -> None:
@@ -222,7 +223,8 @@ def _tried(
             values[title] = by_class
             say(f"  {title}: MAP@R {_percent(by_class)} on the classes that were held out")
 
-    try:
+    with tempfile.TemporaryDirectory(prefix="pml-ext-choice-") as folder:
+        place = Path(folder)
         run = _trial(head, images, overrides, place / "head", seed, device, data, listener)
         by_class = train_run(run, finish=_features_and_head)["by_class"]
         tell(dict(zip((frozen.title, whitened.title, head.title), by_class, strict=True)))
@@ -232,9 +234,6 @@ def _tried(
                 more.insert(0, f"schedule.epochs={TRIED_EPOCHS}")
             run = _trial(candidate, images, more, place / str(number), seed, device, data, listener)
             tell({candidate.title: train_run(run, finish=_embeddings)["by_class"][0]})
-    finally:
-        if rank() == 0:
-            shutil.rmtree(place, ignore_errors=True)
     return values
 
 
@@ -309,7 +308,9 @@ def _seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> 
     preprocessing, _ = preprocessing_of(recipe, splits)
     network = build_network(recipe.model, preprocessing).to(choose_device(device))
     _, plain = preprocessing.transforms()
-    some = splits.train.subset(range(min(TIMED_IMAGES, len(splits.train)))).with_transform(plain)
+    some = splits.train.subset(range(min(TIMED_IMAGES, len(splits.train))))
+    some, _ = prepare(some, plain, skip_unreadable=True)
+    some = some.with_transform(plain)
     seconds = []
     for _ in range(2):  # the first pass warms up
         started = time.perf_counter()

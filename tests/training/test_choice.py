@@ -94,6 +94,15 @@ def test_without_the_extra_a_small_network_is_trained(photos, tmp_path, monkeypa
     assert "trains a small network from scratch; with ImageNet weights" in capsys.readouterr().err
 
 
+def test_several_processes_try_nothing(photos, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    begun = []
+    monkeypatch.setattr("pml_ext.training.launch.train", lambda *given: begun.append(given) or [])
+    train(images=photos, out=tmp_path / "run")
+    assert begun[0][0] == "pml/photographs"
+    assert "several processes try nothing" in capsys.readouterr().err
+
+
 def test_settings_of_the_model_are_not_chosen_again(photos, tmp_path, monkeypatch):
     begun = []
     monkeypatch.setattr("pml_ext.training.launch.train", lambda *given: begun.append(given) or [])
