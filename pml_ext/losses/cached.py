@@ -14,8 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from ..errors import TrainingWarning
 from ..pairwise import check_references
+from ..registry.components import capabilities
 from ..settings import check_count
-from .calling import WrapperCapabilities, call_loss, check_module
+from .calling import WrapperCapabilities, call_loss, check_module, unwrapped
 from .splitting import kind_of, number_of_rows, rows_of
 
 
@@ -123,6 +124,11 @@ class CachedGradients(nn.Module):
         self, embeddings: Tensor, labels: Any, reference_inputs: Any, ref_labels: Any, others: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the embeddings and the labels of the references."""
+        if "references" not in capabilities(unwrapped(self.loss)):
+            raise TypeError(
+                f"{type(self.loss).__name__} takes no references; leave out reference_inputs, or take a loss such as "
+                "NTXentLoss()"
+            )
         if others.get("ref_emb") is not None:
             raise ValueError(
                 "reference_inputs and ref_emb are both given; reference_inputs are embedded, so leave out one"

@@ -249,6 +249,8 @@ def _groups(view: View, split: str) -> dict[str, Any]:
     searched = view.images(view.gallery_of(split))
     if queries.groups is None or searched.groups is None:
         return {}
+    if not (queries.groups != "").any() and not (searched.groups != "").any():
+        return {}
     if searched is queries:
         return {"query_groups": queries.groups}
     return {"query_groups": queries.groups, "reference_groups": searched.groups}

@@ -9,9 +9,10 @@ from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.utils.inference import CustomKNN
 
 from pml_ext import DifferentGroups, Hierarchy, RetrievalAccuracyCalculator
-from pml_ext.evaluation import default_neighbors, neighbors_under, pairs_of_classes, verify
+from pml_ext.evaluation import KReciprocal, QueryExpansion, default_neighbors, neighbors_under, pairs_of_classes, verify
 from pml_ext.evaluation.groups import groups_of, neighbors_outside
 from pml_ext.pml import LpDistance
+from pml_ext.testing import SecondDevice
 
 from .points import data
 
@@ -171,6 +172,20 @@ def test_verification_leaves_out_pairs_of_one_group():
     pairs = pairs.where(groups[pairs.first] != groups[pairs.second])
     expected = verify(points, pairs, distance=LpDistance(normalize_embeddings=False))["eer"]
     assert calculator.get_accuracy(points, labels, query_groups=groups) == {"verification_eer": expected}
+
+
+@pytest.mark.parametrize("reranking", [None, QueryExpansion(3), KReciprocal(6, 3)])
+def test_on_a_second_device(reranking):
+    points, labels = data()
+    groups = torch.arange(60) // 2
+    settings = {"reranking": reranking, "verification": "all", "ndcg_at": (5,)}
+    names = ("recall_at_1", "mean_average_precision", "verification_eer", "ndcg_at_5")
+    expected = RetrievalAccuracyCalculator(names, **settings).get_accuracy(points, labels, query_groups=groups)
+    with SecondDevice() as second:
+        given = (points.to(second.device), labels.to(second.device))
+        calculator = RetrievalAccuracyCalculator(names, device=second.device, **settings)
+        found = calculator.get_accuracy(*given, query_groups=groups.to(second.device))
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_a_large_group_is_searched_again():

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.losses import ContrastiveLoss, NTXentLoss
+from pytorch_metric_learning.losses import ContrastiveLoss, NTXentLoss, ProxyAnchorLoss
 from pytorch_metric_learning.miners import MultiSimilarityMiner
 from torch import nn
 
@@ -343,6 +343,13 @@ def test_references_that_do_not_fit(micro_batch):
     )
     with pytest.raises(ValueError, match="ref_emb must have the embedding size of embeddings, 2; got .*4"):
         two(POINTS, CLASSES, POINTS, CLASSES)
+
+
+@pytest.mark.parametrize("loss", [CrossBatchMemory(CBMLLoss(), 2, 16), ProxyAnchorLoss(3, 2)])
+def test_a_loss_without_references_is_told(loss):
+    step = CachedGradients(nn.Linear(3, 2).double(), loss, 4)
+    with pytest.raises(TypeError, match=f"{type(loss).__name__} takes no references; leave out reference_inputs"):
+        step(POINTS, CLASSES, POINTS, CLASSES)
 
 
 def test_data_parallel_goes_around_the_step(tmp_path):

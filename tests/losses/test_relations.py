@@ -13,6 +13,7 @@ from pml_ext import (
     CBMLLoss,
     CrossBatchMemory,
     FromMatrix,
+    HardPairMiner,
     Hierarchy,
     MetricVarianceRegularizer,
     MultipleLosses,
@@ -352,6 +353,20 @@ def test_miners(name):
     narrowed = plain(x, labels, indices_tuple=(pairs[0][kept], pairs[1][kept], *pairs[2:]))
     assert not tiled or set(narrowed[0].tolist()) <= set(range(5))
     assert len(narrowed[0]) > 0
+
+
+@pytest.mark.parametrize(
+    "make", [lambda r: HardPairMiner(relation=r), lambda r: WithRelation(miners.MultiSimilarityMiner(), r)]
+)
+def test_miners_take_no_pairs_of_a_group(make):
+    x, classes = points(), torch.arange(B) % 3
+    groups = classes + 3 * (torch.arange(B) // 6)
+    mined = make(pml_ext.DifferentGroups())(x, torch.stack([classes, groups], 1))
+    first, positive, second, negative = mined
+    assert len(first)
+    assert (groups[first] != groups[positive]).all()
+    assert (classes[first] == classes[positive]).all()
+    assert (classes[second] != classes[negative]).all()
 
 
 def test_miners_that_stand_apart():
