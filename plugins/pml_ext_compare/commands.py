@@ -278,6 +278,8 @@ def _print(result: dict[str, Any], page: Path | None) -> None:
     if result["differences"]:
         _print_differences(result)
     lines = [*result["sentences"], *remarks(result)]
+    if result["best"]:
+        lines.insert(0, result["best"])
     if page is not None:
         lines.append(f"page: {page}")
     for line in lines:
@@ -286,6 +288,8 @@ def _print(result: dict[str, Any], page: Path | None) -> None:
 
 def _print_rows(result: dict[str, Any]) -> None:
     from pml_ext.tool import title_of
+
+    from .tables import best_first
 
     metrics = result["metrics"]
     was_tuned = any(row["trials"] for row in result["recipes"])
@@ -296,7 +300,7 @@ def _print_rows(result: dict[str, Any]) -> None:
         right = range(1, len(columns) - 1)  # the selection is a text
 
     lines = []
-    for row in result["recipes"]:
+    for row in best_first(result["recipes"], metrics[0]):
         cells = [row["recipe"], str(len(row["seeds"]))]
         for metric in metrics:
             measured = row[metric]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pml_ext.tool import ConfigError, phases_of, title_of
+from pml_ext.tool import ConfigError, percent, phases_of, title_of
 
 from .groups import Group
 from .statistics import LEVEL, Difference, Estimate, estimate, holm, paired_difference, sentence, too_few_for_ranks
@@ -36,11 +37,43 @@ def compare(
     return {
         "phase": phase,
         "metrics": [*metrics],
+        "best": best_rows(groups, phase, metrics[0]),
         "recipes": [_row(group, base, phase, metrics) for group in groups],
         "differences_from": base.name,
         "differences": differences,
         "sentences": sentences,
     }
+
+
+def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
+    """Name the row with the highest mean of a metric, and the rows that its test does not show to be lower."""
+    ranked = by_mean([group for group in groups if group.runs], phase, metric)
+    if len(ranked) < 2:
+        return ""
+    best, *others = ranked
+    found = _differences(best, others, phase, metric)
+    corrected = holm([difference.p for difference in found])
+    alike = []
+    for group, p in zip(others, corrected, strict=True):
+        if p is None or p >= LEVEL:
+            alike.append(group.name)
+
+    mean = estimate(list(best.values(phase, metric).values())).mean
+    text = f"Best by {title_of(metric)}: {best.name}, {percent(mean)} %"
+    if not alike:
+        return f"{text}; all other rows are lower (paired t-tests, p < {LEVEL} after Holm's correction)."
+    rows = ", ".join(alike)
+    return f"{text}. Not told from it (paired t-tests, p < {LEVEL} after Holm's correction): {rows}."
+
+
+def by_mean(groups: Sequence[Group], phase: str, metric: str) -> list[Group]:
+    """Return groups with runs in descending order of the mean of a metric."""
+
+    def mean(group: Group) -> float:
+        value = estimate(list(group.values(phase, metric).values())).mean
+        return -math.inf if value is None else value
+
+    return sorted(groups, key=mean, reverse=True)
 
 
 def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:

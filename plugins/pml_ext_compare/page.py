@@ -86,6 +86,8 @@ def _markdown(result: Mapping[str, Any], tables: Sequence[ReportTable]) -> str:
     lines = [f"# Comparison: {result['phase']}, %", ""]
     for table in tables:
         lines += [*markdown_table(table), "", table.caption, ""]
+    if result["best"]:
+        lines += [result["best"], ""]
     for sentence in [*result["sentences"], *remarks(result)]:
         lines.append(f"- {sentence}")
     return "\n".join(lines) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,11 +12,11 @@ _LATEX_SPECIAL = "&%$#_{}"
 
 
 def rows_table(result: Mapping[str, Any]) -> ReportTable:
-    """Return a row per recipe: means with their 95 % intervals, and the values that its paper prints."""
+    """Return a row per recipe, the best first: means with their 95 % intervals, and the values of its paper."""
     metrics = result["metrics"]
     printed = [metric for metric in metrics if _is_printed(result, metric)]
     rows = []
-    for row in result["recipes"]:
+    for row in best_first(result["recipes"], metrics[0]):
         if row["marks"]:
             name = f"{row['recipe']} *"
         else:
@@ -39,6 +40,16 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     if any(_is_of_other_data(result, metric) for metric in printed):
         caption += " The papers' values are of their own data and networks."
     return ReportTable("Rows", columns, rows, caption)
+
+
+def best_first(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
+    """Return rows in descending order of the mean of a metric; those without runs last."""
+
+    def mean(row: dict[str, Any]) -> float:
+        value = row[metric]["mean"]
+        return -math.inf if value is None else value
+
+    return sorted(rows, key=mean, reverse=True)
 
 
 def _is_printed(result: Mapping[str, Any], metric: str) -> bool:

@@ -5,7 +5,7 @@ from scipy import stats
 
 from pml_ext.errors import ConfigError
 from pml_ext.training.launch import summarize
-from pml_ext_compare.comparisons import chosen_baseline, compare
+from pml_ext_compare.comparisons import best_rows, chosen_baseline, compare
 from pml_ext_compare.groups import Group, groups_below
 
 from .examples import ONE, OTHER, finished_run
@@ -37,6 +37,31 @@ def test_sentences_are_of_the_first_metric(folder):
     assert len(result["sentences"]) == 2
     assert "no difference of MAP@R from cbml/a loss.mvc_weight=1.0 is shown" in result["sentences"][0]
     assert "With 5 pairs neither" in result["sentences"][1]
+
+
+def rows_with(means, spread=0.001, seeds=5):
+    """Groups of runs whose MAP@R is a mean and a deviation for each seed, another in each group."""
+    groups = []
+    for number, mean in enumerate(means):
+        runs = {}
+        for seed in range(seeds):
+            deviation = spread * ((2 * number + (number + 1) * seed) % 5 - 2)  # 0 on average over five seeds
+            runs[seed] = {None: {"after": {"map_at_r": mean + deviation}}}
+        groups.append(Group(f"row {number}", {}, runs=runs))
+    return groups
+
+
+def test_the_best_row_and_those_not_told_from_it_are_named():
+    text = best_rows(rows_with([0.3, 0.5, 0.4999, 0.2]), "after", "map_at_r")
+    assert text.startswith("Best by MAP@R: row 1, 50.0 %. Not told from it (paired t-tests, p < 0.05")
+    assert text.endswith(": row 2.")
+    text = best_rows(rows_with([0.3, 0.5, 0.4]), "after", "map_at_r")
+    assert text == (
+        "Best by MAP@R: row 1, 50.0 %; all other rows are lower (paired t-tests, p < 0.05 after Holm's correction)."
+    )
+    one_seed = best_rows(rows_with([0.3, 0.5], seeds=1), "after", "map_at_r")
+    assert one_seed.endswith(": row 0.")
+    assert best_rows(rows_with([0.3]), "after", "map_at_r") == ""
 
 
 def test_the_baseline_is_named_or_the_first_with_runs(folder):
