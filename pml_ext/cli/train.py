@@ -68,6 +68,7 @@ def train(
     first = process_number() == 0
     failed = None
     settings = list(overrides or ())
+    keep_freed_memory(choose_device(device))
     if images is not None:
         recipe, fitting = _fitting(images, recipe, settings, out if resume else None, seed, device, data, first)
         settings = [*fitting, *settings]
@@ -77,7 +78,6 @@ def train(
         settings = [f"track={json.dumps(track)}", *settings]
     if quick:
         settings = [*QUICK, *settings]
-    keep_freed_memory(choose_device(device))
     with Progress() as bar:
         listener = bar if first else None
         try:
