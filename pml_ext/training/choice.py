@@ -46,7 +46,6 @@ SIGNIFICANT = 0.05  # p of a paired t-test over the classes
 MOST_VIEWS = 8  # augmented views of an image whose activations are kept
 VIEWS_IN_ALL = 24_000  # of all training images
 SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
-TRIED_EPOCHS = 4  # of the last blocks, of 10
 FEWEST_ITERATIONS = 20  # in an epoch
 TIMED_IMAGES = 32
 # seconds of a step from cached activations, over those of embedding the images of its batch
@@ -229,10 +228,7 @@ def _tried(
         by_class = train_run(run, finish=_features_and_head)["by_class"]
         tell(dict(zip((frozen.title, whitened.title, head.title), by_class, strict=True)))
         for number, candidate in enumerate(others):
-            more = [*overrides]
-            if candidate.recipe == PRETRAINED:
-                more.insert(0, f"schedule.epochs={TRIED_EPOCHS}")
-            run = _trial(candidate, images, more, place / str(number), seed, device, data, listener)
+            run = _trial(candidate, images, overrides, place / str(number), seed, device, data, listener)
             tell({candidate.title: train_run(run, finish=_embeddings)["by_class"][0]})
     return values
 
@@ -297,7 +293,7 @@ def _estimated_seconds(images: OwnImages, known: list[Candidate], device: str, d
     trained = images.training_images
     epochs = load_recipe(PRETRAINED).schedule.epochs
     embedded = 2 * trained + trained * views_of(trained) + 4 * images.tested_images
-    seen = 64 * _iterations(images) * (epochs + TRIED_EPOCHS)
+    seen = 64 * _iterations(images) * 2 * epochs  # in the trial and in the training
     return per_image * (embedded + STEP * seen)
 
 
