@@ -78,8 +78,8 @@ def why_not() -> str:
         check_packages(TRUNK, IMAGENET)
     except MissingExtraError as error:
         return (
-            f"trains a small network from scratch; with ImageNet weights it would first try {TRUNK}, whose features "
-            f"are better on most photographs ({error})"
+            f"trains a small network from scratch; with ImageNet weights it would first try the features of {TRUNK} "
+            f"({error})"
         )
     return ""
 
