@@ -115,7 +115,7 @@ def _fitting(
     first: bool,
 ) -> tuple[str, list[str]]:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
-    from ..recipe.images import describe_images
+    from ..recipe.images import describe_images, settings_for_recipe
     from ..training import choice
 
     def tell(line: str) -> None:
@@ -127,7 +127,7 @@ def _fitting(
         tell(line)
     is_chosen = recipe is not None or any(override.startswith(_CHOOSING) for override in overrides)
     if not is_chosen:
-        begun = None if resumed is None else choice.recipe_of_run(resumed)
+        begun = None if resumed is None else choice.recipe_of_run(resumed, found)
         if begun is not None:
             return begun, []
         reason = choice.why_not()
@@ -139,7 +139,7 @@ def _fitting(
     recipe = recipe or choice.SMALL
     if recipe == choice.SMALL:
         tell(found.last_line)
-    return recipe, list(choice.settings_for_recipe(recipe, found))
+    return recipe, list(settings_for_recipe(recipe, found))
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:

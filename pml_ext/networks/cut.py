@@ -38,8 +38,7 @@ def cut_before(trunk: nn.Module, block: str) -> CutTrunk:
     activation = _only_activation(trunk, block, nodes, first)
     stem: nn.Module = fx.GraphModule(model, _graph_until(activation, nodes, first), "Stem")
     rest = fx.GraphModule(model, _graph_from(activation, nodes, first), "Rest")
-    shared = _parameters_of(stem) & _parameters_of(rest)
-    if shared:
+    if not set(stem.parameters()).isdisjoint(rest.parameters()):
         raise _refusal(trunk, block, "the parts before and after it share parameters")
     if model is not trunk:
         stem = nn.Sequential(RepeatedGray(), stem)
@@ -71,14 +70,19 @@ def _trace(model: nn.Module, block: str) -> fx.Graph:
     names = [name for name, _ in model.named_modules() if name]
     if block not in names:
         raise ConfigError(f"model.freeze.until: {unknown('block of the trunk', block, names)}")
-    training = model.training
-    model.eval()  # what depends on the mode is inside of the blocks
+    modes = {module: module.training for module in model.modules()}
     try:
+        model.eval()
         graph = _AncestorTracer(block).trace(model, _defaults(model))
+        model.train()
+        in_training = _AncestorTracer(block).trace(model, _defaults(model))
     except Exception as error:  # tracing runs the model's own code
         raise _refusal(model, block, f"its forward cannot be traced ({one_line(error)})") from None
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
+    if graph.python_code("self").src != in_training.python_code("self").src:
+        raise _refusal(model, block, "its forward itself, outside of its blocks, does something else in training")
     return graph
 
 
@@ -142,10 +146,6 @@ def _graph_from(activation: fx.Node, nodes: list[fx.Node], first: int) -> fx.Gra
                 copies[argument] = graph.node_copy(argument)
         copies[node] = graph.node_copy(node, copies.__getitem__)
     return graph
-
-
-def _parameters_of(part: nn.Module) -> set[nn.Parameter]:
-    return set(part.parameters())
 
 
 def _refusal(trunk: nn.Module, block: str, reason: str) -> ConfigError:

@@ -89,6 +89,14 @@ def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
         layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_))
 
 
+def whitened_components(features: Tensor, size: int) -> nn.Linear:
+    """Return a layer of at most ``size`` whitened principal components of features ``[N, F]``; nothing is random."""
+    size = min(size, *features.shape)
+    layer: nn.Linear = nn.Linear(features.shape[1], size, device="meta").to_empty(device=features.device)
+    fit_whitened_pca(features, layer)
+    return layer.requires_grad_(False)
+
+
 def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
     """Freeze the parts of a trunk whose names fit a pattern, ``"layer1"`` or ``"blocks.*"``; ``"*"`` is all.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 from ..errors import DataError
 from ..files import toml_value
 from .build import build_dataset
+from .merge import read_tables
 from .schema import DataTable
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ FEW_IMAGES = 4  # images of a class that can be divided, two to train and two to
 BATCH = 64  # images, at most
 MOST_PER_CLASS = 16
 SIDE = 64  # pixels, at most
+FEWEST_ITERATIONS = 20  # in an epoch of a recipe for photographs
 IN_MEMORY = 20_000  # images that are cached
 SAMPLED_FILES = 200  # files whose size is looked at
 
@@ -30,41 +33,44 @@ SAMPLED_FILES = 200  # files whose size is looked at
 class OwnImages(NamedTuple):
     """What a folder or a table of images is like, and the settings that fit it, as ``KEY=VALUE``."""
 
+    name: str  # of the data set
     data: list[str]  # the data set, its split and its cache
     small: list[str]  # size and augmentation of images for a small network that trains from scratch
-    batches: list[str]
     description: list[str]  # two lines: the images, and their split
     training_images: int
     training_classes: int
+    images_per_class: float  # median of the training classes
     tested_images: int
     splits_by_class: bool
     side: int  # pixels of a small network's images
+    chosen_size: int | None  # pixels that ``data.image_size`` among the options says
+
+    def batch_of(self, classes: int) -> tuple[int, int]:
+        """Return the classes of a batch, at most 16, and the images of each, where so many classes train."""
+        in_batch = min(classes, BATCH // 4)
+        per_class = int(max(2, min(BATCH // in_batch, MOST_PER_CLASS, self.images_per_class)))
+        return in_batch, per_class
+
+    def batches_of(self, classes: int) -> list[str]:
+        """Return the settings of batches, where so many classes train."""
+        in_batch, per_class = self.batch_of(classes)
+        return [f"sampler.m={per_class}", f"sampler.batch_size={in_batch * per_class}"]
 
     @property
     def last_line(self) -> str:
         """A line about the batches of a small network, and the options that change them."""
-        settings = dict(setting.split("=", 1) for setting in self.batches)
-        per_class = int(settings["sampler.m"])
-        classes = int(settings["sampler.batch_size"]) // per_class
-        side = self.side
+        classes, per_class = self.batch_of(self.training_classes)
         return (
-            f"batches of {classes} classes x {per_class} images, {side} x {side} pixels; larger images: "
-            f"--set data.image_size={2 * side}, longer training: --set schedule.epochs=20"
+            f"batches of {classes} classes x {per_class} images, {self.side} x {self.side} pixels; larger images: "
+            f"--set data.image_size={2 * self.side}, longer training: --set schedule.epochs=20"
         )
 
 
-def settings_for(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> tuple[list[str], list[str]]:
-    """Return ``KEY=VALUE`` settings of a small network for a folder or table, and three lines that describe them.
+def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnImages:
+    """Look at a folder of images or a ``.csv`` table.
 
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
-    found = describe_images(place, overrides, root)
-    settings = [*found.data, *found.small, *found.batches]
-    return settings, [*found.description, found.last_line]
-
-
-def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnImages:
-    """Look at a folder of images or a ``.csv`` table; as :func:`settings_for`."""
     place = _existing(place)
     table = place.suffix.lower() == ".csv"
     kind = "table" if table else "folder"
@@ -85,7 +91,8 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     images_per_class = _images_per_class(parts)
     trained = _images_per_class(parts[:1])
     image_sizes = _sample_of_sizes(parts)
-    side = int(options.get("image_size", _fitting_side(image_sizes)))
+    chosen_size = options.get("image_size")
+    side = int(chosen_size or _fitting_side(image_sizes))
     small = [
         f"data.image_size={side}",
         f"data.images.resize={round(side * 8 / 7)}",
@@ -98,23 +105,41 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     ]
     trained_labels = set(parts[0].labels.tolist())
     return OwnImages(
+        name=name,
         data=data,
         small=small,
-        batches=batches_for(len(trained), float(np.median(trained))),
         description=description,
         training_images=len(parts[0]),
         training_classes=len(trained),
+        images_per_class=float(np.median(trained)),
         tested_images=sum(len(part) for part in parts[1:]),
         splits_by_class=not trained_labels & set(parts[-1].labels.tolist()),
         side=side,
+        chosen_size=None if chosen_size is None else int(chosen_size),
     )
 
 
-def batches_for(training_classes: int, images_per_class: float) -> list[str]:
-    """Return settings of batches of at most 16 classes and 64 images for a median number of images per class."""
-    classes = min(training_classes, BATCH // 4)
-    per_class = int(max(2, min(BATCH // classes, MOST_PER_CLASS, images_per_class)))
-    return [f"sampler.m={per_class}", f"sampler.batch_size={classes * per_class}"]
+def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
+    """Return the settings of a recipe for a folder; a recipe that sets the crop of photographs keeps its own.
+
+    They are stated again, since the name of the folder replaces the recipe's [data].
+    """
+    own = dict(read_tables(recipe).get("data", {}).get("images", {}))
+    batches = images.batches_of(images.training_classes)
+    if "crop" not in own:
+        return (*images.data, *images.small, *batches)
+    if images.chosen_size is not None:
+        own |= {"crop": images.chosen_size, "resize": images.chosen_size}
+    settings = list(images.data)
+    for name, value in own.items():
+        settings.append(f"data.images.{name}={json.dumps(value)}")
+    return (*settings, *batches, f"sampler.iterations={iterations_of(images)}")
+
+
+def iterations_of(images: OwnImages) -> int:
+    """Return the number of iterations of an epoch: a pass over the images, or more where they are few."""
+    classes, per_class = images.batch_of(images.training_classes)
+    return max(FEWEST_ITERATIONS, images.training_images // (classes * per_class))
 
 
 def _existing(place: Path) -> Path:

@@ -21,13 +21,15 @@ from torch import Tensor, nn
 
 from ..data import prepare
 from ..distributed.devices import choose_device
-from ..errors import MissingExtraError
+from ..errors import ConfigError, MissingExtraError
 from ..evaluation.calculator import RetrievalAccuracyCalculator
 from ..evaluation.metrics import class_means, map_at_r
+from ..files import read_toml
 from ..networks.efficientnet_lite import IMAGENET, check_packages
-from ..networks.trunks import fit_whitened_pca
-from ..recipe import build_dataset, build_network, load_recipe, preprocessing_of, read_tables
-from ..recipe.images import OwnImages, batches_for
+from ..networks.trunks import whitened_components
+from ..recipe import build_dataset, build_network, load_recipe, preprocessing_of
+from ..recipe.images import OwnImages, iterations_of, settings_for_recipe
+from ..recipe.schema import MOST
 from .batches import embed_batches
 from .folder import RECIPE
 from .listener import Listener, Silence
@@ -46,7 +48,6 @@ SIGNIFICANT = 0.05  # p of a paired t-test over the classes
 MOST_VIEWS = 8  # augmented views of an image whose activations are kept
 VIEWS_IN_ALL = 24_000  # of all training images
 SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
-FEWEST_ITERATIONS = 20  # in an epoch
 TIMED_IMAGES = 32
 # seconds of a step from cached activations, over those of embedding the images of its batch
 STEP = 0.65
@@ -84,10 +85,16 @@ def why_not() -> str:
     return ""
 
 
-def recipe_of_run(folder: Path) -> str | None:
-    """Return the recipe file of the run, or of the first of several, that a folder has; None without one."""
+def recipe_of_run(folder: Path, images: OwnImages) -> str | None:
+    """Return the recipe file of the run, or of the first of several, that a folder has; None without one.
+
+    ConfigError for a run of other images.
+    """
     for place in (folder, *sorted(folder.glob("seed-*"))):
         if (place / RECIPE).is_file():
+            name = read_toml(place / RECIPE, "run")["data"]["name"]
+            if name != images.name:
+                raise ConfigError(f"{place} holds a run of {name}, not of {images.name}; resume it with the same")
             return str(place / RECIPE)
     return None
 
@@ -105,26 +112,6 @@ def candidates(images: OwnImages) -> list[Candidate]:
     if images.side < SMALL_SIDE:
         found.append(Candidate("small network from scratch", SMALL, settings_for_recipe(SMALL, images)))
     return found
-
-
-def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
-    """Return the settings of a recipe for a folder; a recipe that sets the crop of photographs keeps its own.
-
-    They are stated again, since the name of the folder replaces the recipe's [data].
-    """
-    own = read_tables(recipe).get("data", {}).get("images", {})
-    if "crop" not in own:
-        return (*images.data, *images.small, *images.batches)
-    settings = list(images.data)
-    for name, value in own.items():
-        settings.append(f"data.images.{name}={json.dumps(value)}")
-    return (*settings, *images.batches, f"sampler.iterations={_iterations(images)}")
-
-
-def _iterations(images: OwnImages) -> int:
-    """Return the number of iterations of an epoch: a pass over the images, or more where they are few."""
-    settings = dict(setting.split("=") for setting in images.batches)
-    return max(FEWEST_ITERATIONS, images.training_images // int(settings["sampler.batch_size"]))
 
 
 def _whitened(images: OwnImages) -> str:
@@ -158,7 +145,7 @@ def choose(
         return Choice(first.recipe, [*first.settings])
 
     held_out = round(images.training_classes * HELD_OUT)
-    minutes = _estimated_seconds(images, known, device, data) / 60
+    minutes = _estimated_seconds(images, known[0], device, data) / 60
     say(
         f"tries {', '.join(candidate.title for candidate in known)} of {TRUNK} on {held_out} of the training classes, "
         f"held out for that; with the training and the tests of the best, about {max(1, round(minutes))} minutes"
@@ -244,11 +231,9 @@ def _trial(
     listener: Listener,
 ) -> Run:
     """Return the run of a candidate on the training classes that are not held out."""
-    left = images.training_classes - max(1, round(images.training_classes * HELD_OUT))
-    settings = [*candidate.settings, *batches_for(left, images.training_images / images.training_classes), *overrides]
-    recipe = load_recipe(candidate.recipe, settings)
-    epochs = recipe.schedule.epochs
-    settings += [f"evaluation.validation={HELD_OUT}", "evaluation.select=map_at_r", f"evaluation.every={epochs}"]
+    left = images.training_classes - round(images.training_classes * HELD_OUT)
+    settings = [*candidate.settings, *images.batches_of(left), *overrides]
+    settings += [f"evaluation.validation={HELD_OUT}", "evaluation.select=map_at_r", f"evaluation.every={MOST}"]
     settings += ["evaluation.baselines=false", "evaluation.training_images=0", "track=[]"]
     recipe = load_recipe(candidate.recipe, settings)
     folder.mkdir()
@@ -258,13 +243,8 @@ def _trial(
 def _features_and_head(run: Run, _: Records) -> dict[str, Any]:
     """Return MAP@R by class of the features, of their whitened components, and of the embeddings of a head."""
     features = run.embeddings("validation", "trunk")
-    known = run.embeddings("train", "trunk")
-    size = min(WHITENED, *known.shape)
-    whitening = nn.Linear(known.shape[1], size, device="meta").to_empty(device=run.device)
-    fit_whitened_pca(known, whitening)
-    with torch.no_grad():
-        whitened = whitening(features)
-    rows = (features, whitened, run.embeddings("validation"))
+    whitening = whitened_components(run.embeddings("train", "trunk"), WHITENED)
+    rows = (features, whitening(features), run.embeddings("validation"))
     return {"by_class": [_map_at_r_by_class(run, points) for points in rows]}
 
 
@@ -284,16 +264,16 @@ def _map_at_r_by_class(run: Run, points: Tensor) -> ByClass:
     return means.double()
 
 
-def _estimated_seconds(images: OwnImages, known: list[Candidate], device: str, data: Path | None) -> float:
+def _estimated_seconds(images: OwnImages, frozen: Candidate, device: str, data: Path | None) -> float:
     """Return the seconds of the trials, and of the training and the tests of the last blocks.
 
     By the time of embedding 32 images.
     """
-    per_image = _seconds_per_image(known[0], device, data)
+    per_image = _seconds_per_image(frozen, device, data)
     trained = images.training_images
     epochs = load_recipe(PRETRAINED).schedule.epochs
     embedded = 2 * trained + trained * views_of(trained) + 4 * images.tested_images
-    seen = 64 * _iterations(images) * 2 * epochs  # in the trial and in the training
+    seen = 64 * iterations_of(images) * 2 * epochs  # in the trial and in the training
     return per_image * (embedded + STEP * seen)
 
 

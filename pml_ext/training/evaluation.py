@@ -20,7 +20,7 @@ from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
 from ..losses.relations import Relation
 from ..networks.pretrained import is_pretrained
-from ..networks.trunks import fit_whitened_pca
+from ..networks.trunks import whitened_components
 from ..recipe import trains_pretrained_trunk
 from ..recipe.schema import PROTOCOLS, TOP
 from .engine import first_nonfinite
@@ -67,12 +67,8 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
 
 def _features_and_components(view: View, features: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return a trunk's features of splits, and their whitened principal components, fitted on the training images."""
-    known = view.embeddings("train", "trunk")
-    size = min(view.recipe.model.embedding_size, *known.shape)
-    layer = nn.Linear(known.shape[1], size, device="meta").to_empty(device=view.device)  # no random number is drawn
-    fit_whitened_pca(known, layer)
-    with torch.no_grad():
-        components = {part: layer(rows) for part, rows in features.items()}
+    layer = whitened_components(view.embeddings("train", "trunk"), view.recipe.model.embedding_size)
+    components = {part: layer(rows) for part, rows in features.items()}
     return {"frozen": features, "pca": components}
 
 

@@ -74,8 +74,8 @@ class Run(View):
         super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
         self.stages = build_stages(recipe, self.training_images, self.device, seed)
-        self._cuts: dict[str, TrunkCut] = {}  # by the block
-        self._readers: dict[str, BatchReader | FeatureReader] = {}  # by the block of a cut; "" for none
+        self._cuts: dict[tuple[str, str], TrunkCut] = {}  # by block and precision
+        self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
         self.history = RunHistory()
         self.warn(self.note)
         for split, paths in self.unreadable.items():
@@ -106,9 +106,10 @@ class Run(View):
         table = cut_of(self.recipe.model.freeze) or cut_of(stage.table.freeze)
         if table is None:
             return None
-        if table.until not in self._cuts:
-            self._cuts[table.until] = cut_trunk(self.trunk, table, self._preprocessing, self.device)
-        return self._cuts[table.until]
+        key = (table.until, table.precision)
+        if key not in self._cuts:
+            self._cuts[key] = cut_trunk(self.trunk, table, self._preprocessing, self.device)
+        return self._cuts[key]
 
     @functools.cached_property
     def epochs(self) -> int:
@@ -121,10 +122,9 @@ class Run(View):
     def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
         """Return the reader of a stage's batches: of images, of features, or of activations before a cut."""
         cut = self.cut_of(stage)
-        block = "" if cut is None else cut.table.until
-        if block not in self._readers:
-            self._readers[block] = self._new_reader(cut)
-        return self._readers[block]
+        if cut not in self._readers:
+            self._readers[cut] = self._new_reader(cut)
+        return self._readers[cut]
 
     def _new_reader(self, cut: TrunkCut | None) -> BatchReader | FeatureReader:
         if cut is not None:
@@ -207,10 +207,14 @@ class Run(View):
             self.listener.warn(text)
 
     def compute_frozen_features(self) -> None:
-        """Compute the features of a frozen trunk, or the activations before cuts; each process computes a part."""
+        """Compute the features of a frozen trunk, or the activations before cuts; each process computes a part.
+
+        A single process leaves the features of tested images to the tests.
+        """
         if self.frozen:
             for split in self.splits:
-                self.features(split)
+                if self.processes > 1 or split in ("train", "validation"):
+                    self.features(split)
         for cut in dict.fromkeys(self.cut_of(stage) for stage in self.stages):
             if cut is not None:
                 self._compute_activations(cut)

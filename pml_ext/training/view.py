@@ -71,8 +71,8 @@ class View:
         self.embedder = self.network.embedder
         self.frozen = recipe.model.freeze == "trunk"  # then features are computed once
         self.cut: TrunkCut | None = None  # of the stage that trains, where it trains from cached activations
-        self._features: dict[tuple[str, str, int], Features] = {}  # by block of a cut, split and view
-        self._caches: dict[tuple[str, bool], FeatureCache] = {}  # by block, of plain (False) or augmented images
+        self._features: dict[tuple[TrunkCut | None, str, int], Features] = {}  # by cut, split and view
+        self._caches: dict[tuple[TrunkCut | None, bool], FeatureCache] = {}  # of plain (False) or augmented images
         self._tell = tell
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
@@ -222,8 +222,7 @@ class View:
         return self._cached(cut, split, view)
 
     def _cached(self, cut: TrunkCut | None, split: str, view: int) -> Features:
-        block = "" if cut is None else cut.table.until
-        key = (block, split, view)
+        key = (cut, split, view)
         if key not in self._features:
             if view:
                 images = self.training_images
@@ -234,8 +233,7 @@ class View:
 
     def _cache_for(self, cut: TrunkCut | None, images: LabeledImages, is_augmented: bool) -> FeatureCache:
         """Return the cache of features, or of activations before a cut, of plain or of augmented images."""
-        block = "" if cut is None else cut.table.until
-        key = (block, is_augmented)
+        key = (cut, is_augmented)
         if key not in self._caches:
             if is_augmented:
                 augmentation = repr(images.transform)

@@ -107,6 +107,12 @@ class LooksAtValues(TwoPaths):
         return super().forward(images)
 
 
+class DropsItself(TwoPaths):
+    def forward(self, images):
+        features = self.third(self.second(self.first(images)))
+        return nn.functional.dropout(features.mean((2, 3)), 0.5, self.training)
+
+
 class Twice(TwoPaths):
     def forward(self, images):
         first = self.first(images)
@@ -120,6 +126,7 @@ class Twice(TwoPaths):
         (TwoPaths(), "first", "it is the first of the trunk, so nothing would be frozen"),
         (TwoPaths(), "thrid", "no block of the trunk 'thrid'"),
         (LooksAtValues(), "second", "LooksAtValues cannot be cut before second: its forward cannot be traced"),
+        (DropsItself(), "second", "outside of its blocks, does something else in training"),
         (Twice(), "second", "second is not called once for a batch of images"),
     ],
 )

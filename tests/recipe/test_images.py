@@ -12,7 +12,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.recipe import build_dataset, load_recipes, pipelines, preprocessing_of, read_tables
-from pml_ext.recipe.images import settings_for
+from pml_ext.recipe.images import describe_images, settings_for_recipe
 from pml_ext.recipe.schema import ImagesTable
 from pml_ext.training.launch import train
 from pml_ext.training.view import View
@@ -154,7 +154,7 @@ def test_images_of_the_user_skip_unreadable_files(photos, tmp_path, recipe):
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "0" / "0.jpg").write_bytes(b"no image")
     given = ["data.split=image", "data.image_size=16"]
-    settings, _ = settings_for(tmp_path / "photos", given)
+    settings = settings_for_recipe(recipe, describe_images(tmp_path / "photos", given))
     (chosen,) = load_recipes(recipe, [*settings, *given]).values()
     assert chosen.data.unreadable == "skip"
     (stopping,) = load_recipes(recipe, [*settings, "data.unreadable=stop"]).values()
@@ -176,8 +176,10 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
         (tmp_path / f"class{label:02d}").mkdir()
         for number in range(images):
             Image.new("RGB", (40, 50), (9 * label, number, 0)).save(tmp_path / f"class{label:02d}" / f"{number}.png")
-    settings, lines = settings_for(tmp_path, options)
-    assert settings_for(Path(f"folder:{tmp_path}"), options) == (settings, lines)
+    described = describe_images(tmp_path, options)
+    assert describe_images(Path(f"folder:{tmp_path}"), options) == described
+    settings = settings_for_recipe("pml/photographs", described)
+    lines = [*described.description, described.last_line]
     found = dict(setting.split("=") for setting in settings)
     assert found["data.image_size"] == "32"
     assert tuple(map(found.get, ("data.split", "sampler.m", "sampler.batch_size"))) == wanted
@@ -189,4 +191,12 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
         for label in range(2, classes):
             shutil.rmtree(tmp_path / f"class{label:02d}")
         with pytest.raises(DataError, match="2 classes, most with fewer than 4 images; wanted two"):
-            settings_for(tmp_path)
+            describe_images(tmp_path)
+
+
+def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
+    recipe = "pml/photographs-pretrained"
+    by_default = settings_for_recipe(recipe, describe_images(photos))
+    chosen = settings_for_recipe(recipe, describe_images(photos, ["data.image_size=96"]))
+    assert {"data.images.crop=160", "data.images.resize=160"} <= set(by_default)
+    assert {"data.images.crop=96", "data.images.resize=96"} <= set(chosen)

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from pml_ext.errors import ConfigError
+from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
 from pml_ext.training.launch import train
+from pml_ext.training.run import Run
 from pml_ext_search.trained import load_run
 
 from .short_runs import SHORT, finished
@@ -110,6 +112,17 @@ def test_stages_come_from_images_after_activations(tmp_path):
 def test_settings_that_do_not_fit_are_refused(tmp_path, settings, text):
     with pytest.raises(ConfigError, match=text):
         train("cbml/digits", overrides=[*SHORT, *settings], out=tmp_path / "run")
+
+
+def test_two_stages_may_keep_other_precisions(tmp_path):
+    first = '{epochs=1, loss={name="cbml"}, freeze={until="4", precision="float32"}}'
+    second = first.replace("float32", "float16")
+    recipe = load_recipe("cbml/digits", [*SHORT, f"stages=[{first}, {second}]"])
+    run = Run(recipe, "two", tmp_path / "run")
+    cuts = [run.cut_of(stage) for stage in run.stages]
+    assert [cut and cut.table.precision for cut in cuts] == ["float32", "float16", None]
+    stored = {run.activations(cut, "train")[:2].dtype for cut in cuts[:2]}
+    assert stored == {torch.float32, torch.float16}
 
 
 def test_random_weights_before_a_cut_are_refused(tmp_path):

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from pml_ext.cli.train import train
-from pml_ext.errors import UnknownNameError
+from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.recipe import load_recipe
 from pml_ext.recipe.images import describe_images
 from pml_ext.training import choice
@@ -111,11 +111,16 @@ def test_settings_of_the_model_are_not_chosen_again(photos, tmp_path, monkeypatc
     assert begun[0][0] == "pml/photographs"
 
 
-def test_a_resumed_run_keeps_what_was_chosen(tmp_path):
-    assert choice.recipe_of_run(tmp_path) is None
+def test_a_resumed_run_keeps_what_was_chosen(photos, tmp_path):
+    found = describe_images(photos)
+    assert choice.recipe_of_run(tmp_path, found) is None
     (tmp_path / "seed-1").mkdir()
-    (tmp_path / "seed-1" / "recipe.toml").write_text("")
-    assert Path(choice.recipe_of_run(tmp_path)) == tmp_path / "seed-1" / "recipe.toml"
+    file = tmp_path / "seed-1" / "recipe.toml"
+    file.write_text(f'[data]\nname = "folder:{photos}"\n[run]\nseed = 1\n')
+    assert Path(choice.recipe_of_run(tmp_path, found)) == file
+    file.write_text('[data]\nname = "folder:others"\n[run]\nseed = 1\n')
+    with pytest.raises(ConfigError, match="holds a run of folder:others, not of folder:"):
+        choice.recipe_of_run(tmp_path, found)
 
 
 # Whole choices, with ImageNet weights
