@@ -179,8 +179,11 @@ def entries_of_a_log(content):
             place += left
             continue
         length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
-        entry += content[place + 7 : place + 7 + length]
-        place += 7 + length
+        end = place + 7 + length
+        if end > len(content):
+            return  # still being written
+        entry += content[place + 7 : end]
+        place = end
         if kind in (1, 4):  # whole, or the last part
             yield entry
             entry = b""
