@@ -106,6 +106,7 @@ if TYPE_CHECKING:
     from .files.stat import FileStat as FileStat
     from .files.stat import file_stat as file_stat
     from .files.stat import path_bytes as path_bytes
+    from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
     from .pml import BaseDistance as BaseDistance

@@ -39,6 +39,7 @@ from pml_ext.tool import (
     path_bytes,
     rank,
     shortened,
+    use_channels_last,
     write_atomically,
 )
 
@@ -119,7 +120,9 @@ class ImageEmbedder:
         identified_by = json.dumps([weights, network.preprocessing.model_dump(), self.precision])
         identity = hashlib.sha256(identified_by.encode()).hexdigest()[:16]
         self.collection = Collection(place, run, identity, network.embedding_size)
-        self._memory_format = self._choose_memory_format()
+        self._memory_format = torch.contiguous_format  # of images
+        if device.type == "cpu":
+            self._memory_format = use_channels_last(network, self.channels, network.preprocessing.image_size)
         self._frozen = frozen and self.precision == "float32"
 
     @functools.cached_property
@@ -453,21 +456,6 @@ class ImageEmbedder:
         except (DataError, UnwritableError, OSError) as error:
             warnings.warn(f"features are computed, and not kept: {shortened(error)}", StoreWarning, stacklevel=6)
             self._features = None
-
-    @torch.no_grad()
-    def _choose_memory_format(self) -> torch.memory_format:
-        """Return the memory format of inputs; convert a network on the CPU to channels-last if it supports that."""
-        if self.device.type != "cpu":
-            return torch.contiguous_format
-        size = self.network.preprocessing.image_size
-        image = torch.zeros(1, self.channels, size, size)
-        try:
-            self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.network(image.to(memory_format=torch.channels_last))
-        except RuntimeError:  # a module calls view() on a tensor that is not contiguous
-            self.network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-            return torch.contiguous_format
-        return torch.channels_last
 
     def _not_finite(self, bad: int, images: int, first: str) -> DataError:
         return DataError(

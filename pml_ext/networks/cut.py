@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..errors import ConfigError, first_of, one_line, unknown
+from .modes import preserved_modes
 from .trunks import RepeatedGray, unwrapped_trunk
 
 
@@ -158,11 +159,7 @@ def _refusal(trunk: nn.Module, block: str, reason: str) -> ConfigError:
 
 def activation_shape(stem: nn.Module, channels: int, image_size: int, device: torch.device) -> torch.Size:
     """Return the shape of an image's activations, measured on an image of zeros."""
-    training = stem.training
-    stem.eval()
-    try:
-        with torch.no_grad():
-            output: Tensor = stem(torch.zeros(1, channels, image_size, image_size, device=device))
-    finally:
-        stem.train(training)
+    with preserved_modes(stem), torch.no_grad():
+        stem.eval()
+        output: Tensor = stem(torch.zeros(1, channels, image_size, image_size, device=device))
     return output.shape[1:]

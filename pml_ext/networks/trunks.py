@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ..errors import ConfigError, needs_extra, one_line, unknown
 from . import efficientnet_lite as lite
+from .modes import preserved_modes
 
 PREFIX = "torchvision/"
 TIMM = "timm/"
@@ -372,17 +373,14 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
 
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
     """Return the length of a trunk's feature vectors, measured on images of zeros; ConfigError without such vectors."""
-    training = trunk.training
     shape = (in_channels, image_size, image_size)
-    trunk.eval()
     try:
-        with torch.no_grad():
+        with preserved_modes(trunk), torch.no_grad():
+            trunk.eval()
             output = trunk(torch.zeros(2, *shape))
     except (RuntimeError, AssertionError, ValueError) as error:
         size = " x ".join(map(str, shape))
         raise ConfigError(f"model.trunk refuses images of {size}: {error}") from None
-    finally:
-        trunk.train(training)
     if not isinstance(output, Tensor) or output.ndim != 2:
         if isinstance(output, Tensor):
             gave = str(tuple(output.shape))

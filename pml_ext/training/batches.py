@@ -28,6 +28,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
 from ..errors import DataError, one_line, shortened
+from ..networks.modes import preserved_modes
 from .signals import ENDING
 from .workers import worker_context
 
@@ -184,20 +185,6 @@ def embed_batches(
             batch = dataset.finish(batch.to(device, non_blocking=loader.pin_memory))
             features = trunk(batch)
             yield batch, features, embedder(features), labels.to(device, non_blocking=loader.pin_memory)
-
-
-@contextlib.contextmanager
-def preserved_modes(*networks: nn.Module) -> Iterator[None]:
-    """Restore the mode of each module, training or evaluation, after the block."""
-    modes: dict[nn.Module, bool] = {}
-    for network in networks:
-        for module in network.modules():
-            modes[module] = module.training
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 _workers: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # workers that this process has started

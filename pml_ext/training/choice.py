@@ -26,6 +26,7 @@ from ..evaluation.calculator import RetrievalAccuracyCalculator
 from ..evaluation.metrics import class_means, map_at_r
 from ..files import read_toml
 from ..networks.efficientnet_lite import IMAGENET, check_packages
+from ..networks.memory_format import use_channels_last
 from ..networks.trunks import whitened_components
 from ..recipe import build_dataset, build_network, load_recipe, preprocessing_of
 from ..recipe.images import OwnImages, iterations_of, settings_for_recipe
@@ -283,6 +284,8 @@ def _seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> 
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
     network = build_network(recipe.model, preprocessing).to(choose_device(device))
+    if choose_device(device).type == "cpu":
+        use_channels_last(network, preprocessing.channels, preprocessing.image_size)
     _, plain = preprocessing.transforms()
     some = splits.train.subset(range(min(TIMED_IMAGES, len(splits.train))))
     some, _ = prepare(some, plain, skip_unreadable=True)

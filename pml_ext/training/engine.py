@@ -75,10 +75,6 @@ class Engine:
         self._freeze_batch_norm = freeze_batch_norm
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
-        # Memory format of the images, the same as that of the weights.
-        self.memory_format = torch.contiguous_format
-        if self.settings.channels_last:
-            self.memory_format = torch.channels_last
         self._parts = self._trained_parts()
         self._scaler: torch.amp.GradScaler | None = None
         if self.settings.precision == "float16":
@@ -87,8 +83,6 @@ class Engine:
 
     def _trained_parts(self) -> list[nn.Module]:
         """Return the modules that a step calls, compiled and wrapped as the settings say."""
-        if self.settings.channels_last:
-            self.networks["trunk"].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parts: list[Any] = list(self.networks.values())
         if self.settings.compile:
             parts = [torch.compile(part) for part in parts]

@@ -30,7 +30,8 @@ from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, from_ranks, num_processes, rank
 from ..errors import DataError, one_line
 from ..files.stat import MISSING, FileStat, file_stat, path_bytes
-from .batches import Batches, embed_batches, preserved_modes
+from ..networks.modes import preserved_modes
+from .batches import Batches, embed_batches
 from .feature_store import FeatureStore, Vectors
 
 _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()

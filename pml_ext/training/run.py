@@ -132,7 +132,7 @@ class Run(View):
         elif self.frozen:
             kept = [self.features("train", view) for view in self._views()]
         else:
-            return BatchReader(self.training_images, self.recipe.data.workers, self.device, self.engine.memory_format)
+            return BatchReader(self.training_images, self.recipe.data.workers, self.device, self.memory_format)
         return FeatureReader(kept, self.training_images.labels, self.device)
 
     def _views(self) -> range:

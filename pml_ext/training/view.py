@@ -19,6 +19,7 @@ from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import ConfigError, DataError, PluginWarning, counted
 from ..evaluation import some_of_each_class
+from ..networks.memory_format import use_channels_last
 from ..recipe import Recipe, build_dataset, build_network, build_relation, load_recipe, preprocessing_of
 from ..registry.hooks import RunView
 from . import checkpoint
@@ -69,6 +70,7 @@ class View:
         self.network.to(self.device)
         self.trunk = self.network.trunk
         self.embedder = self.network.embedder
+        self.memory_format = self._choose_memory_format()
         self.frozen = recipe.model.freeze == "trunk"  # then features are computed once
         self.cut: TrunkCut | None = None  # of the stage that trains, where it trains from cached activations
         self._features: dict[tuple[TrunkCut | None, str, int], Features] = {}  # by cut, split and view
@@ -136,6 +138,16 @@ class View:
             sample = some_of_each_class(train.labels, evaluation.training_images, self.seed)
             self.splits[SAMPLE] = train.subset(sample)
             self.tested_training = SAMPLE
+
+    def _choose_memory_format(self) -> torch.memory_format:
+        """Return the memory format of images; convert the trunk to the same."""
+        wanted = self.recipe.engine.channels_last
+        if wanted is None and self.device.type == "cpu":
+            return use_channels_last(self.trunk, self._preprocessing.channels, self._preprocessing.image_size)
+        if not wanted:
+            return torch.contiguous_format
+        self.trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return torch.channels_last
 
     def network_json(self) -> dict[str, Any]:
         """Return the content of ``network.json``: preprocessing, length of features, and training classes."""

@@ -78,7 +78,7 @@ class Parts:
         """Trains by the engine; all steps."""
         torch.manual_seed(5)
         engine = Engine(self.trunk, self.embedder, CPU, EngineTable(**settings), freeze)
-        reader = BatchReader(images, workers, CPU, engine.memory_format)
+        reader = BatchReader(images, workers, CPU)
         objective = self.objective()
         return [step for epoch in batches for step in engine.epoch(reader.read(epoch), objective)]
 
