@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import DataError, one_line
+from ..errors import ConfigError, DataError, one_line
 from .published import Archive, Count, Counts, DatasetInfo, Entry, assemble, find_root, read_lines
 from .reading import Box
 from .splits import DataSplits
@@ -42,6 +42,7 @@ CARS196 = DatasetInfo(
     counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
     note="Classes 1 to 98 are for training, 99 to 196 for tests; cars_annos.mat has the split of another protocol.",
 )
+CARS196_OFFICIAL_TRAIN: Counts = {"train": Count(4_052, 98), "test": Count(4_092, 98)}
 SOP = DatasetInfo(
     name="sop",
     title="Stanford Online Products",
@@ -113,13 +114,23 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
     return assemble(CUB, place / "images.txt", place / "images", parts, image_size, list(names.values()))
 
 
-def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
+def cars196(
+    root: Path | None = None, image_size: int = 224, boxes: bool = False, official: Literal["train"] | None = None
+) -> DataSplits:
     """Cars196: 8,054 photographs of 98 car models to train, 8,131 of 98 others to test.
 
     Args:
         root: the folder with ``car_ims`` and ``cars_annos.mat``.
         image_size: height and width of the network's input, in pixels.
+        boxes: whether to crop each photograph to the bounding box of its car.
+        official: ``"train"`` takes the photographs alone that train in the set's own split for classification: 4,052 of
+            the first 98 car models to train, 4,092 of the others to test.
     """
+    about = CARS196
+    if official is not None:
+        if official != "train":
+            raise ConfigError(f"cars196: official = {official!r}; wanted 'train', or nothing for all photographs")
+        about = dataclasses.replace(CARS196, counts=CARS196_OFFICIAL_TRAIN)
     from scipy.io import loadmat
 
     place = find_root(CARS196, root, "cars_annos.mat", ["cars196", "CARS196"])
@@ -129,15 +140,22 @@ def cars196(root: Path | None = None, image_size: int = 224) -> DataSplits:
         tables: dict[str, Any] = loadmat(path, squeeze_me=True)
         names = dict(enumerate(map(str, tables["class_names"]), 1))
         rows = tables["annotations"]
-        for image, number in zip(map(str, rows["relative_im_path"]), map(int, rows["class"]), strict=True):
-            if number <= CARS196.counts["train"].classes:
+        for row in rows:
+            if official is not None and int(row["test"]) == 1:
+                continue
+            number = int(row["class"])
+            box = None
+            if boxes:
+                left, top, right, bottom = (float(row[f"bbox_{corner}"]) for corner in ("x1", "y1", "x2", "y2"))
+                box = Box(left - 1, top - 1, right, bottom)  # the first pixel is 1, and the last belongs to the box
+            if number <= about.counts["train"].classes:
                 part = "train"
             else:
                 part = "test"
-            parts[part].append(Entry(image, names[number]))
+            parts[part].append(Entry(str(row["relative_im_path"]), names[number], box))
     except Exception as error:  # scipy raises many types for a damaged file
         raise DataError(f"{path}: not the annotations of Cars196 ({one_line(error)}); get the file again") from None
-    return assemble(CARS196, path, place, parts, image_size, list(names.values()))
+    return assemble(about, path, place, parts, image_size, list(names.values()))
 
 
 def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:

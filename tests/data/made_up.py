@@ -34,10 +34,11 @@ def cub_folder(place: Path, classes=4, each=3) -> Path:
 def cars_folder(place: Path, classes=4, each=3) -> Path:
     from scipy.io import savemat
 
-    fields = [("relative_im_path", "O"), ("bbox_x1", "O"), ("class", "O"), ("test", "O")]
+    corners = [(f"bbox_{corner}", "O") for corner in ("x1", "y1", "x2", "y2")]
+    fields = [("relative_im_path", "O"), *corners, ("class", "O"), ("test", "O")]
     rows = np.zeros((1, classes * each), dtype=fields)
     for i in range(classes * each):  # the official split, "test", has nothing to do with the classes
-        rows[0, i] = (f"car_ims/{i + 1:06}.jpg", 1, i % classes + 1, i % 2)
+        rows[0, i] = (f"car_ims/{i + 1:06}.jpg", 3, 2, 12, 9, i % classes + 1, i // classes % 2)
         jpeg(place / "car_ims" / f"{i + 1:06}.jpg", 10 * i)
     names = np.array([f"Maker {n} 2012" for n in range(classes)], dtype=object)[None]
     savemat(place / "cars_annos.mat", {"annotations": rows, "class_names": names})

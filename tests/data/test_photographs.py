@@ -6,7 +6,7 @@ import pytest
 
 from pml_ext.data import photographs
 from pml_ext.data.published import Count
-from pml_ext.errors import DataError
+from pml_ext.errors import ConfigError, DataError
 
 from .made_up import cars_folder, cub_folder, imagenet_folder, inshop_folder, sop_folder
 
@@ -25,6 +25,20 @@ def test_cub_trains_on_the_first_classes(tmp_path, count):
     boxed = photographs.cub(place, 64, boxes=True)
     assert tuple(boxed.train[0][0].shape) == (3, 8, 10)
     assert tuple(boxed.test.subset([1, 2])[0][0].shape) == (3, 8, 10)
+
+
+def test_the_official_training_cars_alone_by_their_boxes(tmp_path, monkeypatch, count):
+    count("CARS196")
+    place = cars_folder(tmp_path)
+    with pytest.raises(DataError, match="expected 4,052"):
+        photographs.cars196(place, 64, official="train")
+    monkeypatch.setattr(photographs, "CARS196_OFFICIAL_TRAIN", {"train": Count(4, 2), "test": Count(4, 2)})
+    splits = photographs.cars196(place, 64, boxes=True, official="train")
+    assert [path.name for path in splits.train.paths] == [f"{n:06}.jpg" for n in (1, 2, 9, 10)]
+    assert splits.test.labels.tolist() == [2, 3] * 2
+    assert tuple(splits.test[0][0].shape) == (3, 8, 10)  # pixels 2 to 9 and 3 to 12
+    with pytest.raises(ConfigError, match="wanted 'train'"):
+        photographs.cars196(place, 64, official="test")
 
 
 def test_cars_are_split_by_class_and_products_by_their_lists(tmp_path, count):
