@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -283,8 +283,9 @@ def _seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> 
     recipe = load_recipe(candidate.recipe, candidate.settings)
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
-    network = build_network(recipe.model, preprocessing).to(choose_device(device))
-    if choose_device(device).type == "cpu":
+    chosen = torch.device(choose_device(device))
+    network = build_network(recipe.model, preprocessing).to(chosen)
+    if chosen.type == "cpu":
         use_channels_last(network, preprocessing.channels, preprocessing.image_size)
     _, plain = preprocessing.transforms()
     some = splits.train.subset(range(min(TIMED_IMAGES, len(splits.train))))
@@ -293,11 +294,7 @@ def _seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> 
     seconds = []
     for _ in range(2):  # the first pass warms up
         started = time.perf_counter()
-        for _ in _passes(network, some, choose_device(device)):
+        for _ in embed_batches(network.trunk, network.embedder, some, chosen, batch_size=16):
             pass
         seconds.append(time.perf_counter() - started)
     return seconds[-1] / len(some)
-
-
-def _passes(network: Any, images: Any, device: Any) -> Iterator[Any]:
-    return embed_batches(network.trunk, network.embedder, images, torch.device(device), batch_size=16)
