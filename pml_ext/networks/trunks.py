@@ -131,6 +131,14 @@ def torchvision_trunk(
             changes with the release of torchvision. None: random initialization.
         dropout: whether the model's own dropout is kept.
     """
+    model = _torchvision_model(name, weights)
+    _remove_auxiliary_heads(model)
+    _remove_last_layer(model, name)
+    return _adapted(model, in_channels, dropout)
+
+
+def _torchvision_model(name: str, weights: str | None) -> nn.Module:
+    """Return torchvision's model; ConfigError for unknown weights, or some that cannot be downloaded."""
     zoo = torchvision_models()
     tags = ["DEFAULT"] + [tag.name for tag in zoo.get_model_weights(name)]
     if weights is not None and weights not in tags:
@@ -139,22 +147,29 @@ def torchvision_trunk(
     if name in ("googlenet", "inception_v3") and weights is None:  # weights come with the auxiliary heads
         options |= {"aux_logits": False, "init_weights": False}
     try:
-        model = zoo.get_model(name, **options)
+        model: nn.Module = zoo.get_model(name, **options)
     except (OSError, RuntimeError) as error:
         raise ConfigError(
             f"{PREFIX}{name}: its weights {weights} cannot be downloaded ({error}); put the file into "
             f"{torch.hub.get_dir()}/checkpoints, or leave weights out"
         ) from None
+    return model
+
+
+def _remove_auxiliary_heads(model: nn.Module) -> None:
     if hasattr(model, "aux_logits"):
-        model.aux_logits = False
+        model.aux_logits = False  # type: ignore[assignment]
         for head in ("aux1", "aux2", "AuxLogits"):
             setattr(model, head, None)
+
+
+def _remove_last_layer(model: nn.Module, name: str) -> None:
+    """Replace the last linear layer by the identity; ConfigError if the last module is another."""
     path, last = list(model.named_modules())[-1]
     if not isinstance(last, nn.Linear):
         raise ConfigError(f"{PREFIX}{name}: its last module is {type(last).__name__}, no linear layer to take off")
     parent, _, child = path.rpartition(".")
     setattr(model.get_submodule(parent), child, nn.Identity())
-    return _adapted(model, in_channels, dropout)
 
 
 class _Block(NamedTuple):

@@ -78,9 +78,14 @@ def load_recipes(
         source = variants.source
         run = variants.run
         for full_name, tables in variants.tables.items():
-            is_first = not recipes
-            build = not (begins_first and is_first)
-            recipes[full_name] = validate(tables, source, new=not run, check=check, build=build)
+            with _naming(source):
+                recipe = Recipe.model_validate(tables)
+                if check:
+                    is_first = not recipes
+                    check_names(recipe, build=not (begins_first and is_first))
+                if not run:  # the recipe of a run that exists keeps its weights and rows, whatever there is now
+                    _check_new(recipe, check)
+            recipes[full_name] = recipe
     except (ConfigError, UnknownNameError) as error:
         missing = registry.missing_plugins(run.get("plugins", {}))
         if missing:
@@ -127,26 +132,31 @@ def _naming_option(text: str, overrides: Iterable[str]) -> str:
     return text
 
 
-def validate(
-    tables: Mapping[str, Any], source: str, new: bool = True, check: bool = True, build: bool = True
-) -> Recipe:
-    """Return the recipe of plain tables, with every name and setting checked; ``build`` as of :func:`check_names`.
-
-    The recipe of a run that exists is not ``new``: rows of papers, and weights of a frozen trunk, are not checked.
-    """
-    try:
+def validate(tables: Mapping[str, Any], source: str) -> Recipe:
+    """Return the recipe of plain tables, with every name and setting checked; ``source`` is for errors."""
+    with _naming(source):
         recipe = Recipe.model_validate(tables)
-        if check:
-            check_names(recipe, build)
-        if check and new:
-            check_weights(recipe)
-        if new:
-            quoted(recipe.paper, recipe.data.name)
+        check_names(recipe)
+        _check_new(recipe, check=True)
+    return recipe
+
+
+@contextlib.contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Name the file of a recipe in errors of its tables."""
+    try:
+        yield
     except ValidationError as error:
         raise ConfigError(shortened(f"{source}: {problem_of(error)}")) from None
     except ConfigError as error:
         raise ConfigError(shortened(f"{source}: {error}")) from None
-    return recipe
+
+
+def _check_new(recipe: Recipe, check: bool) -> None:
+    """Check the rows of papers, and with ``check`` the weights of a frozen trunk."""
+    if check:
+        check_weights(recipe)
+    quoted(recipe.paper, recipe.data.name)
 
 
 def read_tables(name: str) -> Tables:

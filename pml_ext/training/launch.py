@@ -317,38 +317,52 @@ def train(
         StoppedError: a signal ended it; the text says what to type to go on.
     """
     resume = resume or _restarted()
-    plans: list[Plan] = []
     runs = _Results(listener)
-    with signals.listening():
-        try:
-            with process_group(choose_device(device).partition(":")[0]):
-                # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
-                if rank() == 0:
-                    planned = plan(name, out, seed, seeds, overrides, resume)
-                else:
-                    planned = None
-                plans += from_rank_0(planned)
-                place = plans[0].folder
-                if len(plans) > 1:
-                    place = place.parent
-                for each in plans:
-                    signals.check("before a run began")
-                    try:
-                        runs.add(each, execute(each, device, data, listener, resume, on_nonfinite))
-                    except Exception as error:
-                        if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
-                            raise
-                        runs.add_failure(each, error)
-                if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
-                    runs.write_summary(place)
-        except StoppedError as error:
-            if not any(each.folder.exists() for each in plans):
-                raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
-            again = f"the same command with --out {shlex.quote(str(place))} --resume"
-            raise StoppedError(error.signal, f"{error}; go on with {again}") from None
+
+    def run_all(plans: Sequence[Plan]) -> None:
+        for each in plans:
+            signals.check("before a run began")
+            try:
+                runs.add(each, execute(each, device, data, listener, resume, on_nonfinite))
+            except Exception as error:
+                if len(plans) == 1 or num_processes() > 1:  # other ranks may wait for this one
+                    raise
+                runs.add_failure(each, error)
+        place = _common_folder(plans)
+        if len(plans) > 1 and rank() == 0 and place.exists():  # does not exist if all failed before writing
+            runs.write_summary(place)
+
+    plans: list[Plan] = []
+    backend = choose_device(device).partition(":")[0]
+    with signals.listening(), _saying_how_to_continue(plans), process_group(backend):
+        # Only rank 0 looks at the folder and names it; the others must not see what it has written since.
+        planned = None
+        if rank() == 0:
+            planned = plan(name, out, seed, seeds, overrides, resume)
+        plans += from_rank_0(planned)
+        run_all(plans)
     if runs.failures:
         raise FailedRunsError(runs.results, runs.failures)
     return runs.results
+
+
+def _common_folder(plans: Sequence[Plan]) -> Path:
+    """Return the folder of the only run, or that of several."""
+    if len(plans) == 1:
+        return plans[0].folder
+    return plans[0].folder.parent
+
+
+@contextlib.contextmanager
+def _saying_how_to_continue(plans: Sequence[Plan]) -> Iterator[None]:
+    """Add to the error of a signal what to type to continue, if something was written."""
+    try:
+        yield
+    except StoppedError as error:
+        if not any(each.folder.exists() for each in plans):
+            raise StoppedError(error.signal, f"{error}; nothing was written yet") from None
+        again = f"the same command with --out {shlex.quote(str(_common_folder(plans)))} --resume"
+        raise StoppedError(error.signal, f"{error}; go on with {again}") from None
 
 
 class _Results:
