@@ -86,20 +86,24 @@ class FeatureCache:
         a feature that is NaN or infinite.
         """
         keys = [key + b"\0%d" % view for key in _keys(images)]
+        with self.store.locked() if rank() == 0 else contextlib.nullcontext():
+            numbers = self._numbers(images, keys)
+            vectors = torch.from_numpy(self.store.vectors())
+        return Features(vectors, torch.tensor([numbers[key] for key in keys]), self._shape)
+
+    def _numbers(self, images: LabeledImages, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the row in the store of each key, once those that it lacks are computed, by each process a part."""
         paths = images.paths or itertools.repeat(None)
         stats = dict(zip(keys, map(_stat_of, paths), strict=False))
-        first = rank() == 0
-        with self.store.locked() if first else contextlib.nullcontext():
-            found = from_rank_0(self._found(stats) if first else None)
-            missing = _first_places(keys, found)
-            if missing and first:
-                self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
-            start = len(missing) * rank() // num_processes()
-            stop = len(missing) * (rank() + 1) // num_processes()
-            for part in from_ranks(self._computed(images, missing[start:stop], keys, stats)):
-                found |= part
-            vectors = torch.from_numpy(self.store.vectors())
-        return Features(vectors, torch.tensor([found[key] for key in keys]), self._shape)
+        found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
+        missing = _first_places(keys, found)
+        if missing and rank() == 0:
+            self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
+        start = len(missing) * rank() // num_processes()
+        stop = len(missing) * (rank() + 1) // num_processes()
+        for part in from_ranks(self._computed(images, missing[start:stop], keys, stats)):
+            found |= part
+        return found
 
     def _found(self, stats: dict[bytes, FileStat]) -> dict[bytes, int]:
         """Return the rows of the features that the store has; begin a damaged store anew."""
