@@ -32,8 +32,11 @@ if TYPE_CHECKING:
     from .cli.output import stderr as stderr
     from .cli.output import stdout as stdout
     from .data import Steps as Steps
+    from .data import VectorFile as VectorFile
     from .data import image_tensor as image_tensor
+    from .data import is_vector_file as is_vector_file
     from .data import read_image as read_image
+    from .data import read_vectors as read_vectors
     from .data.folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
     from .data.folder import CLUSTERS_TABLE as CLUSTERS_TABLE
     from .data.folder import GONE as GONE
@@ -109,6 +112,7 @@ if TYPE_CHECKING:
     from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
+    from .networks.network import VectorInput as VectorInput
     from .pml import BaseDistance as BaseDistance
     from .recipe import Recipe as Recipe
     from .recipe import build_dataset as build_dataset

@@ -1,6 +1,7 @@
 """Pages for users: their Python runs, and the files and tests that they name exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,29 @@ def test_the_python_of_a_page_runs(name):
     lines: dict[str, object] = {"__name__": "page"}
     for block in blocks:
         exec(compile(block, f"{name}.md", "exec"), lines)
+
+
+def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeypatch, without_report):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "vectors.md").read_text("utf-8")
+    blocks = re.findall(r"```(python|bash)\n(.*?)```", page, re.DOTALL)
+    lines: dict[str, object] = {"__name__": "page"}
+    commands = []
+    for language, block in blocks:
+        if language == "python":
+            exec(compile(block, "vectors.md", "exec"), lines)
+            continue
+        for line in block.splitlines():
+            _, command, *given = shlex.split(line)
+            if command == "train":
+                given += ["--quick", "--set", "schedule.epochs=2", "--device", "cpu"]
+                given += [] if "cbml/digits" not in given else ["--set", "schedule.milestones=[1]"]
+            done = pml_ext_command(command, *given)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            commands.append(command)
+    assert commands == ["train", "train", "index", "query", "query", "query", "export"]
+    assert lines["answer"].paths  # type: ignore[attr-defined]
+    assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1797
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))

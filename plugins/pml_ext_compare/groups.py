@@ -108,6 +108,8 @@ class Group:
         share = self.settings.get("evaluation.validation", 0)
         if self.settings.get("evaluation.select_on") == "test":
             epoch = "test images"
+        elif self.settings.get("evaluation.select_on") == "split":
+            epoch = "validation images of the data"
         elif share:
             epoch = f"{100 * share:.0f} % of training classes"
         else:

@@ -4,7 +4,7 @@
 
 - ``collection``: one row of JSON, with the network that the vectors belong to and the index;
 - ``embedded``: a row per file that was embedded, so that none is embedded twice;
-- ``images``: a row per image of the indexed folder, which is what a query searches.
+- ``images``: a row per image of the indexed folder, or per vector of the indexed file, which is what a query searches.
 
 ``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``. It only grows: new vectors are
 flushed before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the
@@ -89,10 +89,10 @@ def _unknown() -> Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class Embedded:
-    """Images of a folder and their embeddings; an array that is not known is empty."""
+    """Images of a folder, or vectors of a file, and their embeddings; an array that is not known is empty."""
 
-    folder: Path
-    paths: Sequence[str]  # relative to the folder
+    folder: Path  # or the file of vectors
+    paths: Sequence[str]  # relative to the folder; of vectors their ids
     embeddings: Tensor  # [N, D], of length 1
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
     stats: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
@@ -100,18 +100,22 @@ class Embedded:
     numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
     unlisted: Sequence[str] = ()  # folders and files that could not be looked at
+    class_names: tuple[str, ...] | None = None  # of vectors: by the numbers that are in place of a file's size
 
     @property
     def classes(self) -> Sequence[str]:
-        """The first sub-folder of every image; "" for one that lies in the folder itself."""
-        return [class_of(path) for path in self.paths]
+        """The first sub-folder of every image, "" for one that lies in the folder itself; the class of every vector."""
+        if self.class_names is None:
+            return [class_of(path) for path in self.paths]
+        return [self.class_names[number] for number in self.stats[:, 0]]
 
 
 class Index(BaseModel, frozen=True):
     """The images that a query searches."""
 
-    folder: str  # without links
+    folder: str  # without links; the file of vectors
     images: int
+    classes: tuple[str, ...] | None = None  # of vectors, by number; None for images, whose class is their sub-folder
     first: int | None  # row of the first vector if they are contiguous
     factory: str = ""  # of faiss; "" for exact search
     effort: int = 0
@@ -155,13 +159,17 @@ def _state_of(about: str, crc: int) -> State:
 
 
 class Image(NamedTuple):
-    """A row of the table ``images``; the path is relative to the indexed folder."""
+    """A row of the table ``images``; the path is relative to the indexed folder.
+
+    Of a vector, the path is its id, the size is the number of its class, and the time is the CRC-32 of its numbers.
+    """
 
     id: int
     path: str
     size: int
     time: int
     vector: int
+    class_name: str
 
 
 class Changes(NamedTuple):
@@ -228,12 +236,21 @@ class Transaction:
     def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
         """Read rows of ``images``, each with whether it and its vector are undamaged."""
         query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
+        classes = None if self.state.index is None else self.state.index.classes
         for id, path, size, time, vector, crc in self.connection.execute(query, values):
             if isinstance(path, (bytes, str)):
                 text = os.fsdecode(path)
             else:
                 text = repr(path)
-            yield Image(id, text, size, time, vector), self.is_intact(vector, crc, id, path, size, time)
+            is_intact = self.is_intact(vector, crc, id, path, size, time)
+            class_name = ""
+            if classes is None:
+                class_name = class_of(text)
+            elif isinstance(size, int) and 0 <= size < len(classes):
+                class_name = classes[size]
+            else:
+                is_intact = False
+            yield Image(id, text, size, time, vector, class_name), is_intact
 
 
 class Collection:
@@ -460,23 +477,33 @@ class Collection:
     def append(self, paths: Sequence[bytes], stats: Sequence[FileStat], vectors: Vectors) -> dict[bytes, int]:
         """Write the vectors of files, ``[N, D]``; return their numbers by path."""
         with self.transaction(write=True) as current:
-            state = current.state
-            self.check_identity(state)
-            file_path = self.place / state.file
-            end = 4 * state.size * state.vectors
-            with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
-                file.truncate(end)  # vectors of a process that was killed before it committed their rows
-                file.seek(end)
-                file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
-                file.flush()
-                os.fsync(file.fileno())
+            first = self._append(current, vectors)
             values = []
             for row, (path, size_and_mtime) in enumerate(zip(paths, stats, strict=True)):
                 crc = crc_of(vectors[row].data, path, *size_and_mtime)
-                values.append((path, *size_and_mtime, state.vectors + row, crc))
+                values.append((path, *size_and_mtime, first + row, crc))
             current.connection.executemany("INSERT OR REPLACE INTO embedded VALUES (?, ?, ?, ?, ?)", values)
-            current.save(vectors=state.vectors + len(vectors))
-        return dict(zip(paths, range(state.vectors, state.vectors + len(vectors)), strict=True))
+        return dict(zip(paths, range(first, first + len(vectors)), strict=True))
+
+    def append_vectors(self, vectors: Vectors) -> int:
+        """Write vectors, ``[N, D]``, for an index that is written next; return the number of the first."""
+        with self.transaction(write=True) as current:
+            return self._append(current, vectors)
+
+    def _append(self, current: Transaction, vectors: Vectors) -> int:
+        """Write vectors to the end of their file, and their count to the state; return the number of the first."""
+        state = current.state
+        self.check_identity(state)
+        file_path = self.place / state.file
+        end = 4 * state.size * state.vectors
+        with writing(file_path), file_path.open("r+b" if file_path.exists() else "w+b") as file:
+            file.truncate(end)  # vectors of a process that was killed before it committed their rows
+            file.seek(end)
+            file.write(np.ascontiguousarray(vectors, dtype=np.float32).data)
+            file.flush()
+            os.fsync(file.fileno())
+        current.save(vectors=state.vectors + len(vectors))
+        return state.vectors
 
     def compact(self, gone: Sequence[bytes] = ()) -> None:
         """Delete rows of missing files; rewrite the vectors if a fifth of the file is unused.
@@ -532,7 +559,8 @@ class Collection:
         numbers = np.sort(embedded.numbers)
         are_contiguous = numbers[-1] - numbers[0] + 1 == len(numbers)
         first = int(numbers[0]) if are_contiguous else None
-        index = Index(folder=str(embedded.folder.resolve()), images=len(numbers), first=first)
+        folder = str(embedded.folder.resolve())
+        index = Index(folder=folder, images=len(numbers), first=first, classes=embedded.class_names)
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
             if faiss.recall is not None and faiss.recall < _MIN_RECALL:

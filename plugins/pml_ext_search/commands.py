@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from .query import Gallery
     from .trained import TrainedRun
 
-IndexedFolder = Annotated[Path | None, Argument(metavar="[FOLDER]", help="Image folder (default: the indexed one).")]
+IndexedFolder = Annotated[
+    Path | None,
+    Argument(metavar="[FOLDER]", help="Image folder, or a file of vectors (default: the indexed one)."),
+]
 _LISTED = 10  # maximum missing or changed images listed by name
 _SOURCES = (
     "A folder of images, sub-folders included; with --part and --on also an address such as s3://bucket/photos, a "
@@ -65,7 +68,8 @@ def embedding_run(
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
             trained = load_for_command(run, device, workers, store)
-            trained.embed_folder(trained.indexed_folder() if folder is None else folder)
+            if not trained.takes_vectors:  # a single process embeds vectors faster than it could share them
+                trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             raise Exit
         with Progress() as bar:
             yield load_for_command(run, device, workers, store, bar.embedding)
@@ -151,12 +155,30 @@ def _embed_to_file(
         raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
     check_writable("-o", out, file=True)
     with embedding_run(run, folder, device, workers, store) as trained:
+        if trained.takes_vectors:
+            _embed_vectors_to_file(trained, folder, out, store, as_json)
+            return
         embedded = trained.embed_folder(folder)
     out.parent.mkdir(parents=True, exist_ok=True)
     save_embeddings(embedded, out)
     images, size = embedded.embeddings.shape
     about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
     print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
+
+
+def _embed_vectors_to_file(trained: TrainedRun, path: Path, out: Path, store: Path | None, as_json: bool) -> None:
+    """Embed a file of vectors into another, without the collection."""
+    from .vectors import save_vectors
+
+    if store is not None:
+        raise ConfigError("--store goes with images; embeddings of vectors are written to the file alone")
+    embedded = trained.vectors.embedded(path)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_vectors(embedded, out)
+    count, size = embedded.embeddings.shape
+    print_result(
+        as_json, {"file": str(out), "vectors": count, "size": size}, f"{count} embeddings of size {size}: {out}"
+    )
 
 
 def _part_numbers(part: str) -> tuple[int, int]:
@@ -245,7 +267,7 @@ def index(
     device: OnDevice = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Index the images of a folder, or update the index."""
+    """Index the images of a folder, or the vectors of a file, or update the index."""
     from .stores import masked
 
     if workers is not None and (check or parts is not None):
@@ -268,7 +290,7 @@ def index(
         else:
             gallery = trained.write_index(parts, folder, factory)
     about = _about_index(gallery)
-    lines = [f"{len(gallery)} images indexed: {gallery.place}"]
+    lines = [f"{len(gallery)} {gallery.noun} indexed: {gallery.place}"]
     if gallery.changes is not None:
         lines.append(str(gallery.changes))
     faiss = gallery.faiss
@@ -316,20 +338,28 @@ def _recall_text(name: str, recall: float) -> str:
 def _check_index(gallery: Gallery, as_json: bool) -> None:
     """Print which images of an index are gone or changed; exit code 1 if there are some."""
     gone, changed = gallery.check()
-    lines = [f"{len(gallery)} images, all files as they were written: {gallery.place}"]
+    lines = [f"{len(gallery)} {gallery.noun}, all files as they were written: {gallery.place}"]
     for what, paths in (("gone", gone), ("changed", changed)):
         if paths:
             lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
     about = {"index": str(gallery.place), "images": len(gallery), "gone": gone, "changed": changed}
     print_result(as_json, about, *lines)
     if gone or changed:
-        say(f"{len(gone)} images gone and {len(changed)} changed since they were indexed; type: {gallery.again}")
+        say(
+            f"{len(gone)} {gallery.noun} gone and {len(changed)} changed since they were indexed; type: {gallery.again}"
+        )
         raise Exit(1)
 
 
 def query(
     run: RunFolder,
-    images: Annotated[list[Path] | None, Argument(metavar="IMAGE...", help="Images to find; with -o a folder.")] = None,
+    images: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="IMAGE...",
+            help="Images to find; with -o a folder. Of a run of vectors: ids of the index, or a file of vectors.",
+        ),
+    ] = None,
     k: Annotated[int | None, Option("-k", help="Number of answers (default 8).")] = None,
     metric: Annotated[
         Literal["euclidean", "learned"], Option(help="Of the embeddings, or the run's learned metric.")
@@ -377,13 +407,15 @@ def query(
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
             trained = load_for_command(run, device, workers, own, bar.embedding)
-            folder = str(images[0]) if images else None
+            folder = images[0] if images else None
             items: str | list[str] = folder or ""
             if listing is not None:
                 items = read_list(listing)
+            if trained.takes_vectors and listing is None:
+                folder = None
             queries, found = trained.match(items, out, 8 if k is None else k, within, radius, stored, folder)
         about = {"file": str(out), "queries": queries, "answers": found}
-        print_result(as_json, about, f"{found} answers to {queries} images: {out}")
+        print_result(as_json, about, f"{found} answers to {queries} {_noun(trained)}: {out}")
         return
     if listing is not None or workers is not None:
         raise ConfigError("--list and --workers go with -o FILE")
@@ -395,10 +427,17 @@ def query(
         raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
     if duplicates and (picture or within or (k, shortlist, rerank) != (None, None, None) or metric != "euclidean"):
         raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
-    place = picture or (None if as_json or duplicates or stored else run / "query.png")
+    place = picture
     if place is not None:
         check_writable("--picture", place, file=True)
     trained = load_for_command(run, device, store=own)
+    if trained.takes_vectors:
+        if picture is not None:
+            raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")
+    elif place is None and not (as_json or duplicates or stored):
+        place = run / "query.png"
+        check_writable("--picture", place, file=True)
+    name_column = "id" if trained.takes_vectors else "path"
     if duplicates:
         if radius is None:
             radius = RADIUS
@@ -406,21 +445,33 @@ def query(
         rows = []
         for number, group in enumerate(groups, start=1):
             rows += [[str(number), printable(path)] for path in group]
-        text = f"{counted(len(groups), 'group')} of {len(rows)} images within {radius:g} of another (--radius)"
+        text = (
+            f"{counted(len(groups), 'group')} of {len(rows)} {_noun(trained)} within {radius:g} of another (--radius)"
+        )
         about = {"radius": radius, "groups": groups}
-        print_result(as_json, about, text, columns=["group", "path"], rows=rows, right=[0])
+        print_result(as_json, about, text, columns=["group", name_column], rows=rows, right=[0])
         return
-    answers = trained.query(images, 8 if k is None else k, metric, shortlist, within, radius, stored, rerank)
+    queries_given: list[str] | list[Path] = images or []
+    if not trained.takes_vectors:
+        queries_given = [Path(image) for image in images or []]
+    answers = trained.query(queries_given, 8 if k is None else k, metric, shortlist, within, radius, stored, rerank)
     if not as_json:
         rows = []
         for answer in answers:
-            for rank, (path, distance) in enumerate(zip(answer.paths, answer.distances, strict=True), start=1):
-                rows.append([printable(answer.query), str(rank), printable(path), f"{distance:.4f}"])
+            found_images = zip(answer.paths, answer.classes, answer.distances, strict=True)
+            for rank, (path, class_name, distance) in enumerate(found_images, start=1):
+                row = [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
+                if trained.takes_vectors:
+                    row.insert(3, printable(class_name))
+                rows.append(row)
         value = "distance" if metric == "euclidean" else "score"
-        print_table(["query", "rank", "path", value], rows, right=[1, 3])
+        columns = ["query", "rank", name_column, value]
+        if trained.takes_vectors:  # whose class is not a part of the name
+            columns.insert(3, "class")
+        print_table(columns, rows, right=[1, len(columns) - 1])
         for answer in answers:
             if radius is not None and not answer.paths:
-                say(f"{printable(answer.query)}: no image within {radius:g} (--radius)")
+                say(f"{printable(answer.query)}: no {_noun(trained)[:-1]} within {radius:g} (--radius)")
     if place is not None:
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -433,6 +484,10 @@ def query(
         print_json([dataclasses.asdict(answer) | written for answer in answers])
     elif place is not None:
         stdout().print(f"picture: {place}")
+
+
+def _noun(trained: TrainedRun) -> str:
+    return "vectors" if trained.takes_vectors else "images"
 
 
 def browse(

@@ -104,38 +104,40 @@ class ImageEmbedder:
         listener: Listener | None = None,
         frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
     ) -> None:
+        assert isinstance(network.preprocessing, Preprocessing)  # vectors are for VectorEmbedder
+        self.preprocessing = network.preprocessing
         self.run = run
         self.network = network
         self.device = device
         self.replace = replace
         self._workers = workers
         self._listener = listener
-        self.channels = network.preprocessing.channels
+        self.channels = self.preprocessing.channels
         self.precision = precision
         try:
             check_precision(device, precision)
         except ConfigError as error:
             self.precision = "float32"
             warnings.warn(f"{run} computes in float32: {error}", StoreWarning, stacklevel=4)
-        identified_by = json.dumps([weights, network.preprocessing.model_dump(), self.precision])
+        identified_by = json.dumps([weights, self.preprocessing.model_dump(), self.precision])
         identity = hashlib.sha256(identified_by.encode()).hexdigest()[:16]
         self.collection = Collection(place, run, identity, network.embedding_size)
         self._memory_format = torch.contiguous_format  # of images
         if device.type == "cpu":
-            self._memory_format = use_channels_last(network, self.channels, network.preprocessing.image_size)
+            self._memory_format = use_channels_last(network, self.channels, self.preprocessing.image_size)
         self._frozen = frozen and self.precision == "float32"
 
     @functools.cached_property
     def transform(self) -> Steps:
         """The steps from a stored image to the network's input; imports torchvision."""
-        return self.network.preprocessing.transforms()[1]
+        return self.preprocessing.transforms()[1]
 
     @functools.cached_property
     def _features(self) -> FeatureCache | None:
         """The feature cache that runs share; None unless the trunk is frozen."""
         if not self._frozen:
             return None
-        about = [self.network.preprocessing.model_dump(include=set(Preprocessing.model_fields)), ""]
+        about = [self.preprocessing.model_dump(include=set(Preprocessing.model_fields)), ""]
         return FeatureCache(self.network.trunk, self.network.features, about, self.device, READ)
 
     # Single images

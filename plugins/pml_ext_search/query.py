@@ -28,6 +28,7 @@ from pml_ext.tool import (
     neighbors_under,
     path_bytes,
     printable,
+    read_vectors,
     reranked_under,
     shortened,
     unknown,
@@ -50,12 +51,14 @@ from .collection import (
 )
 from .faiss_index import sampled_recall
 from .stores import BATCH, Rows, SearchFilter, SearchResult, Store
+from .vectors import changes_of
 
 if TYPE_CHECKING:
-    from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
+    from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion, VectorFile
 
     from .embedding import ImageEmbedder
     from .parts import Work
+    from .vectors import VectorEmbedder
 
 METRICS = ("euclidean", "learned")
 RADIUS = 0.1  # maximum distance of near-duplicates: a cosine similarity of 0.995
@@ -145,6 +148,11 @@ class Gallery:
     def __len__(self) -> int:
         return self._index.images
 
+    @property
+    def noun(self) -> str:
+        """What the index has, ``"images"`` or ``"vectors"``, for texts."""
+        return "images" if self._index.classes is None else "vectors"
+
     @functools.cached_property
     def embedded(self) -> Embedded:
         """The paths, vectors, sizes, times and ids of all images, read on first access."""
@@ -163,6 +171,7 @@ class Gallery:
                 embeddings=self._vectors,
                 stats=np.array(stats, dtype=np.int64),
                 ids=np.array(ids, dtype=np.int64),
+                class_names=self._index.classes,
             )
 
     def check(self) -> tuple[list[str], list[str]]:
@@ -175,6 +184,8 @@ class Gallery:
             if len(images) != len(self):
                 raise self._collection.damaged(f"{len(images)} images, not the {len(self)} that were written")
             self._collection.read_faiss(self._index, thorough=True)
+        if self._index.classes is not None:
+            return changes_of(read_vectors(self.folder), images, self._index.classes)
         if not self.folder.is_dir():
             raise DataError(f"{self.folder}: no such folder")
         gone: list[str] = []
@@ -200,16 +211,21 @@ class Gallery:
         path = image.path
         if not fits:
             raise self._collection.damaged("the checksum of an image does not fit")
-        if not path or path.startswith("/") or {"..", ""} & set(path.split("/")) or "\0" in path:
+        is_outside = path.startswith("/") or bool({"..", ""} & set(path.split("/"))) or "\0" in path
+        if not path or (is_outside and self._index.classes is None):  # an id of a vector may be any text
             raise self._collection.damaged(f"the image {shortened(path, 100)!r} is not in the folder that was indexed")
         return image
 
     def _image_of(self, current: Transaction, name: str) -> Image | None:
         """Return the indexed image of a file, by its path or, for a symbolic link, by its target's path.
 
-        None for a file that is not indexed, and for an empty name.
+        Of an index of vectors, the name is an id. None for a name that is not indexed, and for an empty one.
         """
         if not name:
+            return None
+        if self._index.classes is not None:
+            for image, fits in current.images("WHERE path = ?", path_bytes(name)):
+                return self._checked(image, fits)
             return None
         folder = os.path.join(self._index.folder, "")
         parent, last = os.path.split(name)
@@ -224,6 +240,21 @@ class Gallery:
         """Return the indexed image of each file, or None if it is not indexed or the name is empty."""
         with self.reading() as current:
             return [self._image_of(current, name) for name in names]
+
+    def points_of(self, current: Transaction, ids: Sequence[str]) -> Tensor:
+        """Return the embeddings of indexed vectors, ``[N, D]``; DataError for an id that is not in the index."""
+        numbers = []
+        for id in ids:
+            image = self._image_of(current, id)
+            if image is None:
+                rows = current.connection.execute("SELECT path FROM images ORDER BY vector LIMIT 3")
+                known = ", ".join(repr(os.fsdecode(path)) for (path,) in rows)
+                raise DataError(
+                    f"{shortened(id, 100)!r}: no such id among the {len(self):,} of the index, nor a file of vectors; "
+                    f"its ids are as {known}"
+                )
+            numbers.append(image.vector)
+        return torch.from_numpy(current.vectors[numbers]).to(self._device)
 
     # Search
 
@@ -333,6 +364,11 @@ class Gallery:
 
     def _rows_of_class(self, current: Transaction, name: str) -> Numbers:
         """Return the rows of the vectors of a class's images; ConfigError for an unknown class."""
+        if self._index.classes is not None:
+            if name not in self._index.classes:
+                raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, self._index.classes)}")
+            numbers = self._numbers_of(current, "WHERE size = ?", self._index.classes.index(name))
+            return np.searchsorted(self._numbers, numbers)
         first = path_bytes(name) + b"/"
         end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
         numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", first, end)
@@ -351,7 +387,9 @@ class Gallery:
         return np.searchsorted(self._numbers, np.array(sorted(in_class), dtype=np.int64))
 
     def _warn_of_gone(self, answers: Sequence[Answer]) -> None:
-        """Warn of answers whose files no longer exist."""
+        """Warn of answers whose files no longer exist; vectors are all in the collection."""
+        if self._index.classes is not None:
+            return
         paths: set[str] = set()
         for answer in answers:
             paths.update(answer.paths)
@@ -455,7 +493,7 @@ def _results(numbers: Numbers, distances: Tensor, images: Mapping[int, Image]) -
         for number, distance in zip(row, values, strict=True):
             if number != -1:
                 image = images[number]
-                found.append(SearchResult(image.id, image.path, class_of(image.path), distance))
+                found.append(SearchResult(image.id, image.path, image.class_name, distance))
         results.append(found)
     return results
 
@@ -490,7 +528,7 @@ def answers_of(
         kept = others[:k]
         query_class = None
         if image is not None:
-            query_class = class_of(image.path) or None  # an image in the folder itself has no class
+            query_class = image.class_name or None  # an image in the folder itself has no class
         answer = Answer(
             query=name or f"image {len(answers)}",
             paths=[result.path for result in kept],
@@ -523,12 +561,13 @@ def copy_to_store(embedded: Embedded, store: Store) -> Changes:
     stored = store.marks()
     before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)  # -1: not in the store
     differs = np.flatnonzero(before != marks)
+    all_classes = embedded.classes
 
     def batches() -> Iterator[Rows]:
         for start in range(0, len(differs), BATCH):
             part: Numbers = differs[start : start + BATCH]
             names = [_text(embedded.paths[place]) for place in part]
-            classes = [class_of(name) for name in names]
+            classes = [all_classes[place] for place in part]
             yield Rows(ids[part], marks[part], names, classes, vectors[part])
 
     gone = sorted(stored.keys() - set(ids.tolist()))
@@ -600,8 +639,6 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tupl
     """
     from .parts import embeddings_of, tables
 
-    counts = _Counts()
-
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for _, table in tables(embedder, work, range(len(work.segments))):
             names: list[str] = table["path"].to_pylist()
@@ -609,14 +646,42 @@ def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tupl
             found: list[Answer] = []
             if names:
                 found = find([os.path.join(work.folder, name) for name in names], points)
-            counts.queries += len(found)
-            for answer in found:
-                counts.answers += len(answer.paths)
             yield list(zip(names, found, strict=True))
+
+    return _write_answers(batches(), out)
+
+
+def match_vectors(
+    embedder: VectorEmbedder, file: VectorFile, find: Answers, out: Path, names: Sequence[str]
+) -> tuple[int, int]:
+    """Write the answers to all vectors of a file as :func:`match`; return the numbers of vectors and answers.
+
+    ``names`` are those by which the index knows the vectors, "" for one that it does not have.
+    """
+
+    def batches() -> Iterator[list[tuple[str, Answer]]]:
+        for start in range(0, len(file.ids), _TILE):
+            rows = slice(start, start + _TILE)
+            found = find(names[rows], embedder.embed(file.embeddings[rows]))
+            yield list(zip(file.ids[rows].tolist(), found, strict=True))
+
+    return _write_answers(batches(), out)
+
+
+def _write_answers(answers: Iterator[list[tuple[str, Answer]]], out: Path) -> tuple[int, int]:
+    """Write answers by the names of their queries; return the numbers of both."""
+    counts = _Counts()
+
+    def counted_batches() -> Iterator[list[tuple[str, Answer]]]:
+        for batch in answers:
+            counts.queries += len(batch)
+            for _, answer in batch:
+                counts.answers += len(answer.paths)
+            yield batch
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write = _write_parquet if out.suffix == ".parquet" else _write_lines
-    write_atomically(out, functools.partial(write, batches=batches()))
+    write_atomically(out, functools.partial(write, batches=counted_batches()))
     return counts.queries, counts.answers
 
 

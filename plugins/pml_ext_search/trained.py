@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from pml_ext.tool import (
     Steps,
     check_writable,
     choose_device,
+    is_vector_file,
     registry,
     unknown,
 )
@@ -37,15 +39,17 @@ from .query import (
     check_options,
     copy_to_store,
     match,
+    match_vectors,
     recall_of,
 )
 from .reading import Images, Listed, as_images
 from .stores import SearchFilter, masked
+from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
 
-    from pml_ext.tool import KReciprocal, QueryExpansion
+    from pml_ext.tool import KReciprocal, QueryExpansion, VectorFile
 
     from .clusters import Clusters, Number
     from .stores import Store
@@ -75,26 +79,50 @@ def load_run(
 
 
 class TrainedRun(LoadedRun):
-    """A trained network that embeds, indexes and searches images; see :func:`load_run` for the arguments."""
+    """A trained network that embeds, indexes and searches images or vectors; see :func:`load_run` for the arguments."""
 
     def __init__(
         self, folder: Path, device: str, workers: int | None, store: str | Path | None, listener: Listener | None
     ) -> None:
         super().__init__(folder, device)
-        self.images = ImageEmbedder(
-            folder,
-            self.network,
-            self.device,
-            self.identity,
-            self.recipe.engine.precision,
-            place=Path(store or folder / COLLECTION),
-            replace=store is None,
-            workers=workers,
-            listener=listener,
-            frozen=self.recipe.model.freeze == "trunk",
-        )
-        self.collection = self.images.collection
+        self.takes_vectors = self.recipe.model.takes_vectors
+        place = Path(store or folder / COLLECTION)
+        self._embedder: ImageEmbedder | VectorEmbedder
+        if self.takes_vectors:
+            if workers is not None:
+                raise ConfigError(f"--workers is for reading images, and {folder} was trained on vectors; leave it out")
+            self._embedder = VectorEmbedder(
+                folder, self.network, self.device, self.identity, place, replace=store is None
+            )
+        else:
+            self._embedder = ImageEmbedder(
+                folder,
+                self.network,
+                self.device,
+                self.identity,
+                self.recipe.engine.precision,
+                place=place,
+                replace=store is None,
+                workers=workers,
+                listener=listener,
+                frozen=self.recipe.model.freeze == "trunk",
+            )
+        self.collection = self._embedder.collection
         self._gallery: Gallery | None = None
+
+    @property
+    def images(self) -> ImageEmbedder:
+        """What embeds images; ConfigError for a run that was trained on vectors."""
+        if isinstance(self._embedder, ImageEmbedder):
+            return self._embedder
+        raise ConfigError(f"{self.folder} was trained on vectors, which have no pixels; this wants a run of images")
+
+    @property
+    def vectors(self) -> VectorEmbedder:
+        """What embeds vectors; ConfigError for a run that was trained on images."""
+        if isinstance(self._embedder, VectorEmbedder):
+            return self._embedder
+        raise ConfigError(f"{self.folder} was trained on images; this wants a run of vectors")
 
     @property
     def transform(self) -> Steps:
@@ -104,12 +132,13 @@ class TrainedRun(LoadedRun):
     # Embeddings
 
     def embed(self, images: Images, batch_size: int = 256) -> Tensor:
-        """Embed images.
+        """Embed images, or vectors.
 
         Args:
             images: a folder, or one or several images in a list, a generator, an array or a tensor. An image is a path,
                 a PIL image, a uint8 array ``[H, W, 3]`` or ``[H, W]``, or a uint8 tensor ``[C, H, W]`` with the run's
                 channels. Files and PIL images are turned upright; all but tensors are converted to the run's channels.
+                Of a run of vectors: a file of vectors, or an array or tensor ``[N, D]``.
             batch_size: images per batch; of single images, at most one batch is held in memory.
 
         Returns:
@@ -119,6 +148,10 @@ class TrainedRun(LoadedRun):
             DataError: a file cannot be read, a folder has no readable image, or the network gives NaN. Unreadable
                 files of a folder are skipped with a :class:`SkippedImage` warning.
         """
+        if self.takes_vectors:
+            if isinstance(images, (str, os.PathLike)):
+                images = self.vectors.read(Path(images)).embeddings
+            return self.vectors.embed(images)
         if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
             raise ConfigError("the path '' is empty; wanted an image or a folder")
         if isinstance(images, (str, Path)) and Path(images).is_dir():
@@ -177,13 +210,13 @@ class TrainedRun(LoadedRun):
         return self.gallery()
 
     def index(self, folder: str | Path | None = None, factory: str = "") -> Gallery:
-        """Embed a folder and index it, or update its index with new, changed and deleted images.
+        """Embed a folder or a file of vectors and index it, or update its index with what is new, changed and deleted.
 
         The previous index remains until the new one is complete. An image keeps its id while its path stays the same;
         ids are never reused.
 
         Args:
-            folder: the folder of the images; by default the one that was indexed before.
+            folder: the folder of the images, or the file of vectors; by default the one that was indexed before.
             factory: ``"exact"``, or a faiss factory string such as ``"IVF64,Flat"`` or ``"HNSW32"``. By default up to
                 200,000 images are searched exactly; more are searched by faiss ``IVFn,Flat``, n the square root of the
                 number of images.
@@ -192,6 +225,8 @@ class TrainedRun(LoadedRun):
             The index; ``changes`` counts new, changed and deleted images; ``faiss`` has ``effort`` and ``recall``.
         """
         source = self.indexed_folder() if folder is None else Path(folder)
+        if self.takes_vectors:
+            return self._write_index(self.vectors.file_pass(source), factory)
         return self._write_index(self.images.folder_pass(source), factory)
 
     def indexed_folder(self) -> Path:
@@ -228,7 +263,8 @@ class TrainedRun(LoadedRun):
         """Return the nearest images of the index; warn with :class:`RetrievalWarning` if fewer than k.
 
         Args:
-            images: as in :meth:`embed`; an indexed image is not an answer to itself, and is not embedded again.
+            images: as in :meth:`embed`; an indexed image is not an answer to itself, and is not embedded again. Of a
+                run of vectors: ids of the index, which are not answers to themselves, a file of vectors, or an array.
             k: number of answers, at least 1.
             metric: ``"euclidean"``, or ``"learned"`` for a run whose loss has a learned metric.
             shortlist: number of nearest images by Euclidean distance that the learned metric re-ranks; by default the
@@ -258,6 +294,8 @@ class TrainedRun(LoadedRun):
             raise ConfigError(
                 f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; leave out --metric learned"
             )
+        if self.takes_vectors:
+            return self._query_vectors(images, k, metric, shortlist, SearchFilter(within, radius), store, reranking)
         if isinstance(images, (str, Path)) and Path(images).is_dir():
             raise ConfigError(f"{images} is a folder; a query is an image, or several")
         images = list(as_images(images))  # a generator can be iterated only once
@@ -282,6 +320,56 @@ class TrainedRun(LoadedRun):
                 points = self.images.embed(images, SEVERAL, current)
             return gallery.answer_within(current, names, points, k, where, learned, shortlist, reranking)
 
+    def _query_vectors(
+        self,
+        queries: Any,
+        k: int,
+        metric: str,
+        shortlist: int | None,
+        where: SearchFilter,
+        store: str | None,
+        reranking: QueryExpansion | KReciprocal | None,
+    ) -> list[Answer]:
+        """Return the answers of :meth:`query` to ids of the index, a file of vectors, or an array of vectors."""
+        file = None
+        ids: list[str] = []
+        if isinstance(queries, (str, os.PathLike)):
+            queries = [os.fspath(queries)]
+        if isinstance(queries, (list, tuple)) and all(isinstance(query, (str, os.PathLike)) for query in queries):
+            ids = [os.fspath(query) for query in queries]
+            if len(ids) == 1 and is_vector_file(ids[0]) and Path(ids[0]).is_file():
+                file = self.vectors.read(Path(ids[0]))
+        learned = self.metric if metric == "learned" else None
+        check_options(k, where, learned, shortlist)
+        gallery = self._kept_gallery()
+        with gallery.reading() as current:
+            shown = ids
+            if file is not None:
+                points = self.vectors.embed(file.embeddings)
+                names = self._names_in_index(file)
+                shown = file.ids.tolist()
+            elif ids:
+                points = gallery.points_of(current, ids)
+                names = ids
+            else:
+                points = self.vectors.embed(queries)
+                names = [""] * len(points)
+                shown = [f"vector {number}" for number in range(len(points))]
+            if store is not None:
+                answers = self._search_of_store(store, k, where)(names, points)
+            else:
+                answers = gallery.answer_within(current, names, points, k, where, learned, shortlist, reranking)
+        return [dataclasses.replace(answer, query=name) for answer, name in zip(answers, shown, strict=True)]
+
+    def _names_in_index(self, file: VectorFile) -> list[str]:
+        """Return the ids of a file's vectors, which are not answers to themselves, if it is the indexed file.
+
+        Another file may have the same ids for other vectors: then "" for each.
+        """
+        if self.gallery().folder == file.path.resolve():
+            return file.ids.tolist()  # type: ignore[no-any-return]
+        return [""] * len(file.ids)
+
     def match(
         self,
         items: Listed,
@@ -294,20 +382,26 @@ class TrainedRun(LoadedRun):
     ) -> tuple[int, int]:
         """Write the nearest images of each query to a ``.parquet`` or ``.jsonl`` file.
 
-        ``items`` and ``folder`` are as in :meth:`embed_part`, the others as in :meth:`query`. Return the numbers of
-        queries and answers. Images that cannot be read are skipped with a warning.
+        ``items`` and ``folder`` are as in :meth:`embed_part`, the others as in :meth:`query`; of a run of vectors,
+        ``items`` is a file of vectors. Return the numbers of queries and answers. Images that cannot be read are
+        skipped with a warning.
         """
         file = Path(out)
         if file.suffix not in (".parquet", ".jsonl"):
             raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
         check_writable("-o", file, file=True)
-        from .parts import listed
-
         where = SearchFilter(within, radius)
         if store is None:
             find: Answers = functools.partial(self.gallery().answer, k=k, where=where)
         else:
             find = self._search_of_store(store, k, where)
+        if self.takes_vectors:
+            if folder is not None or not isinstance(items, (str, os.PathLike)):
+                raise ConfigError("-o wants one file of vectors; leave out --list")
+            queries = self.vectors.read(Path(items))
+            return match_vectors(self.vectors, queries, find, file, self._names_in_index(queries))
+        from .parts import listed
+
         return match(self.images, listed(items, folder), find, file)
 
     def _search_of_store(self, store: str, k: int, where: SearchFilter) -> Answers:
@@ -353,10 +447,11 @@ class TrainedRun(LoadedRun):
         """Draw queries and their 50 nearest answers, framed green (right) or red (wrong) if the classes are known."""
         from .pictures import answers_picture
 
+        channels = self.images.channels
         gallery = self._gallery
         if gallery is None:
             gallery = self.gallery()
-        return answers_picture(answers, gallery.folder, self.network.preprocessing.channels)
+        return answers_picture(answers, gallery.folder, channels)
 
     # Clusters
 
@@ -384,4 +479,4 @@ class TrainedRun(LoadedRun):
         check_writable("-o", place)
         check_clusters(clusters, smallest)
         grouping = group(self.embed_folder(folder), clusters, smallest)
-        return write_clusters(place, grouping, self.network.preprocessing.channels)
+        return write_clusters(place, grouping, self.images.channels)

@@ -24,7 +24,8 @@ def train(
         str | None,
         Argument(
             help="A recipe (a TOML description of data, network, loss and schedule): a .toml file, or the name of a "
-            "packaged recipe, such as cbml/digits (pml-ext list recipes). Default with --images: the best of some."
+            "packaged recipe, such as cbml/digits (pml-ext list recipes). Default with --images: the best of some, "
+            "with --vectors: pml/vectors."
         ),
     ] = None,
     images: Annotated[
@@ -33,6 +34,13 @@ def train(
             help="Your own images: a folder with a sub-folder per class, or a .csv table. The command chooses a split "
             "and batches, and, with the extra photos, tries on held-out classes whether frozen features, a head or the "
             "last blocks of a pretrained network are best. It prints what it chose, and why."
+        ),
+    ] = None,
+    vectors: Annotated[
+        Path | None,
+        Option(
+            help="Your own embeddings: a .npz, .parquet or .safetensors file with embeddings and labels. The command "
+            "chooses a split, a head and batches, and prints what it chose."
         ),
     ] = None,
     data: DataFolder = None,
@@ -69,11 +77,18 @@ def train(
     failed = None
     settings = list(overrides or ())
     keep_freed_memory(choose_device(device))
+    if images is not None and vectors is not None:
+        raise ConfigError("--images and --vectors both name the data; leave one out")
+    if vectors is not None:
+        recipe, fitting = _fitting_vectors(vectors, recipe, settings, data, first)
+        settings = [*fitting, *settings]
     if images is not None:
         recipe, fitting = _fitting(images, recipe, settings, out if resume else None, seed, device, data, first)
         settings = [*fitting, *settings]
     if recipe is None:
-        raise ConfigError("no recipe given; wanted a recipe or --images FOLDER; type: pml-ext train cbml/digits")
+        raise ConfigError(
+            "no recipe given; wanted a recipe or --images FOLDER, or --vectors FILE; type: pml-ext train cbml/digits"
+        )
     if track:
         settings = [f"track={json.dumps(track)}", *settings]
     if quick:
@@ -142,6 +157,21 @@ def _fitting(
     return recipe, list(settings_for_recipe(recipe, found))
 
 
+def _fitting_vectors(
+    vectors: Path, recipe: str | None, overrides: list[str], data: Path | None, first: bool
+) -> tuple[str, list[str]]:
+    """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
+    from ..recipe.vectors import RECIPE, describe_vectors, settings_for_vectors
+
+    found = describe_vectors(vectors, overrides, data)
+    recipe = recipe or RECIPE
+    lines = found.description if recipe == RECIPE else found.description[:2]
+    if first:
+        for line in lines:
+            stderr().print(line, soft_wrap=True)
+    return recipe, settings_for_vectors(recipe, found)
+
+
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
     from ..training.launch import summarize
 
@@ -187,11 +217,11 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
-    from ..training.report import PHASES
+    from ..training.report import phase_titles
 
     names = list(metrics["after"])
     rows = []
-    for phase, label in PHASES.items():
+    for phase, label in phase_titles(metrics.get("input", "images")).items():
         if phase not in metrics:
             continue
         cells = []
@@ -205,16 +235,17 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
-    from ..training.report import PHASES
+    from ..training.report import phase_titles
 
     names = list(results[0]["after"])
     rows = []
     for recipe, phases in summary.items():
-        count = sum(result["recipe"] == recipe for result in results)
+        of_recipe = [result for result in results if result["recipe"] == recipe]
+        titles = phase_titles(of_recipe[0].get("input", "images"))
         for phase, values in phases.items():
             cells = []
             for name in names:
                 cells.append(mean_and_std(values[name]) if name in values else "")
-            rows.append([recipe, PHASES[phase], str(count), *cells])
+            rows.append([recipe, titles[phase], str(len(of_recipe)), *cells])
     columns = ["recipe", "%, mean ± std", "runs", *map(title_of, names)]
     print_table(columns, rows, right=range(2, len(columns)))

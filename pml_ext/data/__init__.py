@@ -30,10 +30,14 @@ with needs_extra("train", "a data set"):
     from .transforms import Steps as Steps
     from .transforms import build_transforms as build_transforms
     from .transforms import raw_pixels as raw_pixels
+    from .vectors import VectorFile as VectorFile
+    from .vectors import is_vector_file as is_vector_file
+    from .vectors import read_vectors as read_vectors
+    from .vectors import vectors as vectors
 
 
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
-    """Return the core's data sets by name, except ``folder:PATH`` and ``table:FILE.csv``."""
+    """Return the core's data sets by name, except those of :data:`PATH_FACTORIES`."""
     return {
         "cars196": photographs.cars196,
         "cub": photographs.cub,
@@ -56,5 +60,6 @@ def published_sets() -> dict[str, DatasetInfo]:
 PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {
     "folder": (folder, "folder:PATH, a folder with one sub-folder of images per class"),
     "table": (table, "table:FILE.csv, a table with the columns label, path and split"),
+    "vectors": (vectors, "vectors:FILE, a .npz, .parquet or .safetensors file with embeddings and labels"),
 }
 """Data sets by a name and a path, ``folder:PATH``, with their form."""

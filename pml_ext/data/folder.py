@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, DataError
-from .splits import DataSplits, LabeledImages, hold_out_classes, split_by_image
+from .splits import DataSplits, LabeledImages, check_trainable, divide
 
 _ADVICE_ON_LEAVES = "--set data.classes=leaf takes each innermost folder as a class"
 GONE = (errno.ENOENT, errno.ELOOP)  # errors of a file that vanished, or of a link that leads nowhere
@@ -83,18 +83,11 @@ def folder(
             else:
                 remedy = "wanted a sub-folder for each of several classes"
             raise DataError(f"{place}: found 1 class, {names[0]}; {remedy}")
-        if split == "class":
-            train, test = hold_out_classes(labeled[0], 1 - train_fraction, seed)
-        else:
-            train, test = split_by_image(labeled[0], 1 - train_fraction, seed)
-    for part, images in (("train", train), ("test", test)):
-        if len(images) < 2:
-            raise DataError(f"{place}: {len(images)} images to {part} with; wanted two or more per class")
-    if len(set(train.labels.tolist())) < 2:
-        advice = ""
-        if not divided and split == "class":
-            advice = "; --set data.split=image divides the images of each class"
-        raise DataError(f"{place}: one class to train with; wanted two or more{advice}")
+        train, test = divide(labeled[0], split, train_fraction, seed)
+    advice = ""
+    if not divided and split == "class":
+        advice = "; --set data.split=image divides the images of each class"
+    check_trainable(place, train, test, advice)
 
     notes = []
     if nested and classes == "outer" and levels is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -61,9 +62,9 @@ class ResizedCache(NamedTuple):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class LabeledImages(Dataset[tuple[Tensor, int]]):
-    """Images with integer labels; an item is ``(image, label)``."""
+    """Images, or vectors in place of images, with integer labels; an item is ``(image, label)``."""
 
-    images: Tensor | Sequence[Path]  # uint8 [N, C, H, W], or image files, read on access
+    images: Tensor | Sequence[Path]  # uint8 [N, C, H, W], or image files, read on access; of vectors float32 [N, D]
     labels: Any  # indices into class_names, [N]
     class_names: Sequence[str]  # of all classes of the data set, over all splits
     transform: Transform | None = None  # applied to a uint8 image [C, H, W]
@@ -71,6 +72,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     boxes: Any = None  # crop box of each file, [N, 4], columns as in Box; None for whole files
     groups: Any = None  # group of each image, texts, [N], "" for none; a query's own group is not in its gallery
     cache: ResizedCache | None = None  # read instead of the files if the transform has the same first step
+    ids: Any = None  # of vectors: their names, texts, [N]; by default the numbers of their rows
 
     def __post_init__(self) -> None:
         self.labels = np.asarray(self.labels, dtype=np.int64)
@@ -81,6 +83,12 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
             self.groups = np.asarray(self.groups, dtype=str)
             if len(self.groups) != len(self.labels):
                 raise ValueError(f"{len(self.labels)} images, but {len(self.groups)} groups")
+        if self.vector_size is not None:
+            if self.ids is None:
+                self.ids = np.arange(len(self.labels))
+            self.ids = np.asarray(self.ids).astype(str)
+            if len(self.ids) != len(self.labels):
+                raise ValueError(f"{len(self.labels)} vectors, but {len(self.ids)} ids")
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
 
@@ -90,6 +98,20 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         if isinstance(self.images, Tensor):
             return None
         return list(self.images)
+
+    @property
+    def vectors(self) -> Tensor:
+        """The vectors, ``[N, D]``, where there are no images."""
+        assert isinstance(self.images, Tensor)
+        assert self.images.ndim == 2
+        return self.images
+
+    @property
+    def vector_size(self) -> int | None:
+        """The length of the vectors; None for images."""
+        if isinstance(self.images, Tensor) and self.images.ndim == 2:
+            return self.images.shape[1]
+        return None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -141,38 +163,63 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         groups = None
         if self.groups is not None:
             groups = self.groups[chosen]
+        ids = None
+        if self.ids is not None:
+            ids = self.ids[chosen]
         cache = None
         if self.cache is not None:
             cache = self.cache._replace(images=self.cache.images.subset(chosen))
-        return self.replace(images=images, labels=self.labels[chosen], boxes=boxes, groups=groups, cache=cache)
+        return self.replace(images=images, labels=self.labels[chosen], boxes=boxes, groups=groups, ids=ids, cache=cache)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
     """The splits of a data set, returned by its factory.
 
-    Each image of ``test`` is a query among all others; each image of ``query`` is searched in ``gallery``.
+    Each image of ``test`` is a query among all others; each image of ``query`` is searched in ``gallery``. Vectors have
+    neither ``image_size`` nor ``channels``.
     """
 
     train: LabeledImages
     test: LabeledImages | None = None
     _: dataclasses.KW_ONLY
-    image_size: int  # height and width of the network's input, in pixels
-    channels: int  # 1 (gray) or 3 (color)
+    image_size: int = 0  # height and width of the network's input, in pixels
+    channels: int = 0  # 1 (gray) or 3 (color)
     crop: bool = False  # whether to resize the shorter side and crop a square, rather than resize to a square
     query: LabeledImages | None = None
     gallery: LabeledImages | None = None
+    validation: LabeledImages | None = None  # chooses the epoch with evaluation.select_on = "split"
     parents: Mapping[str, Sequence[str]] | None = None  # parents of each class and each ancestor, by name
     note: str = ""  # a warning about the data, shown by runs
 
     def __post_init__(self) -> None:
+        if self.vector_size is None:
+            self._check_images()
+        else:
+            self._check_vectors()
+        if list(self.tested()) not in (["test"], ["query", "gallery"]):
+            have = " and ".join(self.tested()) or "none of these"
+            raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
+
+    def _check_images(self) -> None:
         if self.image_size < 1:
             raise DataError(f"image_size must be 1 or more pixels, not {self.image_size!r}")
         if self.channels not in (1, 3):
             raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
-        if list(self.tested()) not in (["test"], ["query", "gallery"]):
-            have = " and ".join(self.tested()) or "none of these"
-            raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")
+
+    def _check_vectors(self) -> None:
+        if self.image_size or self.channels:
+            raise DataError("DataSplits: vectors have no image_size and no channels; leave them out")
+        for name, part in self.tested().items():
+            if part.vector_size != self.vector_size:
+                raise DataError(
+                    f"DataSplits: vectors of size {self.vector_size} to train, and of {part.vector_size} in {name}"
+                )
+
+    @property
+    def vector_size(self) -> int | None:
+        """The length of the vectors; None for images."""
+        return self.train.vector_size
 
     def tested(self) -> dict[str, LabeledImages]:
         """Return the tested splits by name: ``test``, or ``query`` and ``gallery``."""
@@ -218,6 +265,35 @@ def split_by_image(images: LabeledImages, fraction: float, seed: int) -> tuple[L
         count = round(len(members) * fraction)
         second[members[:count]] = True
     return images.subset(~second), images.subset(second)
+
+
+def divide(
+    images: LabeledImages, split: Literal["class", "image"], train_fraction: float, seed: int
+) -> tuple[LabeledImages, LabeledImages]:
+    """Split by class or by image into a part to train with, of this fraction, and one to test with."""
+    if split == "class":
+        return hold_out_classes(images, 1 - train_fraction, seed)
+    return split_by_image(images, 1 - train_fraction, seed)
+
+
+def check_trainable(place: Path, train: LabeledImages, test: LabeledImages, advice: str = "") -> None:
+    """Raise DataError, with the advice, unless there are two images to train and to test, of two training classes."""
+    what = "images" if train.vector_size is None else "vectors"
+    for part, images in (("train", train), ("test", test)):
+        if len(images) < 2:
+            raise DataError(f"{place}: {len(images)} {what} to {part} with; wanted two or more per class")
+    if len(set(train.labels.tolist())) < 2:
+        raise DataError(f"{place}: one class to train with; wanted two or more{advice}")
+
+
+def first_without_gallery(groups: Sequence[str], searched: Sequence[str]) -> int | None:
+    """Return the first query whose own group is all of its gallery, from the groups of both; None for no query."""
+    sizes = Counter(searched)
+    total = sizes.total()
+    for place, group in enumerate(groups):
+        if group and sizes[group] == total:
+            return place
+    return None
 
 
 def prepare(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +13,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from ..errors import DataError
 from .published import Entry, check_disjoint, labeled
 from .reading import Box
-from .splits import DataSplits
+from .splits import DataSplits, first_without_gallery
 
 _BOX = ("x_1", "y_1", "x_2", "y_2")
 _GROUPS = ("sequence", "camera")
@@ -144,14 +143,14 @@ def _tested_parts(tested: list[Row], file: Path) -> dict[str, list[Entry]]:
 def _check_groups(parts: dict[str, list[Entry]], file: Path) -> None:
     """Raise DataError for a query whose own group is all of its gallery."""
     queries = parts.get("query", parts.get("test", []))
-    sizes = Counter(entry.group for entry in parts.get("gallery", queries))
-    total = sizes.total()
-    for entry in queries:
-        if entry.group and sizes[entry.group] == total:
-            raise DataError(
-                f"{file}: {entry.path} has no gallery: all {total} images of it are of its own group, {entry.group!r}; "
-                "wanted images of another sequence or camera"
-            )
+    searched = parts.get("gallery", queries)
+    lone = first_without_gallery([entry.group for entry in queries], [entry.group for entry in searched])
+    if lone is not None:
+        entry = queries[lone]
+        raise DataError(
+            f"{file}: {entry.path} has no gallery: all {len(searched)} images of it are of its own group, "
+            f"{entry.group!r}; wanted images of another sequence or camera"
+        )
 
 
 def _note(file: Path, unused: list[str]) -> str:

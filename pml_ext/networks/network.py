@@ -42,6 +42,15 @@ class Preprocessing(BaseModel):
     value_range: Literal[1, 255] = 1  # the greatest value before normalization
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an input of the network, ``[C, S, S]``."""
+        return (self.channels, self.image_size, self.image_size)
+
+    def features_of(self, trunk: nn.Module) -> int:
+        """Return the length of a trunk's features, measured."""
+        return models.output_size(trunk, self.channels, self.image_size)
+
+    @property
     def resized_to(self) -> int | list[int] | None:
         """The size before the crop, as ``v2.Resize`` takes it: the shorter side, or both; None without a crop."""
         if self.squash:
@@ -60,8 +69,25 @@ class Preprocessing(BaseModel):
         return build_transforms(self.image_size, self.channels, self.crop, normalize, **augment, pipeline=pipeline)
 
 
+class VectorInput(BaseModel):
+    """In place of the preprocessing of images: vectors go into the embedder as they are."""
+
+    model_config = ConfigDict(strict=True)
+
+    vector_size: int = Field(ge=1)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of an input of the network, ``[D]``."""
+        return (self.vector_size,)
+
+    def features_of(self, trunk: nn.Module) -> int:
+        """Return the length of the vectors, which the identity leaves as they are."""
+        return self.vector_size
+
+
 class Network(nn.Module):
-    """A network from images to embeddings, with their preprocessing.
+    """A network from images to embeddings, with their preprocessing; or from vectors, with the identity as trunk.
 
     ``trunk`` maps images ``[B, C, S, S]`` to ``features`` ``[B, F]``, whose size F is measured unless given.
     ``hidden_sizes``, ``norm`` and ``dropout`` are those of :func:`.trunks.embedder`; ``hidden_sizes = None``:
@@ -70,7 +96,7 @@ class Network(nn.Module):
 
     def __init__(
         self,
-        preprocessing: Preprocessing,
+        preprocessing: Preprocessing | VectorInput,
         trunk: nn.Module,
         embedding_size: int,
         hidden_sizes: list[int] | None,
@@ -82,7 +108,7 @@ class Network(nn.Module):
         self.preprocessing = preprocessing
         self.embedding_size = embedding_size
         self.trunk = trunk
-        self.features = features or models.output_size(trunk, preprocessing.channels, preprocessing.image_size)
+        self.features = features or preprocessing.features_of(trunk)
         if hidden_sizes is None and self.features != embedding_size:
             raise ConfigError(
                 f"model.embedder = 'none' leaves the trunk's {self.features} features as they are; "
@@ -93,5 +119,5 @@ class Network(nn.Module):
             self.embedder = models.embedder(self.features, embedding_size, hidden_sizes, norm, dropout)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, not normalized."""
+        """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, or of vectors, not normalized."""
         return self.embedder(self.trunk(images))  # type: ignore[no-any-return]

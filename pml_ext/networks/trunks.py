@@ -48,6 +48,11 @@ def mlp(in_channels: int, image_size: int, hidden_sizes: Sequence[int] = (256,))
     return nn.Sequential(*layers)
 
 
+def identity(in_channels: int, image_size: int) -> nn.Module:
+    """Return vectors as they are: the trunk of ``vectors:FILE``, which trains a head alone."""
+    raise ConfigError("identity is the trunk of vectors, data.name = 'vectors:FILE'; images want convnet or another")
+
+
 NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 
 
@@ -365,7 +370,12 @@ def _named(family: Callable[..., nn.Module], name: str) -> Callable[..., nn.Modu
     return factory
 
 
-_BUILTIN: dict[str, Callable[..., nn.Module]] = {"convnet": convnet, "mlp": mlp, "bn-inception": bn_inception}
+_BUILTIN: dict[str, Callable[..., nn.Module]] = {
+    "convnet": convnet,
+    "mlp": mlp,
+    "bn-inception": bn_inception,
+    "identity": identity,
+}
 for _name in lite.VARIANTS:
     _BUILTIN[_name] = _named(efficientnet_lite, _name)
 

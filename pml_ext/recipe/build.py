@@ -16,6 +16,7 @@ from ..errors import ConfigError, DataError, PmlExtError, needs_extra, shortened
 from ..registry import BuildContext
 from ..registry.components import KINDS, Component
 from .schema import (
+    IDENTITY,
     SHUFFLE,
     DataTable,
     LossTable,
@@ -40,11 +41,12 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
 
     from ..data import DataSplits, Pipeline
     from ..losses.relations import Relation
-    from ..networks.network import Network, Preprocessing
+    from ..networks.network import Network, Preprocessing, VectorInput
 
 # Settings that a run fills in; they are not options of a recipe.
 _FILLED_FOR_DATA = ("root", "label_sets")
 _FILLED_FOR_TRUNK = ("in_channels", "image_size")
+VECTORS = "vectors:"  # begins the name of a data set of vectors
 FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
@@ -93,15 +95,20 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
 
 
 def build_network(
-    table: ModelTable, preprocessing: Preprocessing, features: int | None = None, trained: bool = False
+    table: ModelTable, preprocessing: Preprocessing | VectorInput, features: int | None = None, trained: bool = False
 ) -> Network:
     """Build a network from ``[model]``; see :func:`build_trunk` and :class:`pml_ext.networks.network.Network`."""
+    import torch
+
     from ..networks.cut import frozen_stem
-    from ..networks.network import Network
+    from ..networks.network import Network, VectorInput
     from ..networks.pretrained import add_lora
     from ..networks.trunks import freeze
 
-    trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
+    if isinstance(preprocessing, VectorInput):
+        trunk: torch.nn.Module = torch.nn.Identity()
+    else:
+        trunk = build_trunk(table.trunk, preprocessing.channels, preprocessing.image_size, trained)
     if table.embedder == "none":
         hidden_sizes = None
     else:
@@ -118,12 +125,53 @@ def build_network(
     return network
 
 
+def vector_input_of(recipe: Recipe, splits: DataSplits) -> VectorInput:
+    """Return the input of a head on vectors; ConfigError for a recipe or a data set of images."""
+    from ..networks.network import VectorInput
+
+    if splits.vector_size is None:
+        raise ConfigError(
+            f"model.trunk: {IDENTITY} is for vectors, and {recipe.data.name} has images; "
+            "wanted data.name = 'vectors:FILE', or a trunk such as convnet"
+        )
+    _check_vectors(recipe)
+    return VectorInput(vector_size=splits.vector_size)
+
+
+def _check_vectors(recipe: Recipe) -> None:
+    """Refuse settings of images in a recipe whose data set has vectors."""
+    model = recipe.model
+    data = recipe.data
+    if not model.takes_vectors:
+        raise ConfigError(
+            f"model.trunk: {model.trunk.name} is for images, and {data.name} has vectors; "
+            f"--set model.trunk={IDENTITY} trains a head on them"
+        )
+    if model.trunk.settings:
+        raise ConfigError(f"model.trunk.{next(iter(model.trunk.settings))}: {IDENTITY} has no settings; leave it out")
+    unused = []
+    for key, field in type(data.images).model_fields.items():
+        if getattr(data.images, key) != field.default:
+            unused.append(f"data.images.{key}")
+    unused += [f"data.augment.{key}" for key in data.augment]
+    for key in ("workers", "cache", "unreadable"):
+        if getattr(data, key) != type(data).model_fields[key].default:
+            unused.append(f"data.{key}")
+    if recipe.engine.channels_last:
+        unused.append("engine.channels_last")
+    if unused:
+        raise ConfigError(f"{unused[0]}: it is for images, and {data.name} has vectors; leave it out")
+
+
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
     """Return the preprocessing of all images, and the random crops and flips of training images."""
     from ..data import Pipeline
     from ..networks.network import Normalization, Preprocessing
     from ..networks.pretrained import pretrained_images
 
+    if splits.vector_size is not None:
+        _check_vectors(recipe)
+        raise ConfigError(f"{recipe.data.name} has vectors, without pixels; wanted images")
     images = recipe.data.images
     trunk = recipe.model.trunk
     pretrained = pretrained_images(trunk.name, trunk.settings)
@@ -179,14 +227,18 @@ def _check_images(recipe: Recipe, channels: int, size: int) -> None:
 
 
 def _dataset_factory(name: str) -> Callable[..., Any]:
-    """Return the factory of a data set; fill in the path of ``folder:PATH`` and ``table:FILE.csv``."""
-    from ..data import PATH_FACTORIES
+    """Return the factory of a data set; fill in the path of ``folder:PATH`` and others with a path."""
+    from ..data import PATH_FACTORIES, is_vector_file
 
     prefix, _, path = name.partition(":")
     if prefix not in PATH_FACTORIES:
         if os.path.exists(name) and name not in registry.factories("data set"):
-            kind = "folder" if os.path.isdir(name) else "table"
-            raise ConfigError(f"no data set {name!r}; for your own images type --set data.name={kind}:{name}")
+            kind = "table"
+            if os.path.isdir(name):
+                kind = "folder"
+            elif is_vector_file(name):
+                kind = "vectors"
+            raise ConfigError(f"no data set {name!r}; for your own data type --set data.name={kind}:{name}")
         return registry.factory("data set", name)
     factory, wanted = PATH_FACTORIES[prefix]
     if not path:
@@ -318,7 +370,9 @@ def reported_phases(recipe: Recipe) -> list[str]:
         phases.append("training")
     if table.baselines:
         phases += ["raw", "before"]
-        if recipe.model.freeze == "trunk" or is_pretrained(recipe.model.trunk.settings):
+        if recipe.model.takes_vectors:
+            phases.append("pca")
+        elif recipe.model.freeze == "trunk" or is_pretrained(recipe.model.trunk.settings):
             phases += ["frozen", "pca"]
     # Only a loss that is built shows whether it, its miner or its regularizer has a learned metric.
     context = loss_context(recipe, [0, 1], _placeholder_classes(recipe.data))
@@ -362,6 +416,8 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
     """
     _check_data(recipe.data)
     _check_trunk(recipe.model.trunk)
+    if recipe.data.name.startswith(VECTORS):
+        _check_vectors(recipe)
     _check_trackers(recipe.track)
     _check_optimizer("optimizer", recipe.optimizer, build)
     # Without this setting, no loss of the recipe needs to be known.
@@ -477,7 +533,7 @@ def check_weights(recipe: Recipe) -> None:
     keeps_weights = bool(frozen_patterns(table.freeze)) or table.lora is not None or has_cut
     has_weights = table.init is not None or table.trunk.settings.get("weights") is not None
     is_of_plugin = not name.startswith((trunks.TIMM, HF)) and trunks.builtin_trunk(name) is None
-    if keeps_weights and not has_weights and not is_of_plugin:
+    if keeps_weights and not has_weights and not is_of_plugin and not table.takes_vectors:
         wanted = ["a file", f"{RANDOM!r} if that is meant"]
         if name in lite.VARIANTS:
             wanted.insert(0, repr(lite.IMAGENET))

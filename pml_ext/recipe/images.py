@@ -7,23 +7,18 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from ..errors import DataError
-from ..files import toml_value
-from .build import build_dataset
 from .merge import read_tables
-from .schema import DataTable
+from .own_data import dataset_options, describe_split, fitting_batch, fitting_split, items_per_class, parts_of, range_of
 
 if TYPE_CHECKING:
     from ..data import LabeledImages
 
-MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
-FEW_IMAGES = 4  # images of a class that can be divided, two to train and two to test
 BATCH = 64  # images, at most
-MOST_PER_CLASS = 16
 SIDE = 64  # pixels, at most
 FEWEST_ITERATIONS = 20  # in an epoch of a recipe for photographs
 IN_MEMORY = 20_000  # images that are cached
@@ -47,9 +42,7 @@ class OwnImages(NamedTuple):
 
     def batch_of(self, classes: int) -> tuple[int, int]:
         """Return the classes of a batch, at most 16, and the images of each, where so many classes train."""
-        in_batch = min(classes, BATCH // 4)
-        per_class = int(max(2, min(BATCH // in_batch, MOST_PER_CLASS, self.images_per_class)))
-        return in_batch, per_class
+        return fitting_batch(classes, self.images_per_class, BATCH)
 
     def batches_of(self, classes: int) -> list[str]:
         """Return the settings of batches, where so many classes train."""
@@ -75,21 +68,21 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     table = place.suffix.lower() == ".csv"
     kind = "table" if table else "folder"
     name = f"{kind}:{place}"
-    options = _dataset_options(overrides)
+    options = dataset_options(overrides)
     data = [f"data.name={name}", "data.unreadable=skip"]
 
     divided = table or all((place / part).is_dir() for part in ("train", "test"))
     split_is_chosen = divided or "split" in options
     if not split_is_chosen:
-        split = _fitting_split(place, _parts(name, options | {"split": "image"}, root))
+        split = fitting_split(place, parts_of(name, options | {"split": "image"}, root))
         options["split"] = split
         data.append(f"data.split={split}")
-    parts = _parts(name, options, root)
+    parts = parts_of(name, options, root)
     if sum(len(part) for part in parts) <= IN_MEMORY:
         data.append("data.cache=memory")
 
-    images_per_class = _images_per_class(parts)
-    trained = _images_per_class(parts[:1])
+    images_per_class = items_per_class(parts)
+    trained = items_per_class(parts[:1])
     image_sizes = _sample_of_sizes(parts)
     chosen_size = options.get("image_size")
     side = int(chosen_size or _fitting_side(image_sizes))
@@ -100,8 +93,8 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         "data.images.flip=true",
     ]
     description = [
-        f"{place}: {len(images_per_class)} classes of {_range_of(images_per_class)} images, {_size_range(image_sizes)}",
-        _description_of_split(parts, split_is_chosen),
+        f"{place}: {len(images_per_class)} classes of {range_of(images_per_class)} images, {_size_range(image_sizes)}",
+        describe_split(parts, split_is_chosen),
     ]
     trained_labels = set(parts[0].labels.tolist())
     return OwnImages(
@@ -151,65 +144,6 @@ def _existing(place: Path) -> Path:
         wanted = "wanted a folder of images, or a .csv table of them"
         raise DataError(f"--images {place}: no such folder or table; {wanted}")
     return place
-
-
-def _dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``."""
-    options = {}
-    for override in overrides:
-        key, _, text = override.partition("=")
-        value = toml_value(text.strip())
-        table, _, name = key.strip().partition(".")
-        if table == "data" and name and "." not in name and name not in DataTable.model_fields:
-            options[name] = value
-    return options
-
-
-def _fitting_split(place: Path, parts: list[LabeledImages]) -> str:
-    """Return ``"class"`` where there are many classes, or few images of each; else ``"image"``."""
-    images_per_class = _images_per_class(parts)
-    classes = len(images_per_class)
-    few_images = np.median(images_per_class) < FEW_IMAGES
-    if few_images and classes < FEW_IMAGES:
-        found = f"{classes} classes, most with fewer than {FEW_IMAGES} images"
-        raise DataError(f"{place}: {found}; wanted two classes of {FEW_IMAGES} images, or {FEW_IMAGES} classes")
-    if few_images or classes >= MANY_CLASSES:
-        return "class"
-    return "image"
-
-
-def _description_of_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
-    train = parts[0]
-    trained_labels = set(train.labels.tolist())
-    if trained_labels & set(parts[-1].labels.tolist()):
-        text = f"half of each class's images to train, the others to test ({len(train):,} to train)"
-        other = "class"
-    else:
-        tested = len(_images_per_class(parts)) - len(trained_labels)
-        text = f"{len(trained_labels)} classes to train, {tested} others, never trained on, to test"
-        other = "image"
-    if split_is_chosen:
-        return text
-    return f"{text}; otherwise: --set data.split={other}"
-
-
-def _parts(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:
-    splits = build_dataset(DataTable(name=name, **options), root)
-    return [splits.train, *splits.tested().values()]
-
-
-def _images_per_class(parts: list[LabeledImages]) -> Any:
-    labels = np.concatenate([part.labels for part in parts])
-    _, counts = np.unique(labels, return_counts=True)
-    return counts
-
-
-def _range_of(counts: Any) -> str:
-    smallest = counts.min()
-    largest = counts.max()
-    if smallest < largest:
-        return f"{smallest} to {largest}"
-    return str(smallest)
 
 
 def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:

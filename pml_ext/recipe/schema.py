@@ -22,6 +22,7 @@ with needs_extra("train", "a recipe"):
     )
 
 SHUFFLE = "shuffle"  # name of the sampler that shuffles all images
+IDENTITY = "identity"  # name of the trunk of vectors
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
@@ -222,6 +223,27 @@ class ModelTable(Table):
             self.trunk = NamedTable.model_validate({**self.trunk.model_dump(), "weights": "DEFAULT"})
         return self
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether the network is a head on vectors, without a trunk for images."""
+        return self.trunk.name == IDENTITY
+
+    @model_validator(mode="after")
+    def _vectors_have_no_trunk(self) -> Self:
+        """Refuse settings of a trunk where there is none; vectors are features that are kept."""
+        if not self.takes_vectors:
+            return self
+        unused = []
+        if self.freeze not in ("none", "trunk"):
+            unused.append("freeze")
+        for key in ("views", "lora", "freeze_batch_norm"):
+            if getattr(self, key) != type(self).model_fields[key].default:
+                unused.append(key)
+        if unused:
+            raise ValueError(f"{unused[0]}: it is of a trunk for images, and vectors go into the embedder as they are")
+        self.freeze = "trunk"
+        return self
+
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
         if self.lora is not None and self.freeze != "none":
@@ -234,7 +256,8 @@ class ModelTable(Table):
             self.hidden_sizes = [512]
         if self.freeze != "trunk" and self.embedder == "pca":
             raise ValueError("embedder: 'pca' goes with freeze = 'trunk', whose features are kept")
-        if self.init is not None and (self.freeze == "trunk" or cut_of(self.freeze)):
+        keeps_features = self.freeze == "trunk" or cut_of(self.freeze) is not None
+        if self.init is not None and keeps_features and not self.takes_vectors:
             raise ValueError("init: a run's weights are trained further; features are kept of pretrained trunks alone")
         return self
 
@@ -346,18 +369,18 @@ class EvaluationTable(Table):
     validation_trains: bool = False  # whether those classes train too, as in some papers' programs
     every: Count = 1  # interval in epochs of the candidates for the choice; the last epoch is one
     select: str | None = None  # metric to choose the epoch by; None tests the last epoch
-    select_on: Literal["validation", "test"] = "validation"
+    select_on: Literal["validation", "test", "split"] = "validation"  # split: the data set's own validation images
 
     @model_validator(mode="after")
     def _selection_has_images(self) -> Self:
-        if self.select_on == "test":
+        if self.select_on in ("test", "split"):
             fits = self.select is not None and self.validation == 0
         else:
             fits = (self.select is not None) == (self.validation > 0)
         if not fits:
             raise ValueError(
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
-                "out for that) or select_on = 'test', for example validation = 0.2, select = 'map_at_r'"
+                "out for that) or select_on = 'test' or 'split', for example validation = 0.2, select = 'map_at_r'"
             )
         if self.validation_trains and not self.validation:
             raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
@@ -371,6 +394,8 @@ class EvaluationTable(Table):
     @property
     def validated_on(self) -> str:
         """A description of the validation images."""
+        if self.select_on == "split":
+            return "the data set's validation images"
         if self.validation_trains:
             return "training classes, which trained too"
         return "held-out training classes"

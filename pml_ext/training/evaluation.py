@@ -36,12 +36,16 @@ Metrics = dict[str, float]
 
 
 def metrics_before(view: View) -> dict[str, Metrics]:
-    """Return the metrics of raw pixels and of the untrained network, from one pass over the tested images.
+    """Return the metrics of raw pixels or vectors and of the untrained network, from one pass over the tested images.
 
-    A pretrained or frozen trunk adds those of its features, and of their whitened principal components.
+    A pretrained or frozen trunk adds those of its features, and of their whitened principal components; vectors are
+    features.
     """
     split = view.queries
     parts = list(dict.fromkeys((split, view.gallery_of(split))))
+    if view.takes_vectors:
+        vectors = {part: view.embedded(part, features=True)["features"] for part in parts}
+        return _metrics_by_phase(view, {"raw": vectors, "pca": _components(view, vectors)})
     has_features = view.frozen or is_pretrained(view.recipe.model.trunk.settings)
     points: dict[str, dict[str, Tensor]] = {"raw": {}}
     features = {}
@@ -51,7 +55,13 @@ def metrics_before(view: View) -> dict[str, Metrics]:
         if has_features:
             features[part] = held["features"].float()
     if has_features:
-        points |= _features_and_components(view, features)
+        points |= {"frozen": features, "pca": _components(view, features)}
+    return _metrics_by_phase(view, points)
+
+
+def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Metrics]:
+    """Return the metrics of points of the tested splits, by phase, and those of the untrained network."""
+    split = view.queries
     metrics = {phase: _metrics_of_points(view, split, rows) for phase, rows in points.items()}
     metrics["before"] = evaluate_split(view, split)
     return metrics
@@ -65,11 +75,10 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
     return {**retrieval.accuracies, **clusters.accuracies}
 
 
-def _features_and_components(view: View, features: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Return a trunk's features of splits, and their whitened principal components, fitted on the training images."""
+def _components(view: View, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the whitened principal components of the features of splits, fitted on the training images."""
     layer = whitened_components(view.embeddings("train", "trunk"), view.recipe.model.embedding_size)
-    components = {part: layer(rows) for part, rows in features.items()}
-    return {"frozen": features, "pca": components}
+    return {part: layer(rows) for part, rows in features.items()}
 
 
 def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:

@@ -23,7 +23,7 @@ from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..evaluation.metrics import title_of
 from ..files import DamagedError, read_json, write_atomically
 from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
-from ..networks.network import Network
+from ..networks.network import Network, Preprocessing, VectorInput
 from ..networks.pretrained import is_file, is_pretrained, merged_lora
 from ..recipe import Recipe
 from ..registry.lazy import require_packages
@@ -69,8 +69,7 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         "hidden_sizes": model.hidden_sizes,
         "norm": model.norm,
         "features": network.features,
-        **seen.model_dump(exclude={"crop", "resize"}),
-        "resize": seen.resized_to,
+        **_input_of(seen),
         "l2_normalize_embeddings": True,
     }
     whole = Normalized(merged_lora(network.trunk), network.embedder)
@@ -80,13 +79,9 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
     written = [WEIGHTS]
     if onnx:
         whole = copy.deepcopy(whole).cpu().eval()
-        shape = (COMPARED, seen.channels, seen.image_size, seen.image_size)
-        noise = torch.randint(256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-        _, transform = seen.transforms()
         with tempfile.TemporaryDirectory() as place:
             graph = Path(place) / ONNX
-            images = torch.stack(list(map(transform, noise)))
-            difference = write_onnx(graph, whole, images)
+            difference = write_onnx(graph, whole, _noise(seen), input_name=_input_name(seen))
             replace_file(folder, ONNX, functools.partial(shutil.copyfile, graph))
         about["onnx"] = {"file": ONNX, "sha256": sha256_of(folder / ONNX), "largest_difference": difference}
         written.append(ONNX)
@@ -101,6 +96,27 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
         replace_file(folder, CARD, lambda path: path.write_text(text, "utf-8"))
         written.append(CARD)
     write_sums(folder, sorted([ABOUT, *written]))
+
+
+def _input_name(seen: Preprocessing | VectorInput) -> str:
+    return "vectors" if isinstance(seen, VectorInput) else "images"
+
+
+def _input_of(seen: Preprocessing | VectorInput) -> dict[str, Any]:
+    """Return the part of ``preprocess.json`` about the network's input."""
+    if isinstance(seen, VectorInput):
+        return seen.model_dump()
+    return {**seen.model_dump(exclude={"crop", "resize"}), "resize": seen.resized_to}
+
+
+def _noise(seen: Preprocessing | VectorInput) -> Tensor:
+    """Return inputs of noise, on which a graph is compared with the network."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(seen, VectorInput):
+        return torch.randn(COMPARED, *seen.input_shape, generator=generator)
+    noise = torch.randint(256, (COMPARED, *seen.input_shape), generator=generator, dtype=torch.uint8)
+    _, transform = seen.transforms()
+    return torch.stack([transform(image) for image in noise])
 
 
 def _check_folder(folder: Path, names: Iterable[str]) -> None:
@@ -123,8 +139,8 @@ def _check_folder(folder: Path, names: Iterable[str]) -> None:
 
 
 @torch.no_grad()
-def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
-    """Write an ONNX file, input ``images`` and output ``embeddings``, for batches of any size.
+def write_onnx(path: Path, network: Normalized, images: Tensor, input_name: str = "images") -> float:
+    """Write an ONNX file, with an input of this name and the output ``embeddings``, for batches of any size.
 
     Return the largest absolute difference of an embedding's component on these images, in batches of one and of seven.
     Raise ConfigError and delete the file if torch cannot export the network, or if the difference is above 1e-4.
@@ -134,7 +150,7 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     shapes = {"images": {0: torch.export.Dim("batch", min=1, max=2**16)}}
-    settings: dict[str, Any] = {"input_names": ["images"], "output_names": ["embeddings"], "dynamic_shapes": shapes}
+    settings: dict[str, Any] = {"input_names": [input_name], "output_names": ["embeddings"], "dynamic_shapes": shapes}
     settings |= {"dynamo": True, "external_data": False}
     try:
         with warnings.catch_warnings(action="ignore"), contextlib.redirect_stdout(io.StringIO()):  # torch's messages
@@ -143,7 +159,7 @@ def write_onnx(path: Path, network: Normalized, images: Tensor) -> float:
         parts = (images[:1], *torch.split(images, 7))
         differences = []
         for part in parts:
-            (embeddings,) = session.run(None, {"images": part.numpy()})
+            (embeddings,) = session.run(None, {input_name: part.numpy()})
             difference = (torch.from_numpy(embeddings) - network(part)).abs().max()
             differences.append(float(difference))
         largest = max(differences)

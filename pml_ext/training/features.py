@@ -45,6 +45,11 @@ class Features:
         self._vectors = vectors
         self._numbers = numbers
 
+    @classmethod
+    def of_vectors(cls, vectors: Tensor) -> Features:
+        """Return vectors ``[N, F]`` of a data set, which no trunk computes."""
+        return cls(vectors, torch.arange(len(vectors)), vectors.shape[1:])
+
     def __len__(self) -> int:
         return len(self._numbers)
 

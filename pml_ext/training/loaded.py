@@ -11,14 +11,14 @@ import torch
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import DamagedError, check_writable, read_json, read_toml, reading
 from ..files.checksums import check_unchanged, how_to_redo, sha256_of
-from ..networks.network import Network, Preprocessing
+from ..networks.network import Network, Preprocessing, VectorInput
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
 from . import checkpoint
 from .folder import METRICS, NETWORK, RECIPE, no_finished_run
 
 with needs_extra("train", "a run"):
-    from pydantic import Field, ValidationError
+    from pydantic import BaseModel, Field, ValidationError
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from ..pml import BaseDistance
@@ -26,12 +26,20 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
 WEIGHTS = "checkpoints/model.pt"
 
 
-class NetworkDescription(Preprocessing):
-    """The content of ``network.json``: size of the trunk's features, labels and names of the training classes."""
+class _Description(BaseModel):
+    """The part of ``network.json`` beside the input: size of the trunk's features, labels and names of classes."""
 
     features: int = Field(ge=1)
     classes: list[int]
     class_names: list[str] = Field(default_factory=list)
+
+
+class NetworkDescription(Preprocessing, _Description):
+    """The content of ``network.json`` of a network for images."""
+
+
+class HeadDescription(VectorInput, _Description):
+    """The content of ``network.json`` of a head on vectors."""
 
 
 class LoadedRun:
@@ -83,9 +91,10 @@ class LoadedRun:
     def _checked_recipe(self) -> Recipe:
         return load_recipe(str(self.folder / RECIPE))
 
-    def _read_description(self) -> NetworkDescription:
+    def _read_description(self) -> NetworkDescription | HeadDescription:
+        schema = HeadDescription if self.recipe.model.takes_vectors else NetworkDescription
         try:
-            return NetworkDescription.model_validate(read_json(self.folder / NETWORK))
+            return schema.model_validate(read_json(self.folder / NETWORK))
         except (DamagedError, ValidationError) as error:
             raise self._damaged(NETWORK, error) from None
 

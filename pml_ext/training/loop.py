@@ -169,4 +169,4 @@ def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, s
     rate = iterations * run.stages.of(run.epoch).batch_size / seconds
     finite = [loss for loss in losses if math.isfinite(loss)]
     mean = np.mean(finite or [math.nan])
-    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} images/s, {time_left} left")
+    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.noun}/s, {time_left} left")

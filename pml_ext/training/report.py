@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data import LabeledImages
 from ..errors import ConfigError, UnknownNameError, needs_extra, one_line
 from ..evaluation import Evaluation, figures
 from ..evaluation.fonts import short_name
@@ -47,12 +48,26 @@ PHASES = {
     "learned_metric": "trained network, learned metric",
     "shortlist": "trained network, learned metric on a shortlist",
 }
+_PHASES_OF_VECTORS = {
+    "raw": "raw vectors",
+    "pca": "raw vectors, PCA",
+    "before": "untrained head",
+    "after": "trained head",
+    "training": "trained head, training vectors",
+    "learned_metric": "trained head, learned metric",
+    "shortlist": "trained head, learned metric on a shortlist",
+}
 WORST = 10  # classes in a table
 _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 
 
+def phase_titles(noun: str) -> dict[str, str]:
+    """Return the titles of phases by name, for a run of ``"images"`` or ``"vectors"``."""
+    return _PHASES_OF_VECTORS if noun == "vectors" else PHASES
+
+
 def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> Iterator[ReportFigure]:
-    """Draw the figures that every run has: losses, curves, similarities, projections and nearest neighbors."""
+    """Draw the figures that every run has: losses, curves, similarities, projections; of images, nearest neighbors."""
     few = view.recipe.evaluation.figures == "few"
     yield from _loss_figures(view, stages)
     if not few:
@@ -61,6 +76,8 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if not few:
         title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
         yield draw(title, lambda: _projections(view), "Colored by class.")
+    if view.takes_vectors:  # nothing to look at
+        return
     if view.queries == "test":
         searched = "test images"
     else:
@@ -79,7 +96,7 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
 
 def _tested_images(view: View) -> str:
     if view.queries == "test":
-        return "test images"
+        return f"test {view.noun}"
     return "queries"
 
 
@@ -126,8 +143,8 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
             recalls = {}
             for k in table.recall_at:
                 recalls[k] = metrics[phase][f"recall_at_{k}"]
-            by_phase[PHASES[phase]] = recalls
-    caption = f"The share of {tested} with an image of their class among the K nearest."
+            by_phase[phase_titles(view.noun)[phase]] = recalls
+    caption = f"The share of {tested} with another of their class among the K nearest."
     yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_phase), caption)
 
 
@@ -136,7 +153,7 @@ def _similarity_figure(view: View) -> ReportFigure:
     compared = {}
     if view.tested_training is not None:
         training = view.tested_training
-        compared["training images"] = (view.embeddings(training), view.true_labels(training))
+        compared[f"training {view.noun}"] = (view.embeddings(training), view.true_labels(training))
     compared[_tested_images(view)] = (view.embeddings(view.queries), view.true_labels(view.queries))
     caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
     title = "Similarities of positive and negative pairs"
@@ -235,7 +252,10 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
     kind, _, path = view.recipe.data.name.partition(":")
-    photos = shlex.quote(path) if kind == "folder" else "FOLDER"
+    if kind in ("folder", "vectors"):
+        data = shlex.quote(path)
+    else:
+        data = "FOLDER"
     text = render(
         "report",
         title=metrics["recipe"],
@@ -244,7 +264,9 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         seen=bool(trained_classes & tested_classes),
         notes=[text for text in (setback(view.recipe, metrics), better_features(metrics)) if text],
         run=shlex.quote(str(view.folder)),
-        photos=photos,
+        data=data,
+        noun=view.noun,
+        raw_title=phase_titles(view.noun)["raw"],
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *class_tables(view), _images_table(view)],
         figures=drawn,
@@ -270,13 +292,17 @@ def _images_table(view: View) -> ReportTable:
     rows = []
     for name, numbers in counts(view).items():
         rows.append([name, f"{numbers['images']:,}", f"{numbers['classes']:,}"])
-    return ReportTable("Images", ["split", "images", "classes"], rows)
+    return ReportTable(view.noun.capitalize(), ["split", view.noun, "classes"], rows)
 
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
-    phases = [phase for phase in PHASES if phase in metrics]
-    if view.frozen:
+    phases = [phase for phase in phase_titles(view.noun) if phase in metrics]
+    if view.takes_vectors:
+        same_phase = {"none": "raw", "pca": "pca"}.get(view.recipe.model.embedder)
+        if same_phase in phases:
+            phases.remove("after")  # nothing was trained: identical to the other phase
+    elif view.frozen:
         same_phase = {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder)
         if same_phase in phases:
             phases.remove("after")  # nothing was trained: identical to the other phase
@@ -286,7 +312,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
             continue  # the same
         rows.append([title_of(name), *_cells(metrics, name, phases)])
 
-    titles = dict(PHASES)
+    titles = dict(phase_titles(view.noun))
     if "frozen" in metrics:  # the trunk is pretrained
         if view.frozen:
             titles["after"] = "head"
@@ -298,7 +324,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     if view.queries == "query":
         where = "of the queries"
     else:
-        where = "on the test images"
+        where = f"on the test {view.noun}"
     return ReportTable(f"Retrieval and clustering {where}", columns, rows, _metrics_caption(view))
 
 
@@ -319,7 +345,7 @@ def _metrics_caption(view: View) -> str:
         caption = "Every query is searched in the gallery by cosine similarity; "
         caption += "k-means has as many clusters as classes of queries."
     else:
-        caption = "Every test image is searched among all others by cosine similarity; "
+        caption = f"Every test {view.noun[:-1]} is searched among all others by cosine similarity; "
         caption += "k-means has as many clusters as classes."
     training = view.tested_training
     if training is None:
@@ -327,7 +353,7 @@ def _metrics_caption(view: View) -> str:
     sampled = ""
     if training != "train":
         sampled = f", {len(view.images(training)):,} of them,"
-    return f"{caption} The column of the training images{sampled} shows how much is lost on new ones."
+    return f"{caption} The column of the training {view.noun}{sampled} shows how much is lost on new ones."
 
 
 def better_features(metrics: Mapping[str, Mapping[str, float]]) -> str:
@@ -343,7 +369,7 @@ def better_features(metrics: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say that training left the network behind the untrained one, or behind its frozen trunk; empty if it did not.
+    """Say that training left the network behind the untrained one, its frozen trunk or the raw vectors; else empty.
 
     By the recipe's ``evaluation.select``, else by Recall@1. ``metrics`` are by phase and metric.
     """
@@ -351,8 +377,9 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     if frozen and recipe.model.embedder in ("none", "pca"):  # nothing is trained
         return ""
     name = recipe.evaluation.select or "recall_at_1"
+    baseline = "raw" if recipe.model.takes_vectors else "frozen"
     untrained = {}
-    for untrained_phase in ("before", "frozen"):
+    for untrained_phase in ("before", baseline):
         if name in metrics.get(untrained_phase, ()):
             untrained[untrained_phase] = metrics[untrained_phase][name]
     phase = max(untrained, key=lambda phase: untrained[phase], default=None)
@@ -362,7 +389,8 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     after = percent(metrics["after"][name])
     before = percent(untrained[phase])
     numbers = f"{title_of(name)} is {after} %, and {before} % before training"
-    return f"The {trained} is behind the {PHASES[phase]}: {numbers}."
+    titles = phase_titles("vectors" if recipe.model.takes_vectors else "images")
+    return f"The {trained} is behind the {titles[phase]}: {numbers}."
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:
@@ -384,7 +412,10 @@ def class_tables(view: View) -> Iterator[ReportTable]:
 
 
 def _confused_images(view: View, name: str) -> list[str]:
-    """Return pictures of a query of a class and of the image that it was taken for: the most frequent wrong class."""
+    """Return a query of a class and the image that it was taken for, of the most frequent wrong class.
+
+    Images are pictures, vectors are ids.
+    """
     queries = view.images(view.queries)
     searched = view.images(view.gallery_of(view.queries))
     result = nearest(view, view.queries)
@@ -399,12 +430,19 @@ def _confused_images(view: View, name: str) -> list[str]:
         if is_mistaken:
             by_wrong_label.setdefault(int(searched.labels[other]), []).append((query, other))
     if not by_wrong_label:
-        return [_picture(queries.image(members[0]), name), ""]
+        return [_shown(queries, members[0], name), ""]
     most_frequent = max(by_wrong_label, key=lambda label: len(by_wrong_label[label]))  # the first of several
     query, other = by_wrong_label[most_frequent][0]
     wrong_name = str(searched.class_names[most_frequent])
-    wrong_picture = _picture(searched.image(other), wrong_name)
-    return [_picture(queries.image(query), name), Markup("{} {}").format(wrong_picture, wrong_name)]
+    taken_for = Markup("{} {}").format(_shown(searched, other, wrong_name), wrong_name)
+    return [_shown(queries, query, name), taken_for]
+
+
+def _shown(images: LabeledImages, index: int, name: str) -> str:
+    """Return the picture of an image of a class, or the id of a vector, for a table."""
+    if images.vector_size is not None:
+        return short_name(images.ids[index])
+    return _picture(images.image(index), name)
 
 
 def _picture(image: Tensor, name: str) -> Markup:

@@ -63,6 +63,7 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "processes": run.processes,
         "versions": checkpoint.versions(),
         "plugins": plugins_in(run.recipe.as_dict()),
+        "input": run.noun,
         "images": counts(run),
         "seconds": seconds,
         "best_epoch": best,

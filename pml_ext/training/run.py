@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..distributed import join
 from ..distributed.devices import choose_device
 from ..errors import ConfigError, counted, shortened
+from ..networks.network import Preprocessing
 from ..networks.trunks import fit_whitened_pca, freeze
 from ..recipe import Recipe
 from ..recipe.schema import cut_of, frozen_patterns
@@ -108,6 +109,7 @@ class Run(View):
             return None
         key = (table.until, table.precision)
         if key not in self._cuts:
+            assert isinstance(self._preprocessing, Preprocessing)  # vectors have no trunk to cut
             self._cuts[key] = cut_trunk(self.trunk, table, self._preprocessing, self.device)
         return self._cuts[key]
 

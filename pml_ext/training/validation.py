@@ -12,10 +12,14 @@ from .run import Run
 
 
 def test_before(run: Run, checkpointer: Checkpointer) -> None:
-    """Test raw pixels and the untrained network, on rank 0."""
+    """Test raw pixels or vectors and the untrained network, on rank 0."""
     if run.rank > 0 or not run.recipe.evaluation.baselines:
         return
-    run.listener.step("testing raw pixels and the untrained network")
+    if run.takes_vectors:
+        untrained = "raw vectors and the untrained head"
+    else:
+        untrained = "raw pixels and the untrained network"
+    run.listener.step(f"testing {untrained}")
     started = time.perf_counter()
     run.history.metrics = metrics_before(run)
     checkpointer.save_untrained()

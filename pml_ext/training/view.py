@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,12 +16,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..data import LabeledImages, hold_out_classes, prepare
+from ..data import DataSplits, LabeledImages, hold_out_classes, prepare
+from ..data.splits import Transform
 from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
 from ..errors import ConfigError, DataError, PluginWarning, counted
 from ..evaluation import some_of_each_class
 from ..networks.memory_format import use_channels_last
-from ..recipe import Recipe, build_dataset, build_network, build_relation, load_recipe, preprocessing_of
+from ..networks.network import Preprocessing, VectorInput
+from ..recipe import (
+    Recipe,
+    build_dataset,
+    build_network,
+    build_relation,
+    load_recipe,
+    preprocessing_of,
+    vector_input_of,
+)
 from ..registry.hooks import RunView
 from . import checkpoint
 from .activations import TrunkCut
@@ -70,8 +81,9 @@ class View:
         self.network.to(self.device)
         self.trunk = self.network.trunk
         self.embedder = self.network.embedder
+        self.takes_vectors = recipe.model.takes_vectors
         self.memory_format = self._choose_memory_format()
-        self.frozen = recipe.model.freeze == "trunk"  # then features are computed once
+        self.frozen = recipe.model.freeze == "trunk"  # then features are computed once, or given as vectors
         self.cut: TrunkCut | None = None  # of the stage that trains, where it trains from cached activations
         self._features: dict[tuple[TrunkCut | None, str, int], Features] = {}  # by cut, split and view
         self._caches: dict[tuple[TrunkCut | None, bool], FeatureCache] = {}  # of plain (False) or augmented images
@@ -85,13 +97,10 @@ class View:
         self.parents = splits.parents
         self.note = splits.note
         self._check_protocols()
-        self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
-        augmented, plain = self._preprocessing.transforms(cuts, **self.recipe.data.augment)
-
-        self.splits: dict[str, LabeledImages] = {}
-        for name, images in {"train": splits.train, **splits.tested()}.items():
-            steps = augmented if name == "train" else plain
-            self.splits[name] = self._prepared(name, images, steps, tell).with_transform(plain)
+        self.splits: dict[str, LabeledImages] = {"train": splits.train, **splits.tested()}
+        if splits.validation is not None:
+            self._take_validation(splits.validation)
+        augmented = self._prepare_splits(splits, tell)
         self.listing = {name: listing_of(images) for name, images in self.splits.items()}  # in all checkpoints
         if self.rank == 0:
             from_rank_0(None)
@@ -105,6 +114,28 @@ class View:
             self.relation = None
         else:
             self.relation = relation.to(self.device)
+
+    def _prepare_splits(self, splits: DataSplits, tell: Callable[[str], None]) -> Transform | None:
+        """Give the images of all splits their transform; return that of training images. Vectors have none."""
+        self._preprocessing: Preprocessing | VectorInput
+        if self.recipe.model.takes_vectors:
+            self._preprocessing = vector_input_of(self.recipe, splits)
+            return None
+        self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
+        augmented, plain = self._preprocessing.transforms(cuts, **self.recipe.data.augment)
+        for name, images in self.splits.items():
+            steps = augmented if name == "train" else plain
+            self.splits[name] = self._prepared(name, images, steps, tell).with_transform(plain)
+        return augmented
+
+    def _take_validation(self, images: LabeledImages) -> None:
+        """Keep the validation images of the data set, if the recipe chooses the epoch by them; else say so."""
+        if self.recipe.evaluation.select_on == "split":
+            self.splits["validation"] = images
+            return
+        unused = f"{len(images)} of {self.recipe.data.name} are for validation, and not used"
+        advice = "--set evaluation.select=map_at_r --set evaluation.select_on=split chooses the epoch by them"
+        self.note = "; ".join(filter(None, [self.note, f"{unused}: {advice}"]))
 
     def _check_protocols(self) -> None:
         if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
@@ -123,6 +154,11 @@ class View:
     def _divide_training_images(self, train: LabeledImages) -> None:
         """Make the splits of training, validation, and tested training images."""
         evaluation = self.recipe.evaluation
+        if evaluation.select_on == "split" and "validation" not in self.splits:
+            raise ConfigError(
+                f"evaluation.select_on: found 'split', and {self.recipe.data.name} has no validation images of its "
+                "own; wanted validation = 0.2 and select_on = 'validation'"
+            )
         if evaluation.validation:
             rest, held_out = hold_out_classes(
                 train, evaluation.validation, self.seed, evaluation.held_out, evaluation.fold
@@ -142,12 +178,19 @@ class View:
     def _choose_memory_format(self) -> torch.memory_format:
         """Return the memory format of images; convert the trunk to the same."""
         wanted = self.recipe.engine.channels_last
+        if isinstance(self._preprocessing, VectorInput):
+            return torch.contiguous_format
         if wanted is None and self.device.type == "cpu":
             return use_channels_last(self.trunk, self._preprocessing.channels, self._preprocessing.image_size)
         if not wanted:
             return torch.contiguous_format
         self.trunk.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return torch.channels_last
+
+    @property
+    def noun(self) -> str:
+        """What the data set has, ``"images"`` or ``"vectors"``, for texts."""
+        return "vectors" if self.takes_vectors else "images"
 
     def network_json(self) -> dict[str, Any]:
         """Return the content of ``network.json``: preprocessing, length of features, and training classes."""
@@ -194,7 +237,7 @@ class View:
         most = self.recipe.evaluation.batch_size
         if self.device.type != "cpu":
             return most
-        values = self._preprocessing.channels * self._preprocessing.image_size**2
+        values = math.prod(self._preprocessing.input_shape)
         return min(most, max(_CPU_BATCH, _CPU_VALUES // values))
 
     def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -226,7 +269,12 @@ class View:
         return embed_batches(trunk, embedder, images, self.device, self._batch_size, self.recipe.data.workers)
 
     def features(self, split: str, view: int = 0) -> Features:
-        """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images."""
+        """Return the frozen trunk's features of a split, computed once; views above 0 are of augmented images.
+
+        Vectors are features already.
+        """
+        if self.takes_vectors:
+            return Features.of_vectors(self.images(split).vectors)
         return self._cached(None, split, view)
 
     def activations(self, cut: TrunkCut, split: str, view: int = 0) -> Features:
@@ -349,9 +397,10 @@ def _identity_of(recipe: Recipe, seed: int) -> str:
 
 
 def listing_of(images: LabeledImages) -> dict[str, Any]:
-    """Return the number of images and of classes, and a digest of relative paths, labels, class names, boxes, groups.
+    """Return the number of images and of classes, and a digest of labels, class names, boxes, groups and the data.
 
-    The files are not read. Paths are relative to the deepest folder that has all of them, so that data may move.
+    The digest is of all vectors, and of the paths of image files, which are not read. Paths are relative to the deepest
+    folder that has all of them, so that data may move.
     """
     digest = hashlib.sha256(json.dumps(images.class_names, default=str).encode())
     digest.update(images.labels.tobytes())
@@ -359,6 +408,9 @@ def listing_of(images: LabeledImages) -> dict[str, Any]:
         digest.update(images.boxes.tobytes())
     if images.groups is not None:
         digest.update(json.dumps(images.groups.tolist()).encode())
+    if images.ids is not None:
+        digest.update(json.dumps(images.ids.tolist()).encode())
+        digest.update(images.vectors.contiguous().numpy().data)
     paths = [os.fspath(path) for path in images.paths or ()]
     start = os.path.commonprefix(paths).rfind(os.sep) + 1  # noqa: RUF071 - cut at a folder here
     for path in paths:

@@ -245,6 +245,7 @@ def open_collections(
     collections: list[Collection] = []
     for place in map(Path, runs):
         run = load_run(place, device)
+        _ = run.images  # refuses vectors, which the page cannot show
         if folder is None:
             embedded = run.gallery().embedded
         else:

@@ -1,0 +1,142 @@
+"""Measure the index of a large file of vectors, and queries by id, compared with a bare loop and faiss.
+
+``python -m benchmarks.vectors [--vectors 1000000] [--size 384]`` writes made-up vectors around as many centers as there
+are classes, trains a head on 2,000 of them, and indexes all. The bare loop reads the file, computes embeddings in
+blocks, normalizes and writes them, builds the same faiss index, and chooses its number of lists by recall as the index
+does. A query by id is compared with the same faiss index searched by the same vector. Queries are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+CLASSES = 1000
+TRAINED = 2_000  # vectors
+BLOCK = 1 << 15
+OVERRIDES = ("schedule.epochs=1", "sampler.iterations=10", "evaluation.baselines=false", "model.embedding_size=128")
+
+
+def made_up_vectors(place: Path, count: int, size: int) -> Path:
+    """Write vectors around centers, with labels and ids."""
+    generator = np.random.default_rng(0)
+    centers = generator.standard_normal((CLASSES, size), dtype=np.float32)
+    labels = np.arange(count) % CLASSES
+    rows = np.empty((count, size), dtype=np.float32)
+    for start in range(0, count, BLOCK):
+        some = labels[start : start + BLOCK]
+        rows[start : start + BLOCK] = centers[some] + generator.standard_normal((len(some), size), dtype=np.float32)
+    names = np.char.add("item-", np.arange(count).astype(str))
+    np.savez(place / "all.npz", embeddings=rows, labels=labels, ids=names)
+    few = labels < 20
+    chosen = np.flatnonzero(few)[:TRAINED]
+    np.savez(place / "few.npz", embeddings=rows[chosen], labels=labels[chosen])
+    return place / "all.npz"
+
+
+def trained_run(place: Path) -> Path:
+    """Train a head on the small file, without a report."""
+    from pml_ext.training import results
+    from pml_ext.training.launch import train
+
+    real, results.write_run_report = results.write_run_report, lambda *_: None
+    settings = [f"data.name=vectors:{place / 'few.npz'}", "sampler.batch_size=40", *OVERRIDES]
+    try:
+        train("pml/vectors", out=place / "run", overrides=settings, device="cpu")
+    finally:
+        results.write_run_report = real
+    return place / "run"
+
+
+def bare_loop(head: torch.nn.Module, file: Path, place: Path, factory: str) -> None:
+    """Index a file of vectors with torch and faiss alone."""
+    import faiss
+
+    from pml_ext_search.faiss_index import FaissIndex
+
+    with np.load(file) as archive:
+        rows = torch.from_numpy(archive["embeddings"])
+    with torch.no_grad():
+        blocks = [torch.nn.functional.normalize(head(block)) for block in torch.split(rows, BLOCK)]
+    points = torch.cat(blocks)
+    points.numpy().tofile(place / "bare.f32")
+    built = FaissIndex.build(factory, points)
+    faiss.write_index(built.index, str(place / "bare.faiss"))
+
+
+def seconds_of(call: Callable[[], Any]) -> float:
+    """Seconds of a call by the clock."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def both_seconds(call: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds of a call by the clock, and of processors, which other programs on the machine disturb less."""
+    begun = time.process_time()
+    clock = seconds_of(call)
+    return clock, time.process_time() - begun
+
+
+def query_seconds(gallery: Any, loaded: Any, turns: int) -> tuple[float, float]:
+    """Seconds of a query by id, and of faiss alone with the id's vector, which take turns."""
+    points = gallery.embedded.embeddings
+    ours = []
+    theirs = []
+    for turn in range(turns):
+        row = turn * len(gallery) // turns
+        name = gallery.embedded.paths[row]
+        vector = points[row : row + 1]
+        theirs.append(seconds_of(lambda vector=vector: gallery.faiss.search(vector, 9)))
+        ours.append(seconds_of(lambda name=name: loaded.query([name], 8)))
+    return statistics.median(ours), statistics.median(theirs)
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vectors", type=int, default=1_000_000)
+    parser.add_argument("--size", type=int, default=384)
+    parser.add_argument("--rounds", type=int, default=1, help="of index and bare loop, which take turns")
+    parser.add_argument("--turns", type=int, default=100, help="queries")
+    given = parser.parse_args()
+    from pml_ext import load_run
+    from pml_ext_search.faiss_index import chosen_factory
+
+    warnings.simplefilter("ignore")
+    factory = chosen_factory("", given.vectors) or "IVF64,Flat"
+    with tempfile.TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        file = made_up_vectors(place, given.vectors, given.size)
+        run = trained_run(place)
+        ours = []
+        bare = []
+        for number in range(given.rounds):
+            loaded = load_run(run, "cpu", store=place / f"store-{number}")
+            head = loaded.network
+            bare.append(both_seconds(lambda head=head: bare_loop(head, file, place, factory)))
+            ours.append(both_seconds(lambda loaded=loaded: loaded.index(file, factory)))
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        gallery = loaded.gallery()
+        print(f"{given.vectors:,} x {given.size}, {factory}, nprobe {gallery.faiss.effort}")
+        for which, name in enumerate(("by the clock", "of processors")):
+            mine = statistics.median(seconds[which] for seconds in ours)
+            theirs = statistics.median(seconds[which] for seconds in bare)
+            print(f"index, {name}: {mine:.1f} s, bare loop {theirs:.1f} s: {mine / theirs:.2f} x")
+        print(f"memory: {memory:.1f} GiB at most")
+        query, alone = query_seconds(gallery, loaded, given.turns)
+        print(f"query by id: {1e3 * query:.2f} ms, faiss alone {1e3 * alone:.2f} ms: {query / alone:.2f} x")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""A user's own embeddings: a file of vectors, with labels, ids, a split and groups."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import ConfigError, DataError, counted, first_of, needs_extra, one_line, shortened, unknown
+from .splits import DataSplits, LabeledImages, check_trainable, divide, first_without_gallery
+
+KEYS = ("embeddings", "labels", "ids", "split", "groups")
+PARTS = ("train", "test", "validation")
+_BLOCK = 1 << 16  # rows that are looked at together
+
+Texts = NDArray[np.str_]
+
+
+class VectorFile(NamedTuple):
+    """The content of a file of vectors; what the file does not have is None."""
+
+    path: Path
+    embeddings: NDArray[np.float32]  # [N, D]
+    ids: Texts  # unique, [N]; by default the numbers of the rows
+    labels: NDArray[np.int64] | None  # indices into class_names, [N]
+    class_names: list[str]  # sorted as numbers, or as texts
+    split: Texts | None  # each one of PARTS, [N]
+    groups: Texts | None  # "" for none, [N]
+    unused: list[str]  # names of keys, or columns, that are not read
+
+
+def vectors(
+    root: Path | None = None,
+    path: str = "",
+    split: Literal["class", "image"] | None = None,
+    train_fraction: float | None = None,
+    seed: int | None = None,
+) -> DataSplits:
+    """Load vectors and their labels from a ``.npz``, ``.parquet`` or ``.safetensors`` file.
+
+    The file has ``embeddings`` ``[N, D]`` and ``labels`` ``[N]``, which are integers or texts. It may have ``ids``,
+    ``split`` (``train``, ``test``, ``validation``) and ``groups``: vectors of a query's own group are left out of its
+    gallery. A run warns of other keys, which are not used.
+
+    Args:
+        root: the folder that ``path`` is relative to.
+        path: the file.
+        split: of a file without ``split``: ``"class"`` (the default; tested classes are never trained on), or
+            ``"image"``, which divides the vectors of each class.
+        train_fraction: the share of the classes, or of each class's vectors, to train with; 0.5 by default.
+        seed: random seed of the split; 0 by default.
+
+    Raises:
+        ConfigError: a setting that is out of its range, or that does not go with the file's own ``split``.
+        DataError: the file is missing, or its content is not as described; the text says what was found.
+    """
+    file = read_vectors((root or Path()) / Path(path).expanduser())
+    if file.labels is None:
+        raise DataError(f"{file.path}: no labels; training wants the key 'labels', [N], integers or texts")
+    whole = LabeledImages(
+        images=torch.from_numpy(file.embeddings),
+        labels=file.labels,
+        class_names=file.class_names,
+        ids=file.ids,
+        groups=file.groups,
+    )
+    validation = None
+    advice = ""
+    if file.split is None:
+        if len(file.class_names) == 1:
+            raise DataError(f"{file.path}: found 1 class, {file.class_names[0]}; wanted two or more")
+        if split != "image":
+            advice = "; --set data.split=image divides the vectors of each class"
+        fraction = 0.5 if train_fraction is None else train_fraction
+        if not 0 < fraction < 1:
+            raise ConfigError(f"train_fraction of vectors must be above 0 and below 1, not {fraction}")
+        train, test = divide(whole, split or "class", fraction, seed or 0)
+    else:
+        for name, value in (("split", split), ("train_fraction", train_fraction), ("seed", seed)):
+            if value is not None:
+                raise ConfigError(f"{name}: found {value!r}, and {file.path} has a split of its own; leave one out")
+        train = whole.subset(file.split == "train")
+        test = whole.subset(file.split == "test")
+        if (file.split == "validation").any():
+            validation = whole.subset(file.split == "validation")
+    check_trainable(file.path, train, test, advice)
+    _check_galleries(file.path, test)
+    return DataSplits(train, test, validation=validation, note=_note(file))
+
+
+def _check_galleries(path: Path, test: LabeledImages) -> None:
+    """Raise DataError for a tested vector whose own group is all of its gallery."""
+    if test.groups is None:
+        return
+    lone = first_without_gallery(test.groups, test.groups)
+    if lone is not None:
+        raise DataError(
+            f"{path}: the vector {test.ids[lone]} has no gallery: all {len(test)} to test are of its own group, "
+            f"{str(test.groups[lone])!r}; wanted vectors of another group"
+        )
+
+
+def _note(file: VectorFile) -> str:
+    """Return a warning that names the keys of a file that are not used; "" if there are none."""
+    if not file.unused:
+        return ""
+    return f"{file.path}: not used: {first_of(file.unused, 8)}; the keys that are used are {', '.join(KEYS)}"
+
+
+# The file
+
+
+def is_vector_file(path: str | Path) -> bool:
+    """Return whether a path has the ending of a file of vectors."""
+    return Path(path).suffix.lower() in _READERS
+
+
+def read_vectors(path: Path) -> VectorFile:
+    """Read and check a ``.npz``, ``.parquet`` or ``.safetensors`` file, without running anything that is in it.
+
+    Raise DataError that says what was found and what is wanted, and MissingExtraError without the package that reads
+    the file.
+    """
+    wanted = f"wanted vectors:FILE, a {', '.join(_READERS)} file"
+    if not path.exists():
+        raise DataError(f"{path}: no such file; {wanted}")
+    if not path.is_file():  # a pipe or a device may never end
+        raise DataError(f"{path}: not a regular file; {wanted}")
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise DataError(f"{path}: no file of vectors by its name; {wanted}")
+    columns, unused = reader(path)
+    if "embeddings" not in columns:
+        found = first_of(sorted([*columns, *unused]), 8) or "none"
+        raise DataError(f"{path}: no key 'embeddings', [N, D]; found the keys {found}")
+
+    embeddings = _checked_embeddings(path, columns["embeddings"])
+    count = len(embeddings)
+    texts = {}
+    for name in ("ids", "split", "groups"):
+        if name in columns:
+            texts[name] = _texts(path, name, columns[name], count)
+    ids = texts.get("ids")
+    if ids is None:
+        ids = np.arange(count).astype(str)
+    labels = None
+    class_names: list[str] = []
+    if "labels" in columns:
+        labels, class_names = _labels(path, columns["labels"], count)
+    _check_finite(path, embeddings, ids)
+    if "ids" in columns:
+        _check_ids(path, ids)
+    _check_split(path, texts.get("split"))
+    groups = texts.get("groups")
+    if groups is not None and not (groups != "").any():
+        raise DataError(f"{path}: groups are empty in all rows; fill them, or delete the key 'groups'")
+    return VectorFile(path, embeddings, ids, labels, class_names, texts.get("split"), groups, unused)
+
+
+Columns = tuple[dict[str, Any], list[str]]
+"""Arrays, or lists of texts, by key, and the names of other keys."""
+
+
+def _read_npz(path: Path) -> Columns:
+    columns: dict[str, Any] = {}
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise DataError(f"{path}: a single array; wanted numpy.savez(FILE, embeddings=..., labels=...)")
+            for name in _used(archive.files):
+                columns[name] = _array_of(path, archive, name)
+            return columns, _unused(archive.files)
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _array_of(path: Path, archive: Any, name: str) -> Any:
+    """Return an array of an archive; DataError for Python objects, whose loading may run a program."""
+    try:
+        return archive[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        raise DataError(
+            f"{path}: {name} are Python objects, which are not loaded, as that may run a program; save numbers, or "
+            f"texts as numpy.array({name}, dtype=str)"
+        ) from None
+
+
+def _read_parquet(path: Path) -> Columns:
+    with needs_extra("parquet", str(path)):
+        import pyarrow
+        import pyarrow.parquet as parquet
+    try:
+        names = parquet.read_schema(path).names
+        read = parquet.read_table(path, columns=_used(names), use_threads=True)
+        columns = {name: _column(path, name, read[name]) for name in read.column_names}
+    except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
+        raise _unreadable(path, error) from None
+    return columns, _unused(names)
+
+
+def _column(path: Path, name: str, column: Any) -> Any:
+    """Return a column of a Parquet table as an array, ``[N, D]`` for lists of equal length."""
+    import pyarrow.compute as compute
+    import pyarrow.types as types
+
+    if column.null_count:
+        first = compute.index(compute.is_null(column), True).as_py()
+        raise DataError(f"{path}: {name}: {counted(column.null_count, 'row')} without a value, row {first} first")
+    if types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    is_list = types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)
+    if not is_list:
+        if types.is_string(column.type) or types.is_large_string(column.type):
+            return column.to_pylist()
+        return column.to_numpy()
+    lengths = sorted(compute.unique(compute.list_value_length(column)).to_pylist())
+    if len(lengths) > 1:
+        raise DataError(f"{path}: {name} are lists of {lengths[0]} to {lengths[-1]} numbers; wanted one length")
+    values = compute.list_flatten(column)
+    if values.null_count:
+        raise DataError(f"{path}: {name}: {counted(values.null_count, 'number')} of the vectors are missing")
+    return values.to_numpy().reshape(len(column), -1)
+
+
+def _read_safetensors(path: Path) -> Columns:
+    with needs_extra("train", str(path)):
+        from safetensors import SafetensorError, safe_open
+    columns: dict[str, Any] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            texts = file.metadata() or {}
+            for name in _used(names):
+                tensor = file.get_tensor(name)
+                if tensor.dtype == torch.bfloat16:  # which numpy does not have
+                    tensor = tensor.float()
+                columns[name] = tensor.numpy()
+    except (OSError, ValueError, SafetensorError) as error:
+        raise _unreadable(path, error) from None
+    for name in _used(texts):
+        if name in columns:
+            raise DataError(f"{path}: {name} are a tensor, and a list in the metadata; delete one")
+        try:
+            columns[name] = json.loads(texts[name])
+        except ValueError:
+            raise DataError(f"{path}: {name} of the metadata are no JSON; wanted a list of texts") from None
+    return columns, _unused(names)
+
+
+_READERS = {".npz": _read_npz, ".parquet": _read_parquet, ".safetensors": _read_safetensors}
+
+
+def _used(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name in KEYS]
+
+
+def _unused(names: Iterable[str]) -> list[str]:
+    return [name for name in names if name not in KEYS]
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    kind = path.suffix.lower()
+    return DataError(f"{path}: cannot be read as a {kind} file ({shortened(one_line(error), 200)}); write it again")
+
+
+def _checked_embeddings(path: Path, column: Any) -> NDArray[np.float32]:
+    """Return vectors ``[N, D]`` as float32; DataError for another shape, or for what are no numbers."""
+    array = np.asarray(column)
+    if array.dtype.kind not in "fiu":
+        raise DataError(f"{path}: embeddings are of the type {array.dtype}; wanted numbers, [N, D]")
+    if array.ndim != 2 or 0 in array.shape:
+        raise DataError(f"{path}: embeddings have the shape {list(array.shape)}; wanted [N, D], a vector in each row")
+    with np.errstate(over="ignore"):  # becomes infinite, which is an error
+        return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _check_finite(path: Path, embeddings: NDArray[np.float32], ids: Texts) -> None:
+    """Raise DataError for vectors with NaN or infinity; say how many, and the first."""
+    bad = []
+    for start in range(0, len(embeddings), _BLOCK):
+        finite = np.isfinite(embeddings[start : start + _BLOCK]).all(axis=1)
+        bad.append(start + np.flatnonzero(~finite))
+    rows = np.concatenate(bad)
+    if len(rows):
+        raise DataError(
+            f"{path}: {len(rows)} of {len(embeddings)} vectors have NaN or infinity, row {rows[0]} ({ids[rows[0]]}) "
+            "first; leave these rows out"
+        )
+
+
+def _texts(path: Path, name: str, column: Any, count: int) -> Texts:
+    """Return integers or texts as texts, ``[N]``; DataError for another type or length."""
+    array = np.asarray(column)
+    if array.shape != (count,):
+        raise DataError(f"{path}: {name} have the shape {list(array.shape)}; wanted [{count}], one for each embedding")
+    if array.dtype.kind in "iuU":
+        return array.astype(str)
+    if array.dtype.kind == "S":
+        try:
+            return np.char.decode(array, "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"{path}: {name} are bytes that are no UTF-8; wanted texts or integers") from None
+    raise DataError(f"{path}: {name} are of the type {array.dtype}; wanted integers or texts")
+
+
+def _labels(path: Path, column: Any, count: int) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the number of each vector's class, and the names of the classes, in the order of numbers or of texts."""
+    given = np.asarray(column)
+    if given.shape != (count,) or given.dtype.kind not in "iu":
+        given = _texts(path, "labels", column, count)
+        empty = np.flatnonzero(given == "")
+        if len(empty):
+            raise DataError(f"{path}: {counted(len(empty), 'label')} of {count} are empty, row {empty[0]} first")
+    values, numbers = np.unique(given, return_inverse=True)
+    return numbers.astype(np.int64), [str(value) for value in values.tolist()]
+
+
+def _check_ids(path: Path, ids: Texts) -> None:
+    """Raise DataError for an id that is empty, or that two vectors have."""
+    empty = np.flatnonzero(ids == "")
+    if len(empty):
+        raise DataError(f"{path}: {counted(len(empty), 'id')} of {len(ids)} are empty, row {empty[0]} first")
+    if len(set(ids.tolist())) == len(ids):
+        return
+    _, firsts, counts = np.unique(ids, return_index=True, return_counts=True)
+    repeated = counts > 1
+    id = ids[firsts[repeated].min()]
+    rows = np.flatnonzero(ids == id)
+    raise DataError(
+        f"{path}: {counted(int(repeated.sum()), 'id')} of several vectors, {str(id)!r} first, of the rows {rows[0]} "
+        f"and {rows[1]}; wanted an id of its own for each"
+    )
+
+
+def _check_split(path: Path, split: Texts | None) -> None:
+    """Raise DataError for an unknown part, or if no vector is to train or to test."""
+    if split is None:
+        return
+    unknown_rows = np.flatnonzero(~np.isin(split, PARTS))
+    if len(unknown_rows):
+        row = unknown_rows[0]
+        raise DataError(f"{path}: split of row {row}: {unknown('part', str(split[row]), PARTS)}")
+    for part in ("train", "test"):
+        if not (split == part).any():
+            found = ", ".join(sorted(set(split.tolist())))
+            raise DataError(f"{path}: split has no {part!r}; found {found}; wanted train and test, maybe validation")
