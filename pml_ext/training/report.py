@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -234,17 +235,18 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
-    kind, _, path = view.recipe.data.name.partition(":")
-    photos = shlex.quote(path) if kind == "folder" else "FOLDER"
+    notes = [setback(view.recipe, metrics), better_features(metrics, view.folder, view.recipe)]
+    by_features = " --by features" if notes[1] else ""
     text = render(
         "report",
         title=metrics["recipe"],
         recipe=view.recipe,
         metrics=metrics,
         seen=bool(trained_classes & tested_classes),
-        notes=[text for text in (setback(view.recipe, metrics), better_features(metrics)) if text],
+        notes=[text for text in notes if text],
         run=shlex.quote(str(view.folder)),
-        photos=photos,
+        photos=_photos_of(view.recipe),
+        by_features=by_features,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *class_tables(view), _images_table(view)],
         figures=drawn,
@@ -330,8 +332,17 @@ def _metrics_caption(view: View) -> str:
     return f"{caption} The column of the training images{sampled} shows how much is lost on new ones."
 
 
-def better_features(metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not."""
+def _photos_of(recipe: Recipe) -> str:
+    """Return the folder of a recipe's images for a command line, or a word for one."""
+    kind, _, path = recipe.data.name.partition(":")
+    return shlex.quote(path) if kind == "folder" else "FOLDER"
+
+
+def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
+    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not.
+
+    ``folder`` is the run's, for the command that indexes images by features.
+    """
     if "features" not in metrics:
         return ""
     features = metrics["features"]["recall_at_1"]
@@ -339,7 +350,8 @@ def better_features(metrics: Mapping[str, Mapping[str, float]]) -> str:
     if not features > embeddings:
         return ""
     numbers = f"{title_of('recall_at_1')} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
-    return f"The features before the head are better than the embeddings: {numbers}."
+    command = f"pml-ext index {shlex.quote(str(folder))} {_photos_of(recipe)} --by features"
+    return f"The features before the head are better than the embeddings: {numbers}. To search by them, type: {command}"
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
