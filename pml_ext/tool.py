@@ -13,6 +13,7 @@ from .registry.lazy import lazily
 if TYPE_CHECKING:
     from . import registry as registry
     from .cli.options import AsJson as AsJson
+    from .cli.options import ComparedBy as ComparedBy
     from .cli.options import DataFolder as DataFolder
     from .cli.options import Device as Device
     from .cli.options import ImageFolder as ImageFolder
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from .files.stat import file_stat as file_stat
     from .files.stat import path_bytes as path_bytes
     from .networks.memory_format import use_channels_last as use_channels_last
+    from .networks.network import By as By
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
     from .networks.network import VectorInput as VectorInput

@@ -34,6 +34,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.tool import (
+    By,
+    ConfigError,
     DataError,
     FileStat,
     UnwritableError,
@@ -131,6 +133,7 @@ class State(BaseModel, frozen=True):
     run: str
     identity: str
     size: int
+    by: By = "embeddings"  # what the vectors are
     file: str = "vectors.f32"
     vectors: int = 0  # in the file, holes included
     version: int = 0  # raised when the index or the numbers of vectors change
@@ -201,6 +204,15 @@ def in_shard(path: str) -> str:
     return shard + tar.rstrip("/")
 
 
+def recorded_by(place: Path, run: Path) -> By | None:
+    """Return what a folder's collection compares images by; None if there is no collection, or it cannot be read."""
+    try:
+        with Collection(place, run, identity="", size=1).transaction() as current:
+            return current.state.by
+    except DataError:
+        return None
+
+
 def _live_vectors(connection: sqlite3.Connection) -> Numbers:
     """Return the numbers of the vectors that an image has, ascending."""
     rows = connection.execute(_LIVE)
@@ -254,13 +266,17 @@ class Transaction:
 
 
 class Collection:
-    """The embeddings of a network, identified by a hash of weights, preprocessing and precision."""
+    """The embeddings of a network, identified by a hash of weights, preprocessing and precision.
 
-    def __init__(self, place: Path, run: Path, identity: str, size: int) -> None:
+    With ``by="features"`` they are the features of its trunk.
+    """
+
+    def __init__(self, place: Path, run: Path, identity: str, size: int, by: By = "embeddings") -> None:
         self.place = place.absolute()
         self.run = run
         self.identity = identity
         self.size = size
+        self.by = by
         self.database = self.place / DATABASE
         self._index: Index | None = None  # the last that was read, for errors
 
@@ -308,7 +324,7 @@ class Collection:
         while (self.place / name).exists():
             number += 1
             name = f"vectors-{number}.f32"
-        first = State(run=str(self.run), identity=self.identity, size=self.size, file=name)
+        first = State(run=str(self.run), identity=self.identity, size=self.size, by=self.by, file=name)
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
 
@@ -354,6 +370,7 @@ class Collection:
                 problem = current.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
                 if problem != "ok":
                     raise self.damaged(problem)
+                self.check_by(current.state)
                 if current.state.identity == self.identity:
                     return
                 if not replace:
@@ -664,10 +681,21 @@ class Collection:
             command += ["--store", str(self.place)]
         if index.factory:
             command += ["--index", index.factory]
+        if self.by != "embeddings":
+            command += ["--by", self.by]
         return shlex.join(command)
 
+    def check_by(self, state: State) -> None:
+        """Refuse a collection of features where embeddings are wanted, and the other way round."""
+        if state.by != self.by:
+            raise ConfigError(
+                f"{self.place} has the {state.by} of images, not their {self.by}; leave out --by, type --store FOLDER "
+                f"for a collection of its own, or delete {self.place}"
+            )
+
     def check_identity(self, state: State) -> None:
-        """Refuse a collection of another network."""
+        """Refuse a collection of another network, or of another of its outputs."""
+        self.check_by(state)
         if state.identity != self.identity:
             raise DataError(
                 f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "

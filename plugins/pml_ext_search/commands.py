@@ -14,6 +14,8 @@ from typer import Argument, Exit, Option
 
 from pml_ext.tool import (
     AsJson,
+    By,
+    ComparedBy,
     ConfigError,
     Device,
     ImageFolder,
@@ -57,7 +59,7 @@ _STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
 
 @contextmanager
 def embedding_run(
-    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None
+    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, by: By | None = None
 ) -> Iterator[TrainedRun]:
     """Load a run that embeds a folder's images, with progress on stderr.
 
@@ -67,12 +69,12 @@ def embedding_run(
 
     with process_group(choose_device(device).partition(":")[0]):
         if process_number() != 0:
-            trained = load_for_command(run, device, workers, store)
+            trained = load_for_command(run, device, workers, store, by=by)
             if not trained.takes_vectors:  # a single process embeds vectors faster than it could share them
                 trained.embed_folder(trained.indexed_folder() if folder is None else folder)
             raise Exit
         with Progress() as bar:
-            yield load_for_command(run, device, workers, store, bar.embedding)
+            yield load_for_command(run, device, workers, store, bar.embedding, by)
 
 
 def load_for_command(
@@ -81,6 +83,7 @@ def load_for_command(
     workers: int | None = None,
     store: Path | None = None,
     listener: Listener | None = None,
+    by: By | None = None,
 ) -> TrainedRun:
     """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
     from pml_ext.tool import choose_device, keep_freed_memory
@@ -88,7 +91,7 @@ def load_for_command(
     from .trained import load_run
 
     keep_freed_memory(choose_device(device))
-    return load_run(run, device, workers, store, listener)
+    return load_run(run, device, workers, store, listener, by)
 
 
 def embed(
@@ -103,6 +106,7 @@ def embed(
     ray_address: RayAddress = None,
     jobs: Annotated[int | None, Option("--jobs", "-j", min=1, help="Number of Ray workers (default 2).")] = None,
     num_gpus: Annotated[float | None, Option(help="GPUs per Ray worker (default 0).")] = None,
+    by: ComparedBy = None,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -118,7 +122,7 @@ def embed(
     if part is None and on == "here":
         if listing is not None:
             raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
-        _embed_to_file(run, Path(folder), out, workers, store, device, as_json)
+        _embed_to_file(run, Path(folder), out, workers, store, device, as_json, by)
         return
     if store is not None or (workers is not None and on == "ray"):
         raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
@@ -134,9 +138,11 @@ def embed(
             from .on_ray import write_on_ray
 
             with redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
-                images = write_on_ray(run, device, work, number, parts, out, ray_address, jobs or 2, num_gpus or 0.0)
+                images = write_on_ray(
+                    run, device, work, number, parts, out, ray_address, jobs or 2, num_gpus or 0.0, by
+                )
         else:
-            reader = load_for_command(run, device, workers, listener=bar.embedding).images
+            reader = load_for_command(run, device, workers, listener=bar.embedding, by=by).images
             images = write_part(reader, work, number, parts, out)
     files = len(work.part(number, parts))
     text = f"{images} images embedded now, {files} of {len(work.segments)} files: {out}"
@@ -147,14 +153,21 @@ def embed(
 
 
 def _embed_to_file(
-    run: Path, folder: Path, out: Path, workers: int | None, store: Path | None, device: Device, as_json: bool
+    run: Path,
+    folder: Path,
+    out: Path,
+    workers: int | None,
+    store: Path | None,
+    device: Device,
+    as_json: bool,
+    by: By | None,
 ) -> None:
     from .embedding import save_embeddings
 
     if out.suffix != ".npz":
         raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
     check_writable("-o", out, file=True)
-    with embedding_run(run, folder, device, workers, store) as trained:
+    with embedding_run(run, folder, device, workers, store, by) as trained:
         if trained.takes_vectors:
             _embed_vectors_to_file(trained, folder, out, store, as_json)
             return
@@ -203,6 +216,7 @@ def cluster(
     clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (HDBSCAN).")],
     out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
     smallest: Annotated[int | None, Option(help="With --clusters auto: smallest cluster size (default 5).")] = None,
+    by: ComparedBy = None,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -212,7 +226,7 @@ def cluster(
     number: int | str = clusters
     if clusters.removeprefix("-").isdecimal():
         number = int(clusters)
-    with embedding_run(run, folder, device, workers, store) as trained:
+    with embedding_run(run, folder, device, workers, store, by) as trained:
         result = trained.cluster(folder, number, out, smallest=smallest)
     sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
     shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
@@ -262,6 +276,7 @@ def index(
     ] = None,
     to: Annotated[str | None, Option(metavar="STORE", help=f"Also write changes to a database: {_STORES}.")] = None,
     check: Annotated[bool, Option("--check", help="Only verify the index and its image files.")] = False,
+    by: ComparedBy = None,
     workers: Workers = None,
     store: StoreFolder = None,
     device: OnDevice = "auto",
@@ -275,13 +290,13 @@ def index(
     if check:
         if folder is not None or factory or parts is not None or to is not None:
             raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
-        _check_index(load_for_command(run, device, store=store).gallery(), as_json)
+        _check_index(load_for_command(run, device, store=store, by=by).gallery(), as_json)
         return
     opened: AbstractContextManager[TrainedRun]
     if parts is None:
-        opened = embedding_run(run, folder, device, workers, store)
+        opened = embedding_run(run, folder, device, workers, store, by)
     else:
-        opened = nullcontext(load_for_command(run, device, store=store))
+        opened = nullcontext(load_for_command(run, device, store=store, by=by))
     with opened as trained:
         if to is not None:
             trained.open_store(to)  # raises an error before anything is embedded
@@ -290,7 +305,10 @@ def index(
         else:
             gallery = trained.write_index(parts, folder, factory)
     about = _about_index(gallery)
-    lines = [f"{len(gallery)} {gallery.noun} indexed: {gallery.place}"]
+    what = f"{gallery.noun} indexed"
+    if gallery.by == "features":
+        what += " by the features before the head"
+    lines = [f"{len(gallery)} {what}: {gallery.place}"]
     if gallery.changes is not None:
         lines.append(str(gallery.changes))
     faiss = gallery.faiss
@@ -320,6 +338,7 @@ def _about_index(gallery: Gallery) -> dict[str, Any]:
     return {
         "index": str(gallery.place),
         "folder": str(gallery.folder),
+        "by": gallery.by,
         "images": len(gallery),
         "new": new,
         "changed": changed,
@@ -384,6 +403,7 @@ def query(
     ] = None,
     out: Annotated[Path | None, Option("--out", "-o", help="Query a folder into this .parquet or .jsonl.")] = None,
     store: Annotated[str | None, Option(metavar="FOLDER|STORE", help=f"Another collection, or {_STORES}.")] = None,
+    by: ComparedBy = None,
     workers: Workers = None,
     device: OnDevice = "auto",
     as_json: AsJson = False,
@@ -406,7 +426,7 @@ def query(
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
         with Progress() as bar:
-            trained = load_for_command(run, device, workers, own, bar.embedding)
+            trained = load_for_command(run, device, workers, own, bar.embedding, by)
             folder = images[0] if images else None
             items: str | list[str] = folder or ""
             if listing is not None:
@@ -430,7 +450,7 @@ def query(
     place = picture
     if place is not None:
         check_writable("--picture", place, file=True)
-    trained = load_for_command(run, device, store=own)
+    trained = load_for_command(run, device, store=own, by=by)
     if trained.takes_vectors:
         if picture is not None:
             raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from pml_ext.tool import (
+    By,
     ConfigError,
     DataError,
     FeatureCache,
@@ -89,7 +90,10 @@ def _split_in_batches(images: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 
 class ImageEmbedder:
-    """A trained network with the preprocessing of its run, and the collection of its embeddings."""
+    """A trained network with the preprocessing of its run, and the collection of its embeddings.
+
+    With ``by="features"``, the network is one without a head.
+    """
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class ImageEmbedder:
         workers: int | None = None,
         listener: Listener | None = None,
         frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
+        by: By = "embeddings",
     ) -> None:
         assert isinstance(network.preprocessing, Preprocessing)  # vectors are for VectorEmbedder
         self.preprocessing = network.preprocessing
@@ -119,9 +124,11 @@ class ImageEmbedder:
         except ConfigError as error:
             self.precision = "float32"
             warnings.warn(f"{run} computes in float32: {error}", StoreWarning, stacklevel=4)
-        identified_by = json.dumps([weights, self.preprocessing.model_dump(), self.precision])
-        identity = hashlib.sha256(identified_by.encode()).hexdigest()[:16]
-        self.collection = Collection(place, run, identity, network.embedding_size)
+        identified_by = [weights, self.preprocessing.model_dump(), self.precision]
+        if by != "embeddings":
+            identified_by.append(by)
+        identity = hashlib.sha256(json.dumps(identified_by).encode()).hexdigest()[:16]
+        self.collection = Collection(place, run, identity, network.embedding_size, by)
         self._memory_format = torch.contiguous_format  # of images
         if device.type == "cpu":
             self._memory_format = use_channels_last(network, self.channels, self.preprocessing.image_size)

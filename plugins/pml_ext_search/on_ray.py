@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import DataError, choose_device, keep_freed_memory, needs_extra, one_line, write_atomically
+from pml_ext.tool import By, DataError, choose_device, keep_freed_memory, needs_extra, one_line, write_atomically
 
 from .parts import Work, tables
 from .trained import load_run
@@ -20,11 +20,11 @@ with needs_extra("ray", "--on ray"):
 class Embedder:
     """A worker's network, which embeds one segment per call."""
 
-    def __init__(self, run: str, device: str, work: Any) -> None:
+    def __init__(self, run: str, device: str, by: By, work: Any) -> None:
         import ray
 
         keep_freed_memory(choose_device(device))
-        self._run = load_run(run, device, workers=0)
+        self._run = load_run(run, device, workers=0, by=by)
         self._work = ray.get(work)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,16 @@ class Embedder:
 
 
 def write_on_ray(
-    run: Path, device: str, work: Work, part: int, parts: int, out: Path, address: str | None, jobs: int, gpus: float
+    run: Path,
+    device: str,
+    work: Work,
+    part: int,
+    parts: int,
+    out: Path,
+    address: str | None,
+    jobs: int,
+    gpus: float,
+    by: By | None = None,
 ) -> int:
     """Embed a part of a listing with Ray Data workers, as :func:`~.parts.write_part`; return the number of images.
 
@@ -46,7 +55,8 @@ def write_on_ray(
     with needs_extra("ray", "--on ray"):
         import ray
         import ray.data
-    numbers = work.pending(part, parts, out, load_run(run, "cpu").collection.identity)
+    collection = load_run(run, "cpu", by=by).collection
+    numbers = work.pending(part, parts, out, collection.identity)
     if not numbers:
         return 0
     options: dict[str, Any] = {}
@@ -61,7 +71,7 @@ def write_on_ray(
         found = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
         done = found.map(
             Embedder,
-            fn_constructor_args=(str(run.resolve()), device, shared),
+            fn_constructor_args=(str(run.resolve()), device, collection.by, shared),
             concurrency=jobs,
             num_cpus=1,
             num_gpus=gpus or None,

@@ -5,8 +5,8 @@ Each segment is written atomically as one Parquet file. A part is a range of seg
 :meth:`TrainedRun.embed_part`. Two machines may compute the same part: the files are the same.
 
 Columns are ``path``, ``class``, ``size`` (bytes), ``time`` (of modification, ns since 1970; for images in tables
-and shards, the CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata hold the network's identity, the
-listing's digest and the skipped files.
+and shards, the CRC-32) and ``embedding`` (float32, of length 1, ``[D]``). The metadata hold the network's identity,
+whether the rows are embeddings or features, the listing's digest and the skipped files.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import Embedded, Vectors, class_of
+from .collection import Collection, Embedded, Vectors, class_of
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
 
@@ -351,6 +351,7 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
         warn_of_skipped(skipped)
         about = {
             "identity": embedder.collection.identity,
+            "by": embedder.collection.by,
             "folder": work.folder,
             "listing": work.digest,
             "segment": segment.digest,
@@ -412,8 +413,11 @@ def _about(file: Path) -> dict[str, Any]:
     return about
 
 
-def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
-    """Return the metadata of a complete listing's files; raise DataError if one is missing or of another network."""
+def _whole(place: Path, collection: Collection) -> dict[Path, dict[str, Any]]:
+    """Return the metadata of a complete listing's files for a collection.
+
+    Raise DataError if one is missing, of another network, or of another of its outputs.
+    """
     every = {}
     for file in sorted(place.glob("embeddings-*.parquet")):
         every[file] = _about(file)
@@ -421,7 +425,10 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
         raise DataError(f"{place}: no embeddings; type: pml-ext embed RUN FOLDER --part 1/1 -o {place}")
     first = next(iter(every))
     for file, about in every.items():
-        if about["identity"] != identity:
+        by = about.get("by", "embeddings")
+        if by != collection.by:
+            raise DataError(f"{file}: the {by} of images, not their {collection.by}; type --by {by}")
+        if about["identity"] != collection.identity:
             raise DataError(f"{file}: of another network, or another state of the run ({about['identity']})")
         if about["listing"] != every[first]["listing"]:
             raise DataError(f"{file}: of another listing of images than {first}; delete one of them")
@@ -437,8 +444,8 @@ def _whole(place: Path, identity: str) -> dict[Path, dict[str, Any]]:
 @contextlib.contextmanager
 def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Iterator[Embedded]:
     """Add a complete listing's new embeddings to the collection, and lock it while the block runs."""
-    every = _whole(place, embedder.collection.identity)
     collection = embedder.collection
+    every = _whole(place, collection)
     skipped: dict[str, str] = {}
     for about in every.values():
         skipped |= about["skipped"]

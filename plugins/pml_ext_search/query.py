@@ -97,6 +97,7 @@ class Gallery:
         self._device = device
         self.changes = changes
         self.place = collection.place
+        self.by = collection.by
         self._lock = threading.RLock()
         self._opened: tuple[str, int] | None = None  # network and version of the index that is open
 

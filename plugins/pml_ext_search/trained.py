@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from pml_ext.tool import (
+    By,
     ConfigError,
     DataError,
     LoadedRun,
@@ -25,7 +26,7 @@ from pml_ext.tool import (
     unknown,
 )
 
-from .collection import COLLECTION, Changes, Embedded
+from .collection import COLLECTION, Changes, Embedded, recorded_by
 from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .query import (
@@ -61,6 +62,7 @@ def load_run(
     workers: int | None = None,
     store: str | Path | None = None,
     listener: Listener | None = None,
+    by: By | None = None,
 ) -> TrainedRun:
     """Load a finished run for retrieval.
 
@@ -72,32 +74,46 @@ def load_run(
             Each worker imports a script again: with workers, its work stands below ``if __name__ == "__main__":``.
         store: the folder of the collection, with embeddings and index; by default ``collection`` in the run's folder.
         listener: called with a :class:`Progress` after each batch of a folder's images.
+        by: ``"embeddings"``, or ``"features"``: images are embedded and compared by the features of the trunk, before
+            the head. By default what the collection was made by, and embeddings without a collection.
 
     Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run.
     """
-    return TrainedRun(Path(path), choose_device(device), workers, store, listener)
+    return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
 
 
 class TrainedRun(LoadedRun):
     """A trained network that embeds, indexes and searches images or vectors; see :func:`load_run` for the arguments."""
 
     def __init__(
-        self, folder: Path, device: str, workers: int | None, store: str | Path | None, listener: Listener | None
+        self,
+        folder: Path,
+        device: str,
+        workers: int | None,
+        store: str | Path | None,
+        listener: Listener | None,
+        by: By | None = None,
     ) -> None:
         super().__init__(folder, device)
         self.takes_vectors = self.recipe.model.takes_vectors
         place = Path(store or folder / COLLECTION)
+        self.by: By = by or recorded_by(place, folder) or "embeddings"
+        """What images are compared by."""
         self._embedder: ImageEmbedder | VectorEmbedder
         if self.takes_vectors:
             if workers is not None:
                 raise ConfigError(f"--workers is for reading images, and {folder} was trained on vectors; leave it out")
+            if self.by == "features":
+                raise ConfigError(
+                    f"--by features: {folder} was trained on vectors, which are the features; leave it out"
+                )
             self._embedder = VectorEmbedder(
                 folder, self.network, self.device, self.identity, place, replace=store is None
             )
         else:
             self._embedder = ImageEmbedder(
                 folder,
-                self.network,
+                self.network_by(self.by),
                 self.device,
                 self.identity,
                 self.recipe.engine.precision,
@@ -106,6 +122,7 @@ class TrainedRun(LoadedRun):
                 workers=workers,
                 listener=listener,
                 frozen=self.recipe.model.freeze == "trunk",
+                by=self.by,
             )
         self.collection = self._embedder.collection
         self._gallery: Gallery | None = None
@@ -203,7 +220,7 @@ class TrainedRun(LoadedRun):
 
     def _write_index(self, embedding: contextlib.AbstractContextManager[Embedded], factory: str) -> Gallery:
         if factory and factory != EXACT:
-            new_index(factory, self.recipe.model.embedding_size)  # raises ConfigError before anything is embedded
+            new_index(factory, self.collection.size)  # raises ConfigError before anything is embedded
         with embedding as embedded:
             changes = self.collection.write_index(embedded, factory)
         self._gallery = Gallery(self.collection, self.device, changes)
@@ -293,6 +310,11 @@ class TrainedRun(LoadedRun):
         if metric == "learned" and self.metric is None:
             raise ConfigError(
                 f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; leave out --metric learned"
+            )
+        if metric == "learned" and self.by == "features":
+            raise ConfigError(
+                f"the learned metric compares embeddings, and {self.collection.place} has features; leave out "
+                "--metric learned"
             )
         if self.takes_vectors:
             return self._query_vectors(images, k, metric, shortlist, SearchFilter(within, radius), store, reranking)
@@ -408,7 +430,10 @@ class TrainedRun(LoadedRun):
         """Return a function from names and embeddings to a store's answers."""
         opened = self.open_store(store)
         if not opened.count():
-            run = shlex.join(["pml-ext", "index", str(self.folder), "--to", masked(store)])
+            command = ["pml-ext", "index", str(self.folder), "--to", masked(store)]
+            if self.by != "embeddings":
+                command += ["--by", self.by]
+            run = shlex.join(command)
             raise DataError(
                 f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from typer import Option
 
@@ -16,6 +16,10 @@ def export(
     run: RunFolder,
     out: Annotated[Path, Option("--out", "-o", help="The folder to write.")],
     onnx: Annotated[bool, Option("--onnx", help="Also write model.onnx, for batches of any size.")] = False,
+    by: Annotated[
+        Literal["embeddings", "features"],
+        Option(help="What the network gives: embeddings, or the features of the trunk, before the head."),
+    ] = "embeddings",
     as_json: AsJson = False,
 ) -> None:
     """Export the network: safetensors, ONNX, model card."""
@@ -23,7 +27,7 @@ def export(
     from ..training.loaded import LoadedRun
 
     keep_freed_memory()
-    place = LoadedRun(run, "cpu").export(out, onnx)
+    place = LoadedRun(run, "cpu").export(out, onnx, by)
     about = read_json(place / "preprocess.json")
     files = [about[key] for key in ("weights", "onnx") if key in about]
     lines = []

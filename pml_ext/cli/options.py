@@ -13,6 +13,14 @@ ImageFolder = Annotated[Path, Argument(metavar="FOLDER", help="A folder of image
 DataFolder = Annotated[Path | None, Option("--data", help="The folder of the data set's files, if it needs one.")]
 OnDevice = Annotated[Device, Option("--device", help="The device to compute on.")]
 AsJson = Annotated[bool, Option("--json", help="Print JSON.")]
+ComparedBy = Annotated[
+    Literal["embeddings", "features"] | None,
+    Option(
+        "--by",
+        help="Compare images by embeddings, or by features: those of the trunk, before the head (default: as the "
+        "collection was made, at first by embeddings).",
+    ),
+]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all details, with tracebacks.")]
 Overrides = Annotated[
     list[str] | None,

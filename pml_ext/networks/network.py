@@ -15,6 +15,7 @@ with needs_extra("train", "a network"):
     from pydantic import BaseModel, ConfigDict, Field
 
 NO_CUTS = Pipeline()
+By = Literal["embeddings", "features"]  # what images are compared by
 
 
 class Normalization(BaseModel):
@@ -121,3 +122,8 @@ class Network(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return embeddings ``[B, D]`` of transformed images ``[B, C, S, S]``, or of vectors, not normalized."""
         return self.embedder(self.trunk(images))  # type: ignore[no-any-return]
+
+    def without_head(self) -> Network:
+        """Return a network of the same trunk whose embeddings are the trunk's features."""
+        network = Network(self.preprocessing, self.trunk, self.features, None, self.features)
+        return network.train(self.training)

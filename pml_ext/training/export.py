@@ -23,7 +23,7 @@ from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..evaluation.metrics import title_of
 from ..files import DamagedError, read_json, write_atomically
 from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
-from ..networks.network import Network, Preprocessing, VectorInput
+from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.pretrained import is_file, is_pretrained, merged_lora
 from ..recipe import Recipe
 from ..registry.lazy import require_packages
@@ -49,11 +49,13 @@ class Normalized(nn.Module):
         return nn.functional.normalize(self.embedder(self.trunk(images)))
 
 
-def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False) -> None:
+def write_export(
+    folder: Path, run: Path, recipe: Recipe, network: Network, onnx: bool = False, by: By = "embeddings"
+) -> None:
     """Write ``model.safetensors``, ``model.onnx``, ``preprocess.json``, a model card, and their checksums.
 
-    Without ``onnx``, the graph of an earlier export is removed. A model card that a user has edited is kept. Raise
-    ConfigError if the folder has files of these names that no export wrote.
+    ``by`` says what the network gives. Without ``onnx``, the graph of an earlier export is removed. A model card that a
+    user has edited is kept. Raise ConfigError if the folder has files of these names that no export wrote.
     """
     with needs_extra("train", "export"):
         from safetensors.torch import save_file
@@ -63,11 +65,13 @@ def write_export(folder: Path, run: Path, recipe: Recipe, network: Network, onnx
     _check_folder(folder, (WEIGHTS, ABOUT, *([ONNX] if onnx else [])))
     seen = network.preprocessing
     model = recipe.model
+    has_head = not isinstance(network.embedder, nn.Identity)
     about: dict[str, Any] = {
         "trunk": {"name": model.trunk.name, **model.trunk.settings},
-        "embedding_size": model.embedding_size,
-        "hidden_sizes": model.hidden_sizes,
-        "norm": model.norm,
+        "by": by,
+        "embedding_size": network.embedding_size,
+        "hidden_sizes": model.hidden_sizes if has_head else None,
+        "norm": model.norm if has_head else None,
         "features": network.features,
         **_input_of(seen),
         "l2_normalize_embeddings": True,
@@ -186,7 +190,10 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
         measured = read_json(run / "metrics.json")
     text = (Path(__file__).parent / "card.md.jinja").read_text("utf-8")
     template = jinja2.Template(text, trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
-    values = {key: measured.get(key) or {} for key in ("after", "before")}
+    phases = {"after": "after", "before": "before"}
+    if about["by"] == "features":
+        phases = {"after": "features", "before": "frozen"}
+    values = {key: measured.get(phase) or {} for key, phase in phases.items()}
     values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
     values["description"] = html.escape(recipe.description, quote=False)
     values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private

@@ -376,7 +376,7 @@ class _Results:
     def add(self, plan: Plan, metrics: Metrics) -> None:
         """Add the metrics of a run, with its folder, and whether it is behind its untrained network."""
         result = metrics | {"folder": str(plan.folder)}
-        notes = [setback(plan.recipe, metrics), better_features(metrics)]
+        notes = [setback(plan.recipe, metrics), better_features(metrics, plan.folder, plan.recipe)]
         text = " ".join(note for note in notes if note)
         if text:
             result["setback"] = text

@@ -11,7 +11,7 @@ import torch
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import DamagedError, check_writable, read_json, read_toml, reading
 from ..files.checksums import check_unchanged, how_to_redo, sha256_of
-from ..networks.network import Network, Preprocessing, VectorInput
+from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
 from . import checkpoint
@@ -139,15 +139,22 @@ class LoadedRun:
             metric.to(self.device).eval()
         return metric
 
-    def export(self, out: str | Path, onnx: bool = False) -> Path:
+    def network_by(self, by: By) -> Network:
+        """Return the network whose outputs images are compared by: the whole one, or the one without its head."""
+        if by == "features":
+            return self.network.without_head()
+        return self.network
+
+    def export(self, out: str | Path, onnx: bool = False, by: By = "embeddings") -> Path:
         """Write ``model.safetensors``, ``preprocess.json``, a model card and checksums; return the folder.
 
-        ``onnx`` adds ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if
-        its embeddings differ from the network's by more than 1e-4 on 100 noise images.
+        ``by="features"`` leaves out the head: the exported network gives the trunk's features. ``onnx`` adds
+        ``model.onnx``, for batches of any size. Raise ConfigError if torch cannot write the graph, or if its embeddings
+        differ from the network's by more than 1e-4 on 100 noise images.
         """
         from .export import write_export
 
         place = Path(out)
         check_writable("-o", place)
-        write_export(place, self.folder, self.recipe, self.network, onnx)
+        write_export(place, self.folder, self.recipe, self.network_by(by), onnx, by)
         return place

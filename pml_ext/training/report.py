@@ -10,6 +10,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -251,22 +252,20 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
-    kind, _, path = view.recipe.data.name.partition(":")
-    if kind in ("folder", "vectors"):
-        data = shlex.quote(path)
-    else:
-        data = "FOLDER"
+    notes = [setback(view.recipe, metrics), better_features(metrics, view.folder, view.recipe)]
+    by_features = " --by features" if notes[1] else ""
     text = render(
         "report",
         title=metrics["recipe"],
         recipe=view.recipe,
         metrics=metrics,
         seen=bool(trained_classes & tested_classes),
-        notes=[text for text in (setback(view.recipe, metrics), better_features(metrics)) if text],
+        notes=[text for text in notes if text],
         run=shlex.quote(str(view.folder)),
-        data=data,
+        data=_data_of(view.recipe),
         noun=view.noun,
         raw_title=phase_titles(view.noun)["raw"],
+        by_features=by_features,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *class_tables(view), _images_table(view)],
         figures=drawn,
@@ -356,8 +355,19 @@ def _metrics_caption(view: View) -> str:
     return f"{caption} The column of the training {view.noun}{sampled} shows how much is lost on new ones."
 
 
-def better_features(metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not."""
+def _data_of(recipe: Recipe) -> str:
+    """Return a recipe's folder of images, or its file of vectors, for a command line, or a word for one."""
+    kind, _, path = recipe.data.name.partition(":")
+    if kind in ("folder", "vectors"):
+        return shlex.quote(path)
+    return "FOLDER"
+
+
+def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
+    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not.
+
+    ``folder`` is the run's, for the command that indexes images by features.
+    """
     if "features" not in metrics:
         return ""
     features = metrics["features"]["recall_at_1"]
@@ -365,7 +375,8 @@ def better_features(metrics: Mapping[str, Mapping[str, float]]) -> str:
     if not features > embeddings:
         return ""
     numbers = f"{title_of('recall_at_1')} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
-    return f"The features before the head are better than the embeddings: {numbers}."
+    command = f"pml-ext index {shlex.quote(str(folder))} {_data_of(recipe)} --by features"
+    return f"The features before the head are better than the embeddings: {numbers}. To search by them, type: {command}"
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:

@@ -35,6 +35,10 @@ def test_an_export_names_its_files_and_folder(pml_ext_command, runs, tmp_path):
     assert done.returncode == 0
     assert done.stdout == f"model.safetensors, preprocess.json and README.md: {tmp_path / 'out'}\n"
     assert {"model.safetensors", "preprocess.json", "README.md"} <= {path.name for path in (tmp_path / "out").iterdir()}
+    done = pml_ext_command("export", runs[0], "--out", tmp_path / "features", "--by", "features")
+    about = json.loads((tmp_path / "features" / "preprocess.json").read_text())
+    assert (about["by"], about["embedding_size"], about["hidden_sizes"]) == ("features", about["features"], None)
+    assert f"to the {about['features']} features of the trunk" in (tmp_path / "features" / "README.md").read_text()
     done = pml_ext_command("export", tmp_path, "--out", tmp_path / "out")
     assert done.returncode == 2
     assert f"{tmp_path}: no finished run (no recipe.toml in it); type: pml-ext train" in done.stderr

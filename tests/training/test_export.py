@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
@@ -76,6 +77,16 @@ def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, 
     network.load_state_dict(names["tensors"])
     found = nn.functional.normalize(embedder(trunk(names["images"])))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_an_export_by_features_leaves_out_the_head(runs, tmp_path):
+    run = load_run(runs[0], "cpu")
+    run.export(tmp_path, by="features")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {name.partition(".")[0] for name in tensors} == {"trunk"}
+    metrics = json.loads((runs[0] / "metrics.json").read_text())
+    assert "features" not in metrics  # of a trunk from random weights
+    assert "Not measured." in (tmp_path / "README.md").read_text()
 
 
 class Untraceable(torch.nn.Module):

@@ -12,7 +12,7 @@ from torch import nn
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.networks.trunks import embedder, fit_whitened_pca
-from pml_ext.recipe import reported_phases
+from pml_ext.recipe import load_recipe, reported_phases
 from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
@@ -95,11 +95,17 @@ def test_norm_and_dropout_stand_before_each_linear_layer():
 
 def test_features_ahead_of_the_embeddings_are_told():
     phases = {"after": {"recall_at_1": 0.5}, "features": {"recall_at_1": 0.6}}
-    assert better_features(phases) == (
-        "The features before the head are better than the embeddings: Recall@1 is 60.0 %, and 50.0 % of the embeddings."
+    recipe = load_recipe("cbml/digits", ["data.name=folder:my photos"])
+
+    def told(phases):
+        return better_features(phases, Path("a run"), recipe)
+
+    assert told(phases) == (
+        "The features before the head are better than the embeddings: Recall@1 is 60.0 %, and 50.0 % of the "
+        "embeddings. To search by them, type: pml-ext index 'a run' 'my photos' --by features"
     )
-    assert better_features({**phases, "after": {"recall_at_1": 0.6}}) == ""
-    assert better_features({"after": {"recall_at_1": 0.5}}) == ""
+    assert told({**phases, "after": {"recall_at_1": 0.6}}) == ""
+    assert told({"after": {"recall_at_1": 0.5}}) == ""
 
 
 # The cache
