@@ -1,0 +1,107 @@
+"""Embedding and training steps of whole networks on a CPU, as torch does them and with what makes them faster.
+
+One after the other are added: freed memory kept, channels-last, fused AdamW. Each measurement is a process of its own, and the kinds take turns, so that a busy machine slows all equally.
+
+``python -m benchmarks.whole_networks --rounds 3`` prints the medians of CPU milliseconds per image, and images per
+second. Weights and images are random: they do not change times. ``--trunks`` names trunks of torchvision, or
+``efficientnet-lite0`` (extra ``photos``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+KINDS = {
+    "torch's defaults": (False, False, False),
+    "freed memory kept": (True, False, False),
+    "and channels-last": (True, True, False),
+    "and fused AdamW": (True, True, True),
+}
+TRUNKS = ("efficientnet-lite0", "torchvision/resnet18", "torchvision/vit_b_16", "convnet")
+WARM_UP = 1  # batches
+
+
+def measure(trunk: str, size: int, batch: int, batches: int, kind: str) -> dict[str, float]:
+    """Return CPU milliseconds per image, and images per second, of embedding and of training, in this process."""
+    import torch
+
+    from pml_ext import keep_freed_memory, registry
+
+    kept, channels_last, fused = KINDS[kind]
+    if kept:
+        keep_freed_memory("cpu")
+    torch.manual_seed(0)
+    network = registry.factory("trunk", trunk)(3, size)
+    images = torch.randn(batch, 3, size, size)
+    if channels_last:
+        network.to(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=torch.channels_last)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6, fused=fused)
+
+    def embed() -> None:
+        network.eval()
+        with torch.no_grad():
+            network(images)
+
+    def train() -> None:
+        network.train()
+        optimizer.zero_grad()
+        network(images).square().mean().backward()
+        optimizer.step()
+
+    found = {}
+    for name, step in (("embed", embed), ("train", train)):
+        for _ in range(WARM_UP):
+            step()
+        started = time.perf_counter()
+        cpu_started = time.process_time()
+        for _ in range(batches):
+            step()
+        count = batches * batch
+        found[f"{name}, CPU ms"] = 1000 * (time.process_time() - cpu_started) / count
+        found[f"{name}, images/s"] = count / (time.perf_counter() - started)
+    return found
+
+
+def main() -> None:
+    """Print a table for each trunk."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--trunks", nargs="+", default=list(TRUNKS))
+    options.add_argument("--size", type=int, default=160, help="pixels")
+    options.add_argument("--batch", type=int, default=32)
+    options.add_argument("--batches", type=int, default=3)
+    options.add_argument("--one", choices=list(KINDS), help=argparse.SUPPRESS)  # the measurement of a child
+    given = options.parse_args()
+    if given.one is not None:
+        (trunk,) = given.trunks
+        print(json.dumps(measure(trunk, given.size, given.batch, given.batches, given.one)))
+        return
+
+    clean = {name: value for name, value in os.environ.items() if name != "PML_EXT_ALLOCATOR"}
+    for trunk in given.trunks:
+        command = [sys.executable, "-m", "benchmarks.whole_networks", "--trunks", trunk]
+        for name in ("size", "batch", "batches"):
+            command += [f"--{name}", str(getattr(given, name))]
+        results: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+        for _ in range(given.rounds):
+            for kind, measured in results.items():
+                done = subprocess.run([*command, "--one", kind], env=clean, check=True, capture_output=True, text=True)
+                measured.append(json.loads(done.stdout.splitlines()[-1]))
+        print(f"{trunk}, {given.size} pixels, batches of {given.batch}")
+        for kind, measured in results.items():
+            medians = []
+            for name in measured[0]:
+                median = statistics.median(result[name] for result in measured)
+                medians.append(f"{name} {median:.1f}")
+            print(f"  {kind}: {', '.join(medians)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
