@@ -1,6 +1,7 @@
 """Embedding and training steps of whole networks on a CPU, as torch does them and with what makes them faster.
 
-One after the other are added: freed memory kept, channels-last, fused AdamW. Each measurement is a process of its own, and the kinds take turns, so that a busy machine slows all equally.
+One after the other are added: freed memory kept, channels-last, fused AdamW. Each measurement is a process of its own,
+and the kinds take turns, so that a busy machine slows all equally.
 
 ``python -m benchmarks.whole_networks --rounds 3`` prints the medians of CPU milliseconds per image, and images per
 second. Weights and images are random: they do not change times. ``--trunks`` names trunks of torchvision, or
