@@ -222,7 +222,7 @@ def test_a_run_resumes_with_the_same_vectors_alone(file, tmp_path, without_repor
     columns = dict(np.load(mine))
     columns["embeddings"][0] += 1
     np.savez(mine, **columns)
-    with pytest.raises(DataError, match="are not those of this run: .* has other"):
+    with pytest.raises(DataError, match="the vectors are not those of this run: .* has other vectors or labels"):
         train("pml/vectors", overrides=[*settings, "schedule.epochs=3"], **again)
 
 
@@ -257,7 +257,7 @@ def test_the_graph_of_the_head_takes_vectors(indexed, file, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["lancedb", "qdrant"])
-def test_a_store_has_ids_and_classes(indexed, tmp_path, kind):
+def test_a_store_has_ids_and_classes(indexed, file, tmp_path, kind):
     pytest.importorskip({"lancedb": "lancedb", "qdrant": "qdrant_client"}[kind], reason=f"needs the extra {kind}")
     loaded, _ = indexed
     address = f"{kind}:{tmp_path / 'store'}"
@@ -268,6 +268,9 @@ def test_a_store_has_ids_and_classes(indexed, tmp_path, kind):
     assert (of_store.paths, of_store.classes) == (of_index.paths, of_index.classes)
     (within,) = loaded.query(["digits/5"], k=2, store=address, within="two")
     assert within.classes == ["two", "two"]
+    elsewhere = load_run(loaded.folder, "cpu", store=tmp_path / "empty")  # without a local index
+    assert elsewhere.query(np.load(file)["embeddings"][5:6], k=1, store=address)[0].paths == ["digits/5"]
+    assert len(elsewhere.query(file, k=1, store=address)) == 400
 
 
 def test_the_command_line_from_the_file_to_an_answer(pml_ext_command, file, tmp_path):
