@@ -130,6 +130,9 @@ def embed(
 
     number, parts = _part_numbers(part or "1/1")
     with Progress() as bar:
+        reader = load_for_command(
+            run, device, workers, listener=bar.embedding, by=by
+        ).images  # refuses a run of vectors
         if listing is None:
             work = listed(folder)
         else:
@@ -142,7 +145,6 @@ def embed(
                     run, device, work, number, parts, out, ray_address, jobs or 2, num_gpus or 0.0, by
                 )
         else:
-            reader = load_for_command(run, device, workers, listener=bar.embedding, by=by).images
             images = write_part(reader, work, number, parts, out)
     files = len(work.part(number, parts))
     text = f"{images} images embedded now, {files} of {len(work.segments)} files: {out}"

@@ -353,34 +353,32 @@ class TrainedRun(LoadedRun):
         reranking: QueryExpansion | KReciprocal | None,
     ) -> list[Answer]:
         """Return the answers of :meth:`query` to ids of the index, a file of vectors, or an array of vectors."""
-        file = None
-        ids: list[str] = []
-        if isinstance(queries, (str, os.PathLike)):
-            queries = [os.fspath(queries)]
-        if isinstance(queries, (list, tuple)) and all(isinstance(query, (str, os.PathLike)) for query in queries):
-            ids = [os.fspath(query) for query in queries]
-            if len(ids) == 1 and is_vector_file(ids[0]) and Path(ids[0]).is_file():
-                file = self.vectors.read(Path(ids[0]))
         learned = self.metric if metric == "learned" else None
         check_options(k, where, learned, shortlist)
         gallery = self._kept_gallery()
-        with gallery.reading() as current:
-            shown = ids
-            if file is not None:
-                points = self.vectors.embed(file.embeddings)
-                names = self._names_in_index(file)
-                shown = file.ids.tolist()
-            elif ids:
-                points = gallery.points_of(current, ids)
-                names = ids
-            else:
-                points = self.vectors.embed(queries)
-                names = [""] * len(points)
-                shown = [f"vector {number}" for number in range(len(points))]
-            if store is not None:
-                answers = self._search_of_store(store, k, where)(names, points)
-            else:
-                answers = gallery.answer_within(current, names, points, k, where, learned, shortlist, reranking)
+        if isinstance(queries, (str, os.PathLike)):
+            queries = [queries]
+        if isinstance(queries, (list, tuple)) and all(isinstance(query, (str, os.PathLike)) for query in queries):
+            texts = [os.fspath(query) for query in queries]
+            is_file = len(texts) == 1 and is_vector_file(texts[0]) and os.path.isfile(texts[0])
+            if not is_file:
+                with gallery.reading() as current:
+                    points = gallery.points_of(current, texts)
+                    if store is None:
+                        return gallery.answer_within(current, texts, points, k, where, learned, shortlist, reranking)
+                return self._search_of_store(store, k, where)(texts, points)
+            file = self.vectors.read(Path(texts[0]))
+            points = self.vectors.embed(file.embeddings)
+            names = self._names_in_index(file)
+            shown = file.ids.tolist()
+        else:
+            points = self.vectors.embed(queries)
+            names = [""] * len(points)
+            shown = [f"vector {number}" for number in range(len(points))]
+        if store is None:
+            answers = gallery.answer(names, points, k, where, learned, shortlist, reranking)
+        else:
+            answers = self._search_of_store(store, k, where)(names, points)
         return [dataclasses.replace(answer, query=name) for answer, name in zip(answers, shown, strict=True)]
 
     def _names_in_index(self, file: VectorFile) -> list[str]:
@@ -388,8 +386,9 @@ class TrainedRun(LoadedRun):
 
         Another file may have the same ids for other vectors: then "" for each.
         """
-        if self.gallery().folder == file.path.resolve():
-            return file.ids.tolist()  # type: ignore[no-any-return]
+        with contextlib.suppress(DataError):  # a store may be searched without a local index
+            if self.gallery().folder == file.path.resolve():
+                return file.ids.tolist()  # type: ignore[no-any-return]
         return [""] * len(file.ids)
 
     def match(

@@ -190,6 +190,7 @@ def projections(
     method: Literal["pca", "tsne"] = "tsne",
     max_items: int = 300,
     seed: int = 0,
+    noun: str = "images",
 ) -> Figure:
     """Draw normalized embeddings in two dimensions, colored by class, one panel per part.
 
@@ -201,6 +202,7 @@ def projections(
         method: principal components, or t-SNE initialized with them.
         max_items: largest number of rows per part; a larger part is sampled at random.
         seed: seed of the sample and of t-SNE.
+        noun: what the rows are of, for titles.
     """
     legend_width = 1.1 if len(class_names) else 0.0  # in inches
     figure, panels = subplots(3.6 * len(parts) + legend_width, len(parts), 3.7)
@@ -211,14 +213,14 @@ def projections(
         how = {"pca": "principal components", "tsne": "t-SNE"}[method]
         if not flat.any():
             how = "collapsed"
-            _note(axes, "all images lie on one point")
+            _note(axes, f"all {noun} lie on one point")
 
         _scatter(axes, flat, ranks)
         if legend_width and axes is panels[-1]:
             names = [str(class_names[label]) for label in classes]
             _class_legend(axes, names, ranks)
         axes.set(xticks=[], yticks=[])
-        axes.set_title(f"{title}\n{len(flat)} images of {len(classes)} classes, {how}", fontsize=10)
+        axes.set_title(f"{title}\n{len(flat)} {noun} of {len(classes)} classes, {how}", fontsize=10)
         axes.spines[:].set_visible(False)
     return figure
 

@@ -166,6 +166,10 @@ def _check_images(split: str, images: Any, channels: int) -> None:
         raise AssertionError(f"{text}; labels are indices into them")
     for index in (0, len(images) - 1):
         image, _ = images[index]
+        if images.vector_size is not None:
+            if image.dtype != torch.float32 or not image.isfinite().all():
+                raise AssertionError(f"vector {index} of {split} is {image.dtype}; wanted float32 and finite numbers")
+            continue
         if image.dtype != torch.uint8 or image.ndim != 3 or len(image) != channels:
             found = f"{image.dtype} of shape {tuple(image.shape)}"
             raise AssertionError(f"image {index} of {split} is {found}; wanted uint8 [{channels}, H, W]")

@@ -169,7 +169,7 @@ def _projections(view: View) -> Figure:
         before = load(view.checkpoint("before"), view.device, view.identity)
         parts["before training"] = (before["embeddings"], labels)
     parts["after training"] = (view.embeddings(view.queries), labels)
-    return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed)
+    return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.noun)
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:

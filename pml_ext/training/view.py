@@ -219,12 +219,13 @@ class View:
             old_text = _counted_listing(old)
             new_text = _counted_listing(new)
             if old_text == new_text:
-                changes.append(f"{name} has other files or labels")
+                others = "vectors" if self.takes_vectors else "files"
+                changes.append(f"{name} has other {others} or labels")
             else:
                 changes.append(f"{name} had {old_text}, now {new_text}")
         raise DataError(
-            f"{self.folder}: the images are not those of this run: {'; '.join(changes)}; put them back, name their "
-            "folder with --data, or type another --out to begin a new run"
+            f"{self.folder}: the {self.noun} are not those of this run: {'; '.join(changes)}; put them back, name "
+            "their folder with --data, or type another --out to begin a new run"
         )
 
     def gallery_of(self, split: str) -> str:

@@ -26,6 +26,12 @@ def missing(root=None):
     raise DataError(f"{root}: no images; type: fetch them")
 
 
+def rows(root=None, dtype=torch.float32):
+    """A data set of vectors."""
+    half = LabeledImages(torch.arange(12, dtype=dtype).reshape(4, 3), [0, 0, 1, 1], ["one", "two"])
+    return DataSplits(half, half)
+
+
 class Trunk(torch.nn.Module):
     """A small trunk."""
 
@@ -88,6 +94,7 @@ BUGS = {
         "is torch.float32 .*wanted uint8",
     ),
     "channels": ("data set", lambda root=None: shapes(channels=3), r"wanted uint8 \[1, H, W\]"),
+    "doubles": ("data set", lambda root=None: rows(dtype=torch.float64), "vector 0 of train is torch.float64; wanted"),
     "no splits": ("data set", lambda root=None: [], "it returns list; wanted pml_ext.plugin.DataSplits"),
     "no root": ("data set", lambda: shapes(), r"called as factory\(root, ...\), but too many"),
     "os error": (
@@ -126,7 +133,14 @@ def test_a_bug_is_found_and_named(kind, value, text):
 
 @pytest.mark.parametrize(
     ("kind", "value"),
-    [("data set", shapes), ("data set", missing), ("trunk", Trunk), ("tracker", Tracker), ("store", store)],
+    [
+        ("data set", shapes),
+        ("data set", rows),
+        ("data set", missing),
+        ("trunk", Trunk),
+        ("tracker", Tracker),
+        ("store", store),
+    ],
 )
 def test_correct_ones_pass(kind, value):
     assert [(r.status, r.text) for r in check_named(Named(kind, "mine", value, "mine")) if r.fails] == []

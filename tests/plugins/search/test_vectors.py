@@ -222,7 +222,7 @@ def test_a_run_resumes_with_the_same_vectors_alone(file, tmp_path, without_repor
     columns = dict(np.load(mine))
     columns["embeddings"][0] += 1
     np.savez(mine, **columns)
-    with pytest.raises(DataError, match="are not those of this run: .* has other"):
+    with pytest.raises(DataError, match="the vectors are not those of this run: .* has other vectors or labels"):
         train("pml/vectors", overrides=[*settings, "schedule.epochs=3"], **again)
 
 
@@ -241,6 +241,36 @@ def test_the_head_is_exported(indexed, tmp_path, file):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "Maps a vector of 64 numbers to an embedding of 16 numbers" in card
     assert "photo" not in card
+
+
+def test_the_graph_of_the_head_takes_vectors(indexed, file, tmp_path):
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package, reason="needs the extra onnx")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    loaded, _ = indexed
+    loaded.export(tmp_path / "out", onnx=True)
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "model.onnx")
+    rows = np.load(file)["embeddings"][:7].astype(np.float32)
+    (embeddings,) = session.run(None, {"vectors": rows})
+    assert np.allclose(embeddings, loaded.embed(rows).numpy(), atol=1e-4)
+    assert '{"vectors": vectors.numpy()}' in (tmp_path / "out" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kind", ["lancedb", "qdrant"])
+def test_a_store_has_ids_and_classes(indexed, file, tmp_path, kind):
+    pytest.importorskip({"lancedb": "lancedb", "qdrant": "qdrant_client"}[kind], reason=f"needs the extra {kind}")
+    loaded, _ = indexed
+    address = f"{kind}:{tmp_path / 'store'}"
+    changes, recall = loaded.copy_to_store(address)
+    assert (changes.new, recall) == (400, 1.0)
+    (of_store,) = loaded.query(["digits/5"], k=4, store=address)
+    (of_index,) = loaded.query(["digits/5"], k=4)
+    assert (of_store.paths, of_store.classes) == (of_index.paths, of_index.classes)
+    (within,) = loaded.query(["digits/5"], k=2, store=address, within="two")
+    assert within.classes == ["two", "two"]
+    elsewhere = load_run(loaded.folder, "cpu", store=tmp_path / "empty")  # without a local index
+    assert elsewhere.query(np.load(file)["embeddings"][5:6], k=1, store=address)[0].paths == ["digits/5"]
+    assert len(elsewhere.query(file, k=1, store=address)) == 400
 
 
 def test_the_command_line_from_the_file_to_an_answer(pml_ext_command, file, tmp_path):
