@@ -42,12 +42,16 @@ PHASES = {
     "frozen": "frozen trunk",
     "pca": "frozen trunk, PCA",
     "before": "untrained network",
+    "head": "head, trunk frozen",
+    "blocks": "last blocks",
     "after": "trained network",
     "features": "trained network, features before the head",
     "training": "trained network, training images",
     "learned_metric": "trained network, learned metric",
     "shortlist": "trained network, learned metric on a shortlist",
 }
+STAGES = ("head", "blocks")  # phases before the whole network trains
+_WITHOUT_FINE_TUNING = "Train without its last stage (--images FOLDER without --fine-tune) to keep that."
 WORST = 10  # classes in a table
 _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 
@@ -235,8 +239,9 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
-    notes = [setback(view.recipe, metrics), better_features(metrics, view.folder, view.recipe)]
-    by_features = " --by features" if notes[1] else ""
+    ahead = better_features(metrics, view.folder, view.recipe)
+    notes = [setback(view.recipe, metrics), ahead]
+    by_features = " --by features" if ahead else ""
     text = render(
         "report",
         title=metrics["recipe"],
@@ -244,6 +249,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         metrics=metrics,
         seen=bool(trained_classes & tested_classes),
         notes=[text for text in notes if text],
+        gain=gain_of_fine_tuning(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
         photos=_photos_of(view.recipe),
         by_features=by_features,
@@ -364,7 +370,7 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
         return ""
     name = recipe.evaluation.select or "recall_at_1"
     untrained = {}
-    for untrained_phase in ("before", "frozen"):
+    for untrained_phase in ("before", "frozen", *STAGES):
         if name in metrics.get(untrained_phase, ()):
             untrained[untrained_phase] = metrics[untrained_phase][name]
     phase = max(untrained, key=lambda phase: untrained[phase], default=None)
@@ -373,8 +379,40 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     trained = "head" if frozen else "trained network"
     after = percent(metrics["after"][name])
     before = percent(untrained[phase])
-    numbers = f"{title_of(name)} is {after} %, and {before} % before training"
-    return f"The {trained} is behind the {PHASES[phase]}: {numbers}."
+    if phase in STAGES:
+        earlier = f"before the whole network trained. {_WITHOUT_FINE_TUNING}"
+    else:
+        earlier = "before training."
+    numbers = f"{title_of(name)} is {after} %, and {before} % {earlier}"
+    return f"The {trained} is behind the {PHASES[phase]}: {numbers}"
+
+
+def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Say what the training of the whole network has added to the head or the last blocks.
+
+    Empty for a run without such stages, and if there is a :func:`setback`.
+    """
+    phase = next((phase for phase in STAGES if phase in metrics), None)
+    if phase is None or setback(recipe, metrics):
+        return ""
+    name = recipe.evaluation.select or "recall_at_1"
+    after = metrics["after"][name]
+    before = metrics[phase][name]
+    paid = "has paid" if after > before else "has added nothing"
+    numbers = f"{percent(after)} % after it; {PHASES[phase]} {percent(before)} %"
+    if name in metrics.get("frozen", ()):
+        numbers += f", {PHASES['frozen']} {percent(metrics['frozen'][name])} %"
+    return f"Training the whole network {paid}: {title_of(name)} is {numbers}."
+
+
+def verdict(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]], folder: Path) -> str:
+    """Return sentences on what training has brought, if the metrics ask for some; ``folder`` is the run's."""
+    sentences = [
+        setback(recipe, metrics),
+        gain_of_fine_tuning(recipe, metrics),
+        better_features(metrics, folder, recipe),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:
