@@ -36,6 +36,13 @@ def train(
             "last blocks of a pretrained network are best. It prints what it chose, and why."
         ),
     ] = None,
+    fine_tune: Annotated[
+        bool,
+        Option(
+            "--fine-tune",
+            help="With --images: train the whole network after what was found to be best, which takes much longer.",
+        ),
+    ] = False,
     vectors: Annotated[
         Path | None,
         Option(
@@ -77,13 +84,16 @@ def train(
     failed = None
     settings = list(overrides or ())
     keep_freed_memory(choose_device(device))
+    if fine_tune:
+        _check_fine_tuning(images, recipe, settings)
     if images is not None and vectors is not None:
         raise ConfigError("--images and --vectors both name the data; leave one out")
     if vectors is not None:
         recipe, fitting = _fitting_vectors(vectors, recipe, settings, data, first)
         settings = [*fitting, *settings]
     if images is not None:
-        recipe, fitting = _fitting(images, recipe, settings, out if resume else None, seed, device, data, first)
+        resumed = out if resume else None
+        recipe, fitting = _fitting(images, recipe, settings, resumed, seed, device, data, first, fine_tune)
         settings = [*fitting, *settings]
     if recipe is None:
         raise ConfigError(
@@ -100,7 +110,7 @@ def train(
         except FailedRunsError as error:
             results = error.results
             failed = error
-    setbacks = [result.pop("setback", "") for result in results]
+    verdicts = [result.pop("verdict", "") for result in results]
     if first and as_json:
         _print_as_json(results, failed)
     elif first and results:
@@ -108,7 +118,7 @@ def train(
             _print_metrics(results[0])
         else:
             _print_summary(results, summarize(results))
-        _print_setbacks(results, setbacks)
+        _print_verdicts(results, verdicts)
         if not quick:
             _say_if_tests_took_longer(results)
         for result in results:
@@ -117,6 +127,21 @@ def train(
                 stdout().print(f"report: {report_file}")
     if failed is not None:
         raise failed
+
+
+def _check_fine_tuning(images: Path | None, recipe: str | None, overrides: list[str]) -> None:
+    """Refuse --fine-tune where the command does not choose what is trained, or cannot."""
+    from ..training import fine_tuning
+
+    if images is None:
+        raise ConfigError("--fine-tune goes with --images FOLDER")
+    if recipe is not None or any(override.startswith(_CHOOSING) for override in overrides):
+        settings = ", ".join(_CHOOSING)
+        raise ConfigError(
+            f"--fine-tune goes on with what the command chooses; leave out RECIPE and --set of {settings}, or type: "
+            f"pml-ext train {fine_tuning.BLOCKS_FIRST} --images {images}"
+        )
+    fine_tuning.check_possible()
 
 
 def _fitting(
@@ -128,10 +153,11 @@ def _fitting(
     device: str,
     data: Path | None,
     first: bool,
+    fine_tune: bool = False,
 ) -> tuple[str, list[str]]:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
     from ..recipe.images import describe_images, settings_for_recipe
-    from ..training import choice
+    from ..training import choice, fine_tuning
 
     def tell(line: str) -> None:
         if first:
@@ -144,11 +170,15 @@ def _fitting(
     if not is_chosen:
         begun = None if resumed is None else choice.recipe_of_run(resumed, found)
         if begun is not None:
+            if fine_tune:
+                fine_tuning.check_resumed(begun)
             return begun, []
         reason = choice.why_not()
         if not reason:
             with Progress() as bar:
                 chosen = choice.choose(found, overrides, seed, device, data, bar if first else None, tell)
+            if fine_tune:
+                chosen = fine_tuning.continued(chosen, found, overrides, device, data, tell)
             return chosen.recipe, chosen.settings
         tell(reason)
     recipe = recipe or choice.SMALL
@@ -197,9 +227,9 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
         say(f"{times}: --quick leaves out the tests before training")
 
 
-def _print_setbacks(results: list[dict[str, Any]], setbacks: list[str]) -> None:
-    """Say which runs are behind their untrained networks."""
-    for result, text in zip(results, setbacks, strict=True):
+def _print_verdicts(results: list[dict[str, Any]], verdicts: list[str]) -> None:
+    """Say which runs are behind their untrained networks, and what fine-tuning has brought."""
+    for result, text in zip(results, verdicts, strict=True):
         if text and len(results) > 1:
             text = f"{result['folder']}: {text}"
         if text:

@@ -16,6 +16,8 @@ from ..errors import ConfigError, first_of, one_line, unknown
 from .modes import preserved_modes
 from .trunks import RepeatedGray, unwrapped_trunk
 
+HEAD = "head"  # of the network: before it lies the whole trunk
+
 
 class CutTrunk(NamedTuple):
     """The two parts of a trunk; ``rest(stem(images))`` are its features."""
@@ -27,9 +29,12 @@ class CutTrunk(NamedTuple):
 def cut_before(trunk: nn.Module, block: str) -> CutTrunk:
     """Return a trunk cut before a block, ``"blocks.5"`` or ``"layer4"``, by the name of the module.
 
-    Raise ConfigError for an unknown block, for a trunk whose ``forward`` cannot be traced, and for a block before which
-    more than one tensor is passed on.
+    Before ``"head"``, the first part is the whole trunk, and the rest passes its features on. Raise ConfigError for an
+    unknown block, for a trunk whose ``forward`` cannot be traced, and for a block before which more than one tensor is
+    passed on.
     """
+    if block == HEAD:
+        return CutTrunk(trunk, nn.Identity())
     model = unwrapped_trunk(trunk)
     graph = _trace(model, block)
     nodes = list(graph.nodes)

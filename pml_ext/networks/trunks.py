@@ -108,19 +108,25 @@ def freeze(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
 
     All other parameters are trainable afterwards. Return the frozen parts, which must be kept in evaluation mode.
     """
+    frozen = parts_named(trunk, patterns)
+    trunk.requires_grad_(True)
+    for part in frozen:
+        part.requires_grad_(False)
+    return frozen
+
+
+def parts_named(trunk: nn.Module, patterns: Sequence[str]) -> list[nn.Module]:
+    """Return the parts of a trunk whose names fit a pattern; ConfigError for a pattern that fits none."""
     named = dict(unwrapped_trunk(trunk).named_modules(remove_duplicate=False))
-    frozen: list[nn.Module] = []
+    found: list[nn.Module] = []
     for pattern in patterns:
         fitting = [part for name, part in named.items() if fnmatch(name, pattern)]
         if pattern == "*":
             fitting = [trunk]
         if not fitting:
             raise ConfigError(f"model.freeze: {unknown('part of the trunk', pattern, filter(None, named))}")
-        frozen += fitting
-    trunk.requires_grad_(True)
-    for part in frozen:
-        part.requires_grad_(False)
-    return frozen
+        found += fitting
+    return found
 
 
 def torchvision_trunk(

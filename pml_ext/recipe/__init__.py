@@ -8,6 +8,7 @@ from .build import loss_context as loss_context
 from .build import own_optimizer as own_optimizer
 from .build import preprocessing_of as preprocessing_of
 from .build import reported_phases as reported_phases
+from .build import stage_before_whole as stage_before_whole
 from .build import trains_pretrained_trunk as trains_pretrained_trunk
 from .build import vector_input_of as vector_input_of
 from .merge import load_recipe as load_recipe

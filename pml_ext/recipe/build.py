@@ -357,6 +357,29 @@ def trains_pretrained_trunk(recipe: Recipe) -> bool:
     return trains and is_pretrained(model.trunk.settings)
 
 
+def stage_before_whole(recipe: Recipe) -> tuple[str, int] | None:
+    """Return the phase and the last epoch of the stages after which the whole trunk trains; None without such stages.
+
+    The phase is ``"head"`` where the trunk is frozen until then, or ``"blocks"`` where its last blocks are trained.
+    """
+    from ..networks.cut import HEAD
+
+    if not trains_pretrained_trunk(recipe) or recipe.model.freeze != "none":
+        return None
+    epoch = 0
+    phase = None
+    for stage in recipe.all_stages():
+        cut = cut_of(stage.freeze)
+        if stage.freeze == "none":
+            break
+        if stage.freeze == "trunk" or (cut is not None and cut.until == HEAD):
+            phase = phase or "head"
+        else:
+            phase = "blocks"
+        epoch += stage.epochs
+    return None if phase is None else (phase, epoch)
+
+
 def reported_phases(recipe: Recipe) -> list[str]:
     """Return the phases whose metrics a run of the recipe reports: ``"after"``, ``"raw"`` ..."""
     from ..evaluation import learned_metric
@@ -374,6 +397,9 @@ def reported_phases(recipe: Recipe) -> list[str]:
             phases.append("pca")
         elif recipe.model.freeze == "trunk" or is_pretrained(recipe.model.trunk.settings):
             phases += ["frozen", "pca"]
+        earlier = stage_before_whole(recipe)
+        if earlier is not None:
+            phases.append(earlier[0])
     # Only a loss that is built shows whether it, its miner or its regularizer has a learned metric.
     context = loss_context(recipe, [0, 1], _placeholder_classes(recipe.data))
     for stage in recipe.all_stages():

@@ -147,7 +147,7 @@ class DataTable(NamedTable):
 class CutTable(Table):
     """``freeze = {until = "BLOCK"}``: freeze the trunk before a block, and train the rest from cached activations."""
 
-    until: Text  # name of the first block that trains, such as "blocks.5"
+    until: Text  # name of the first block that trains, such as "blocks.5"; "head": the head alone trains
     precision: Literal["float16", "float32"] = "float16"  # of the activations that are kept
     gigabytes: float = Field(8.0, gt=0)  # the most that they may take
 

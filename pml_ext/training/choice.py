@@ -40,6 +40,7 @@ from .run import Run
 
 SMALL = "pml/photographs"
 PRETRAINED = "pml/photographs-pretrained"
+LAST_BLOCKS = "last blocks"  # the title of a candidate
 TRUNK = "efficientnet-lite0"
 FEATURES = 1280  # of the trunk
 WHITENED = 128
@@ -61,6 +62,7 @@ class Choice(NamedTuple):
 
     recipe: str
     settings: list[str]
+    title: str  # of the candidate
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def candidates(images: OwnImages) -> list[Candidate]:
         Candidate("frozen features", PRETRAINED, (*frozen, "model.embedder=none", f"model.embedding_size={FEATURES}")),
         Candidate("frozen features, whitened", PRETRAINED, (*frozen, "model.embedder=pca", _whitened(images))),
         Candidate("head on frozen features", PRETRAINED, (*frozen, "schedule.epochs=20")),
-        Candidate("last blocks", PRETRAINED, (*pretrained, f"model.views={views_of(images.training_images)}")),
+        Candidate(LAST_BLOCKS, PRETRAINED, (*pretrained, f"model.views={views_of(images.training_images)}")),
     ]
     if images.side < SMALL_SIDE:
         found.append(Candidate("small network from scratch", SMALL, settings_for_recipe(SMALL, images)))
@@ -143,7 +145,7 @@ def choose(
             f"takes frozen features of {TRUNK}: whether training makes them better can be tried on held-out classes, "
             f"of a split by class with {FEWEST_CLASSES} training classes; to train anyway, name a recipe: {PRETRAINED}"
         )
-        return Choice(first.recipe, [*first.settings])
+        return Choice(first.recipe, [*first.settings], first.title)
 
     held_out = round(images.training_classes * HELD_OUT)
     minutes = _estimated_seconds(images, known[0], device, data) / 60
@@ -157,7 +159,7 @@ def choose(
     description = description_of(best, values)
     say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
     chosen = next(candidate for candidate in known if candidate.title == best)
-    return Choice(chosen.recipe, [*chosen.settings, f"description={json.dumps(description)}"])
+    return Choice(chosen.recipe, [*chosen.settings, f"description={json.dumps(description)}"], best)
 
 
 def simplest_of_the_best(values: Mapping[str, ByClass]) -> str:
@@ -270,7 +272,7 @@ def _estimated_seconds(images: OwnImages, frozen: Candidate, device: str, data: 
 
     By the time of embedding 32 images.
     """
-    per_image = _seconds_per_image(frozen, device, data)
+    per_image = seconds_per_image(frozen, device, data)
     trained = images.training_images
     epochs = load_recipe(PRETRAINED).schedule.epochs
     embedded = 2 * trained + trained * views_of(trained) + 4 * images.tested_images
@@ -278,7 +280,7 @@ def _estimated_seconds(images: OwnImages, frozen: Candidate, device: str, data: 
     return per_image * (embedded + STEP * seen)
 
 
-def _seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> float:
+def seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> float:
     """Return the seconds that the trunk of a candidate takes for an image, reading included."""
     recipe = load_recipe(candidate.recipe, candidate.settings)
     splits = build_dataset(recipe.data, data)

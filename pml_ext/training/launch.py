@@ -25,7 +25,7 @@ from . import signals
 from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
 from .listener import Listener
 from .loop import train_run
-from .report import better_features, setback
+from .report import verdict
 from .results import write_again
 from .run import OnNonfinite, Run
 from .trackers import phases_of
@@ -308,9 +308,9 @@ def train(
         on_nonfinite: as of :class:`Run`.
 
     Returns:
-        The contents of each run's ``metrics.json``, with its ``folder``, and as ``setback`` a sentence if the network
-        is behind the untrained one, or behind its own features. Of several runs, ``summary.json`` in the common
-        folder has mean and spread.
+        The contents of each run's ``metrics.json``, with its ``folder``, and as ``verdict`` sentences if the network is
+        behind the untrained one or behind its own features, or was fine-tuned. Of several runs, ``summary.json`` in
+        the common folder has mean and spread.
 
     Raises:
         FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
@@ -374,12 +374,11 @@ class _Results:
         self._listener = listener
 
     def add(self, plan: Plan, metrics: Metrics) -> None:
-        """Add the metrics of a run, with its folder, and whether it is behind its untrained network."""
+        """Add the metrics of a run, with its folder, and sentences on what training has brought."""
         result = metrics | {"folder": str(plan.folder)}
-        notes = [setback(plan.recipe, metrics), better_features(metrics, plan.folder, plan.recipe)]
-        text = " ".join(note for note in notes if note)
+        text = verdict(plan.recipe, metrics, plan.folder)
         if text:
-            result["setback"] = text
+            result["verdict"] = text
         self.results.append(result)
 
     def add_failure(self, plan: Plan, error: Exception) -> None:

@@ -47,6 +47,7 @@ def train_run(
     for table in run.recipe.track:
         import_tracker(table.name)
     run.compute_frozen_features()
+    outcome.warn_of_small_batches(run)
     checkpointer = prepare(run, resume)
     records = open_records(run, len(checkpointer.finished_losses()))  # None on all ranks but 0
     status = "failed"

@@ -5,17 +5,59 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..distributed import join, max_over_ranks
 from ..errors import TrainingError
+from ..networks.pretrained import is_pretrained
+from ..networks.trunks import parts_named
+from ..recipe.schema import frozen_patterns
 from .batches import Batches, indices_of
 from .engine import first_nonfinite_weight
 from .evaluation import collapse, missing_pairs
 from .run import Run
 from .stages import Stage
 
+# Batches of 16 to 128 images were measured, and all were worse by their own statistics than by those of ImageNet
+# (python -m benchmarks.batch_norm, docs/pretrained.md); of larger ones nothing is known here.
+LARGEST_MEASURED = 128
 FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
+
+
+def warn_of_small_batches(run: Run) -> None:
+    """Warn if the batch norms of a pretrained trunk take their statistics from small batches in some stage.
+
+    A recipe of a paper follows its paper, without a warning.
+    """
+    model = run.recipe.model
+    if model.freeze_batch_norm or not is_pretrained(model.trunk.settings) or run.recipe.paper is not None:
+        return
+    sizes = [_normalized_together(run, stage) for stage in run.stages if _trains_batch_norms(run, stage)]
+    if sizes and min(sizes) <= LARGEST_MEASURED:
+        run.warn(
+            f"the batch norms of the pretrained trunk {model.trunk.name} normalize by {min(sizes)} images; up to "
+            f"{LARGEST_MEASURED}, the statistics that came with the weights gave better results. To keep these, type "
+            "--set model.freeze_batch_norm=true"
+        )
+
+
+def _normalized_together(run: Run, stage: Stage) -> int:
+    """Return the number of images whose statistics a batch norm joins: of a batch, or of a forward pass of it."""
+    micro_batch = run.recipe.engine.micro_batch
+    if micro_batch is None:
+        return stage.batch_size
+    return min(stage.batch_size, micro_batch * run.processes)
+
+
+def _trains_batch_norms(run: Run, stage: Stage) -> bool:
+    """Return whether a stage trains a part of the trunk that has batch norms."""
+    patterns = frozen_patterns(run.recipe.model.freeze) + frozen_patterns(stage.table.freeze)
+    frozen: set[nn.Module] = set()
+    if run.recipe.model.lora is None:
+        for part in parts_named(run.trunk, patterns):
+            frozen.update(part.modules())
+    trained = [part for part in run.trained_trunk(stage).modules() if part not in frozen]
+    return any("BatchNorm" in type(part).__name__ for part in trained)
 
 
 def stopped(run: Run, problem: object, when: str) -> TrainingError:

@@ -43,6 +43,8 @@ PHASES = {
     "frozen": "frozen trunk",
     "pca": "frozen trunk, PCA",
     "before": "untrained network",
+    "head": "head, trunk frozen",
+    "blocks": "last blocks",
     "after": "trained network",
     "features": "trained network, features before the head",
     "training": "trained network, training images",
@@ -58,6 +60,8 @@ _PHASES_OF_VECTORS = {
     "learned_metric": "trained head, learned metric",
     "shortlist": "trained head, learned metric on a shortlist",
 }
+STAGES = ("head", "blocks")  # phases before the whole network trains
+_WITHOUT_FINE_TUNING = "Train without its last stage (--images FOLDER without --fine-tune) to keep that."
 WORST = 10  # classes in a table
 _PICTURE = 96  # pixels of a picture in a table, twice its displayed size
 
@@ -252,8 +256,9 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
-    notes = [setback(view.recipe, metrics), better_features(metrics, view.folder, view.recipe)]
-    by_features = " --by features" if notes[1] else ""
+    ahead = better_features(metrics, view.folder, view.recipe)
+    notes = [setback(view.recipe, metrics), ahead]
+    by_features = " --by features" if ahead else ""
     text = render(
         "report",
         title=metrics["recipe"],
@@ -261,6 +266,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         metrics=metrics,
         seen=bool(trained_classes & tested_classes),
         notes=[text for text in notes if text],
+        gain=gain_of_fine_tuning(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
         data=_data_of(view.recipe),
         noun=view.noun,
@@ -390,7 +396,7 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     name = recipe.evaluation.select or "recall_at_1"
     baseline = "raw" if recipe.model.takes_vectors else "frozen"
     untrained = {}
-    for untrained_phase in ("before", baseline):
+    for untrained_phase in ("before", baseline, *STAGES):
         if name in metrics.get(untrained_phase, ()):
             untrained[untrained_phase] = metrics[untrained_phase][name]
     phase = max(untrained, key=lambda phase: untrained[phase], default=None)
@@ -399,9 +405,41 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     trained = "head" if frozen else "trained network"
     after = percent(metrics["after"][name])
     before = percent(untrained[phase])
-    numbers = f"{title_of(name)} is {after} %, and {before} % before training"
+    if phase in STAGES:
+        earlier = f"before the whole network trained. {_WITHOUT_FINE_TUNING}"
+    else:
+        earlier = "before training."
+    numbers = f"{title_of(name)} is {after} %, and {before} % {earlier}"
     titles = phase_titles("vectors" if recipe.model.takes_vectors else "images")
-    return f"The {trained} is behind the {titles[phase]}: {numbers}."
+    return f"The {trained} is behind the {titles[phase]}: {numbers}"
+
+
+def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Say what the training of the whole network has added to the head or the last blocks.
+
+    Empty for a run without such stages, and if there is a :func:`setback`.
+    """
+    phase = next((phase for phase in STAGES if phase in metrics), None)
+    if phase is None or setback(recipe, metrics):
+        return ""
+    name = recipe.evaluation.select or "recall_at_1"
+    after = metrics["after"][name]
+    before = metrics[phase][name]
+    paid = "has paid" if after > before else "has added nothing"
+    numbers = f"{percent(after)} % after it; {PHASES[phase]} {percent(before)} %"
+    if name in metrics.get("frozen", ()):
+        numbers += f", {PHASES['frozen']} {percent(metrics['frozen'][name])} %"
+    return f"Training the whole network {paid}: {title_of(name)} is {numbers}."
+
+
+def verdict(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]], folder: Path) -> str:
+    """Return sentences on what training has brought, if the metrics ask for some; ``folder`` is the run's."""
+    sentences = [
+        setback(recipe, metrics),
+        gain_of_fine_tuning(recipe, metrics),
+        better_features(metrics, folder, recipe),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:

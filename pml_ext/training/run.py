@@ -87,7 +87,7 @@ class Run(View):
     def engine(self) -> Engine:
         """The engine that trains the networks."""
         return Engine(
-            self._trained_trunk(self.stages[0]),
+            self.trained_trunk(self.stages[0]),
             self.embedder,
             self.device,
             self.recipe.engine,
@@ -95,7 +95,7 @@ class Run(View):
             skip_nonfinite=self._on_nonfinite == "skip",
         )
 
-    def _trained_trunk(self, stage: Stage) -> torch.nn.Module:
+    def trained_trunk(self, stage: Stage) -> torch.nn.Module:
         """Return the module that a stage trains from what its reader gives: images, features or activations."""
         if self.frozen:
             return torch.nn.Identity()
@@ -181,7 +181,7 @@ class Run(View):
             self.cut.stem.requires_grad_(False)
             self.engine.frozen = [*self.engine.frozen, self.cut.stem]
         if not self.frozen:
-            self.engine.use_trunk(self._trained_trunk(stage))
+            self.engine.use_trunk(self.trained_trunk(stage))
 
     def call_after_step(self, stage: Stage, indices: torch.Tensor, step: Step) -> None:
         """Call ``after_step`` of the stage's components with indices and embeddings of all processes."""

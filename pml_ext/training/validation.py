@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from ..errors import TrainingError
+from ..recipe import stage_before_whole
 from .checkpointing import Checkpointer
 from .evaluation import evaluate_split, metrics_before
 from .records import CURVE, VALIDATION, Records
@@ -32,6 +33,11 @@ def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
     table = run.recipe.evaluation
     is_last = run.epoch == run.recipe.schedule.epochs
     measured: dict[str, dict[str, float]] = {}
+    stage = stage_before_whole(run.recipe)
+    if table.baselines and stage is not None and run.epoch == stage[1]:
+        phase, _ = stage
+        run.listener.step(f"testing epoch {run.epoch}, before the whole network trains")
+        run.history.metrics[phase] = evaluate_split(run, run.queries)
     if table.test_every and (is_last or run.epoch % table.test_every == 0):
         run.listener.step(f"testing epoch {run.epoch}")
         measured[run.queries] = evaluate_split(run, run.queries, clustering=False)

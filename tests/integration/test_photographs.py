@@ -32,7 +32,7 @@ def test_every_command_of_the_page_runs(tmp_path, monkeypatch, pml_ext_command):
     for line in lines:
         if "IMAGENET1K" in line or "cbml/frozen" in line:  # with weights that torchvision downloads
             continue
-        needs_lite = "efficientnet" in line or "photographs-pretrained" in line
+        needs_lite = any(part in line for part in ("efficientnet", "photographs-pretrained", "--fine-tune"))
         if needs_lite and not has_lite:
             continue
         program, *arguments = shlex.split(line)

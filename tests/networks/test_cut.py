@@ -42,6 +42,14 @@ def assert_parts_are_the_trunk(trunk, block, size, channels=3):
     assert in_parts == set(trunk.parameters())
 
 
+def test_before_the_head_lies_the_whole_trunk():
+    trunk = convnet(1, 8, blocks=2, width=4)
+    assert_parts_are_the_trunk(trunk, "head", 8, channels=1)
+    parts = frozen_stem(trunk, "head")
+    assert parts.stem is trunk
+    assert not any(parameter.requires_grad for parameter in trunk.parameters())
+
+
 @pytest.mark.parametrize(
     ("name", "block"),
     [

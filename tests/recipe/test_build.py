@@ -13,7 +13,16 @@ from pytorch_metric_learning.reducers import ClassWeightedReducer
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
 from pml_ext.data import DataSplits, LabeledImages
 from pml_ext.errors import ConfigError
-from pml_ext.recipe import build_dataset, build_loss, load_recipes, loss_context, origin_of, variant_tables
+from pml_ext.recipe import (
+    build_dataset,
+    build_loss,
+    load_recipes,
+    loss_context,
+    origin_of,
+    reported_phases,
+    stage_before_whole,
+    variant_tables,
+)
 from pml_ext.training.stages import build_stages
 
 
@@ -59,6 +68,31 @@ def test_losses_with_classes_take_labels_without_held_out():
     plain.load_state_dict(loss.state_dict())
     expected = plain(embeddings, torch.tensor([0, 1, 2, 2, 1, 0]))
     assert loss(embeddings, labels) == loss(embeddings, labels=labels) == expected
+
+
+LOSS = 'loss={name="cbml"}'
+
+
+@pytest.mark.parametrize(
+    ("stages", "wanted"),
+    [
+        (f'{{epochs=2, freeze="trunk", {LOSS}}}', ("head", 2)),
+        (f'{{epochs=2, freeze={{until="head"}}, {LOSS}}}', ("head", 2)),
+        (f'{{epochs=2, freeze={{until="4"}}, {LOSS}}}', ("blocks", 2)),
+        (f'{{epochs=2, freeze=["0"], {LOSS}}}', ("blocks", 2)),
+        (f'{{epochs=2, freeze={{until="head"}}, {LOSS}}}, {{epochs=1, freeze={{until="4"}}, {LOSS}}}', ("blocks", 3)),
+        (f'{{epochs=2, freeze="trunk", {LOSS}}}, {{epochs=1, {LOSS}}}', ("head", 2)),
+        (f"{{epochs=2, {LOSS}}}", None),
+    ],
+)
+def test_the_stage_before_the_whole_network_is_a_phase(tmp_path, stages, wanted):
+    trunk = f'model.trunk={{name="convnet", blocks=2, width=8, weights="{tmp_path / "weights.pth"}"}}'
+    recipe = one("cbml/digits", trunk, f"stages=[{stages}]")
+    assert stage_before_whole(recipe) == wanted
+    phases = {"head", "blocks"} & set(reported_phases(recipe))
+    assert phases == (set() if wanted is None else {wanted[0]})
+    random = one("cbml/digits", "model.trunk.weights=random", f"stages=[{stages}]")
+    assert stage_before_whole(random) is None
 
 
 def test_weights_of_classes_are_a_list_in_a_recipe():

@@ -6,7 +6,9 @@ import torch
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
+from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
+from pml_ext.training.loop import train_run
 from pml_ext.training.run import Run
 from pml_ext_search.trained import load_run
 
@@ -66,6 +68,30 @@ def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
     once, twice = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("once", "twice"))
     for name, value in once["parts"]["trunk"].items():
         assert torch.equal(twice["parts"]["trunk"][name], value), name
+
+
+def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
+    passes = []
+    real = FeatureCache.of
+    monkeypatch.setattr(FeatureCache, "of", lambda *given: passes.append(given) or real(*given))
+    stage = '[{epochs=2, loss={name="cbml"}, freeze={until="head", precision="float32"}}]'
+    staged = [PLAIN, f"stages={stage}", "schedule.milestones=[4]", "model.freeze_batch_norm=true"]
+    recipe = load_recipe("cbml/digits", [*SHORT, *staged])
+    run = Run(recipe, "cbml/digits", tmp_path)
+    first, last = run.stages
+    assert isinstance(run.trained_trunk(first), torch.nn.Identity)
+    assert run.trained_trunk(last) is run.trunk
+    trunks = {}
+
+    def remember(epoch, _):
+        trunks[epoch] = run.trunk.state_dict()["0.weight"].clone()
+
+    before = run.trunk.state_dict()["0.weight"].clone()
+    monkeypatch.setattr("pml_ext.training.loop.validate", lambda *_: remember(run.epoch, 0))
+    train_run(run, finish=lambda *_: {})
+    assert len(passes) == 1  # the features of all training images, once
+    assert torch.equal(trunks[2], before)
+    assert not torch.equal(trunks[3], before)
 
 
 def test_a_stage_with_a_cut_and_then_the_whole_network(tmp_path):

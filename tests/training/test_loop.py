@@ -26,7 +26,7 @@ METRICS |= {"nmi", "nmi_majority", "f1", "purity"}
 def test_what_a_run_leaves(finished):
     out, metrics = finished
     written = json.loads((out / "metrics.json").read_text())
-    assert {k: v for k, v in metrics.items() if k not in ("folder", "setback")} == read_metrics(out / "metrics.json")
+    assert {k: v for k, v in metrics.items() if k not in ("folder", "verdict")} == read_metrics(out / "metrics.json")
     assert written["recipe"] == "cbml/digits"
     assert (written["seed"], written["device"], written["best_epoch"]) == (0, "cpu", 3)
     assert {"torch", "pytorch-metric-learning", "pml-ext", "python"} <= set(written["versions"])

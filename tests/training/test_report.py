@@ -3,6 +3,7 @@
 import html
 import shutil
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pml_ext.recipe import load_recipes
 from pml_ext.recipe.schema import EvaluationTable
 from pml_ext.report import render
-from pml_ext.training.report import PHASES, metrics_table, setback
+from pml_ext.training.report import PHASES, metrics_table, setback, verdict
 
 METRICS = [*(f"recall_at_{k}" for k in (1, 10, 100)), "precision_at_1", "r_precision", "map_at_r", "nmi", "ncm_top_1"]
 MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {
@@ -42,6 +43,27 @@ def test_a_network_behind_its_untrained_one_is_named():
     frozen = "model.freeze=trunk", "model.trunk.weights=random"
     assert said(*frozen, frozen=0.9, after=0.8).startswith("The head is behind the frozen trunk: ")
     assert said(*frozen, "model.embedder=pca", frozen=0.9, after=0.8) == ""  # nothing is trained
+
+
+def test_what_the_whole_network_adds_is_said():
+    (recipe,) = load_recipes("cbml/digits").values()
+
+    def said(**values):
+        return verdict(recipe, {phase: {"recall_at_1": value} for phase, value in values.items()}, Path("run"))
+
+    assert said(frozen=0.3, before=0.2, head=0.4, after=0.5) == (
+        "Training the whole network has paid: Recall@1 is 50.0 % after it; head, trunk frozen 40.0 %, frozen trunk "
+        "30.0 %."
+    )
+    assert said(blocks=0.4, after=0.4).startswith("Training the whole network has added nothing: Recall@1 is 40.0 %")
+    behind = said(frozen=0.3, before=0.2, blocks=0.4, after=0.35)
+    numbers = "Recall@1 is 35.0 %, and 40.0 % before the whole network trained."
+    assert behind.startswith(f"The trained network is behind the last blocks: {numbers} ")
+    assert behind.endswith("--images FOLDER without --fine-tune) to keep that.")
+    ahead_of_head_alone = said(frozen=0.6, before=0.2, head=0.4, after=0.5)
+    assert ahead_of_head_alone == (
+        "The trained network is behind the frozen trunk: Recall@1 is 50.0 %, and 60.0 % before training."
+    )
 
 
 @pytest.mark.parametrize(("width", "phases"), [(390, ["raw", "before", "after", "training"]), (1280, [*PHASES])])

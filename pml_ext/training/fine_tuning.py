@@ -1,0 +1,79 @@
+"""``pml-ext train --images FOLDER --fine-tune``: after what the choice found to be best, the whole network trains.
+
+The first stage is the chosen one: the last blocks, or a head, which features need before their trunk is trained by a
+loss. The second trains all blocks, with the batch norms of the pretrained trunk, at the end of the same cosine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from ..errors import ConfigError
+from ..networks.efficientnet_lite import IMAGENET, check_packages
+from ..recipe import load_recipe
+from ..recipe.images import OwnImages, settings_for_recipe
+from .choice import LAST_BLOCKS, SMALL, TRUNK, Candidate, Choice, seconds_per_image, views_of
+
+BLOCKS_FIRST = "pml/photographs-fine-tuned"
+HEAD_FIRST = "pml/photographs-fine-tuned-head"
+# seconds of a step of the whole network, over those of embedding the images of its batch
+WHOLE_STEP = 2.7
+
+
+def check_possible() -> None:
+    """Refuse what cannot be fine-tuned: ConfigError for several processes, MissingExtraError without the weights."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError(
+            f"--fine-tune begins with trials, which several processes do not make; leave out torchrun, or type: "
+            f"pml-ext train {BLOCKS_FIRST} --images FOLDER"
+        )
+    check_packages(TRUNK, IMAGENET)
+
+
+def check_resumed(recipe: str) -> None:
+    """Raise ConfigError for a run that was begun without fine-tuning; ``recipe`` is its file."""
+    if not load_recipe(recipe).stages:
+        folder = Path(recipe).parent
+        raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
+
+
+def continued(
+    chosen: Choice,
+    images: OwnImages,
+    overrides: Iterable[str],
+    device: str,
+    data: Path | None,
+    say: Callable[[str], None],
+) -> Choice:
+    """Return what was chosen, followed by a stage of the whole network; ``say`` gets a line about it."""
+    if chosen.recipe == SMALL:
+        say("the small network is trained whole as it is: --fine-tune changes nothing here")
+        return chosen
+    settings: list[str] = []
+    if chosen.title == LAST_BLOCKS:
+        recipe = BLOCKS_FIRST
+        settings.append(f"model.views={views_of(images.training_images)}")
+        first = "the last blocks"
+    else:
+        recipe = HEAD_FIRST
+        first = "a head"
+    settings = [*settings_for_recipe(recipe, images), *settings]
+    tables = load_recipe(recipe, [*settings, *overrides])
+    last = tables.all_stages()[-1]
+    assert last.sampler is not None
+    assert last.sampler.iterations is not None
+    seen = last.epochs * last.sampler.iterations * last.sampler.batch_size
+    candidate = Candidate(first, recipe, tuple(settings))
+    minutes = max(1, round(WHOLE_STEP * seen * seconds_per_image(candidate, device, data) / 60))
+    then = f"first {first} for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
+    say(f"fine-tunes: {then}, which takes about {minutes} minutes more")
+    description = tables.description
+    for setting in chosen.settings:
+        key, _, value = setting.partition("=")
+        if key == "description":
+            description = json.loads(value)
+    description = f"{description}. Fine-tuned: {then}"
+    return Choice(recipe, [*settings, f"description={json.dumps(description)}"], chosen.title)

@@ -1,0 +1,140 @@
+"""The stage of the whole network after what was chosen for somebody's images."""
+
+import json
+import sys
+
+import pytest
+
+from pml_ext.cli.train import train
+from pml_ext.errors import ConfigError, MissingExtraError
+from pml_ext.recipe import load_recipe, reported_phases
+from pml_ext.recipe.images import describe_images
+from pml_ext.training import choice, fine_tuning
+
+from .made_up_photos import write_photos
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A folder of 24 classes of six photographs, each of a color with noise."""
+    place = tmp_path_factory.mktemp("photos")
+    write_photos(place, classes=24, each=6)
+    return place
+
+
+@pytest.fixture
+def quick_clock(monkeypatch):
+    """Embedding an image takes half a second."""
+    monkeypatch.setattr(fine_tuning, "seconds_per_image", lambda *_: 0.5)
+
+
+def chosen(title, *settings):
+    description = f"description={json.dumps(f'The {title}, chosen')}"
+    return choice.Choice(choice.PRETRAINED, [*settings, description], title)
+
+
+def needs_weights():
+    if choice.why_not():
+        pytest.skip("the extra photos is not installed, whose trunk the recipes name")
+
+
+@pytest.mark.parametrize("title", ["frozen features", "frozen features, whitened", "head on frozen features"])
+def test_features_get_a_head_first(photos, quick_clock, title):
+    needs_weights()
+    lines = []
+    found = fine_tuning.continued(chosen(title), describe_images(photos), [], "cpu", None, lines.append)
+    recipe = load_recipe(found.recipe, found.settings)
+    assert [stage.epochs for stage in recipe.all_stages()] == [20, 5]
+    assert recipe.all_stages()[0].freeze.until == "head"
+    assert (recipe.model.freeze, recipe.model.freeze_batch_norm, recipe.model.views) == ("none", True, 1)
+    assert {"frozen", "head", "after", "features"} <= set(reported_phases(recipe))
+    seconds = 2.7 * 5 * 20 * recipe.sampler.batch_size * 0.5
+    assert lines == [
+        "fine-tunes: first a head for 20 epochs, then the whole network for 5, which takes about "
+        f"{round(seconds / 60)} minutes more"
+    ]
+    assert recipe.description.startswith(f"The {title}, chosen. Fine-tuned: first a head for 20 epochs")
+
+
+def test_last_blocks_train_before_the_whole(photos, quick_clock):
+    needs_weights()
+    images = describe_images(photos)
+    found = fine_tuning.continued(chosen("last blocks"), images, ["schedule.epochs=12"], "cpu", None, print)
+    recipe = load_recipe(found.recipe, [*found.settings, "schedule.epochs=12"])
+    assert [stage.epochs for stage in recipe.all_stages()] == [10, 2]
+    assert recipe.all_stages()[0].freeze.until == "blocks.5"
+    assert recipe.model.views == 8
+    assert recipe.data.name == f"folder:{photos}"
+    assert "blocks" in reported_phases(recipe)
+
+
+def test_a_small_network_is_whole_already(photos):
+    small = choice.Choice(choice.SMALL, [], "small network from scratch")
+    lines = []
+    assert fine_tuning.continued(small, describe_images(photos), [], "cpu", None, lines.append) == small
+    assert "--fine-tune changes nothing here" in lines[0]
+
+
+def test_what_cannot_be_fine_tuned_is_one_line(photos, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match="--fine-tune goes with --images FOLDER"):
+        train("cbml/digits", out=out, fine_tune=True)
+    for more in ({"recipe": "pml/photographs"}, {"overrides": ["model.trunk.width=8"]}):
+        with pytest.raises(ConfigError, match="--fine-tune goes on with what the command chooses; leave out RECIPE"):
+            train(images=photos, out=out, fine_tune=True, **more)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="leave out torchrun, or type: pml-ext train pml/photographs-fine-tuned"):
+        train(images=photos, out=out, fine_tune=True)
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingExtraError, match="photos"):
+        train(images=photos, out=out, fine_tune=True)
+    assert not out.exists()
+
+
+def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
+    needs_weights()
+    begun = []
+    monkeypatch.setattr("pml_ext.training.launch.train", lambda *given: begun.append(given) or [])
+    monkeypatch.setattr(choice, "choose", None)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    settings = (f'data.name="folder:{photos}"', "model.freeze=trunk", "model.views=1")
+    write_recipe(plain / "recipe.toml", choice.PRETRAINED, settings)
+    with pytest.raises(ConfigError, match=r"plain was begun without --fine-tune; resume it without, or choose another"):
+        train(images=photos, out=plain, resume=True, fine_tune=True)
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    write_recipe(tuned / "recipe.toml", fine_tuning.HEAD_FIRST, settings[:1])
+    train(images=photos, out=tuned, resume=True, fine_tune=True)
+    assert begun[0][0] == str(tuned / "recipe.toml")
+
+
+def write_recipe(file, name, settings):
+    import tomli_w
+
+    tables = load_recipe(name, settings).as_dict()
+    file.write_text(tomli_w.dumps({**tables, "run": {"recipe": name, "seed": 0, "plugins": {}}}))
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_run_reports_its_stages(photos, quick_clock, tmp_path, monkeypatch, pml_ext_command):
+    needs_weights()
+    monkeypatch.setattr(choice, "choose", lambda *_: chosen("frozen features"))
+    few = ["schedule.epochs=21", "sampler.iterations=1", "data.images.crop=32", "data.images.resize=32"]
+    few += ["evaluation.training_images=0", "evaluation.figures=few", "track=[]"]
+    options = [word for setting in few for word in ("--set", setting)]
+    out = tmp_path / "run"
+    done = pml_ext_command("train", "--images", photos, "--fine-tune", "--out", out, "--device", "cpu", *options)
+    assert done.returncode == 0, done.stderr
+    assert "fine-tunes: first a head for 20 epochs, then the whole network for 1, which takes about" in done.stderr
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert {"frozen", "pca", "before", "head", "after", "features"} <= set(metrics)
+    assert metrics["head"]["map_at_r"] != metrics["before"]["map_at_r"]
+    assert metrics["warnings"] == []  # batch norms are frozen
+    report = (out / "report.html").read_text()
+    for text in ("head, trunk frozen", "fine-tuned network", "Fine-tuned: first a head for 20 epochs"):
+        assert text in report
+    told = "Training the whole network has" in done.stdout or "The trained network is behind the" in done.stdout
+    assert told
+    assert "verdict" not in metrics
