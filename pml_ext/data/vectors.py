@@ -171,9 +171,10 @@ Columns = tuple[dict[str, Any], list[str]]
 def _read_npz(path: Path) -> Columns:
     columns: dict[str, Any] = {}
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise DataError(f"{path}: a single array; wanted numpy.savez(FILE, embeddings=..., labels=...)")
+        opened = np.load(path, allow_pickle=False)
+        if not isinstance(opened, np.lib.npyio.NpzFile):
+            raise DataError(f"{path}: a single array; wanted numpy.savez(FILE, embeddings=..., labels=...)")
+        with opened as archive:
             for name in _used(archive.files):
                 columns[name] = _array_of(path, archive, name)
             return columns, _unused(archive.files)
@@ -218,17 +219,19 @@ def _column(path: Path, name: str, column: Any) -> Any:
     if types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     is_list = types.is_list(column.type) or types.is_large_list(column.type) or types.is_fixed_size_list(column.type)
-    if not is_list:
-        if types.is_string(column.type) or types.is_large_string(column.type):
-            return column.to_pylist()
+    if types.is_integer(column.type) or types.is_floating(column.type):
         return column.to_numpy()
+    if not is_list:
+        return column.to_pylist()
     lengths = sorted(compute.unique(compute.list_value_length(column)).to_pylist())
     if len(lengths) > 1:
         raise DataError(f"{path}: {name} are lists of {lengths[0]} to {lengths[-1]} numbers; wanted one length")
+    if not lengths:
+        return np.empty((0, 0), dtype=np.float32)
     values = compute.list_flatten(column)
     if values.null_count:
         raise DataError(f"{path}: {name}: {counted(values.null_count, 'number')} of the vectors are missing")
-    return values.to_numpy().reshape(len(column), -1)
+    return values.to_numpy().reshape(len(column), lengths[0])
 
 
 def _read_safetensors(path: Path) -> Columns:
@@ -241,7 +244,7 @@ def _read_safetensors(path: Path) -> Columns:
             texts = file.metadata() or {}
             for name in _used(names):
                 tensor = file.get_tensor(name)
-                if tensor.dtype == torch.bfloat16:  # which numpy does not have
+                if tensor.is_floating_point():  # bfloat16 and others that numpy does not have
                     tensor = tensor.float()
                 columns[name] = tensor.numpy()
     except (OSError, ValueError, SafetensorError) as error:

@@ -19,6 +19,9 @@ def columns(**changes):
     return {"embeddings": rows, "labels": np.array(LABELS)} | changes
 
 
+ROWS = columns()["embeddings"]
+
+
 def npz(place, **changes):
     kept = {name: column for name, column in columns(**changes).items() if column is not None}
     np.savez(place / "mine.npz", **kept)
@@ -108,9 +111,6 @@ def test_other_keys_are_named(tmp_path):
     )
 
 
-ROWS = columns()["embeddings"]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -149,6 +149,10 @@ def test_a_file_that_is_none_is_refused(tmp_path):
     (tmp_path / "mine.csv").write_text("1,2")
     with pytest.raises(DataError, match="no file of vectors by its name"):
         read_vectors(tmp_path / "mine.csv")
+    with (tmp_path / "one.npz").open("wb") as opened:
+        np.save(opened, ROWS)
+    with pytest.raises(DataError, match="a single array; wanted numpy.savez"):
+        read_vectors(tmp_path / "one.npz")
     for ending in ("npz", "parquet", "safetensors"):
         if ending == "parquet":
             pytest.importorskip("pyarrow", reason="needs the extra parquet")
@@ -169,13 +173,28 @@ def test_rows_without_a_value_are_refused(tmp_path):
         read_vectors(parquet(tmp_path, labels=["cat", "dog", None, *LABELS[3:]]))
 
 
-def test_vectors_of_several_lengths_are_refused(tmp_path):
+def test_lists_that_are_no_vectors_are_refused(tmp_path):
     arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
     from pyarrow.parquet import write_table
 
-    write_table(arrow.table({"embeddings": [[1.0, 2.0], [3.0]]}), tmp_path / "mine.parquet")
-    with pytest.raises(DataError, match="embeddings are lists of 1 to 2 numbers; wanted one length"):
-        read_vectors(tmp_path / "mine.parquet")
+    lists = arrow.list_(arrow.float32())
+    for rows, message in (
+        ([[1.0, 2.0], [3.0]], "embeddings are lists of 1 to 2 numbers; wanted one length"),
+        ([[1.0, None], [3.0, 4.0]], "embeddings: 1 number of the vectors are missing"),
+        ([], r"embeddings have the shape \[0, 0\]"),
+    ):
+        write_table(arrow.table({"embeddings": arrow.array(rows, lists)}), tmp_path / "mine.parquet")
+        with pytest.raises(DataError, match=message):
+            read_vectors(tmp_path / "mine.parquet")
+
+
+def test_categories_of_a_table_are_labels(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    from pyarrow.parquet import write_table
+
+    table = {"embeddings": ROWS.tolist(), "labels": arrow.array(LABELS).dictionary_encode()}
+    write_table(arrow.table(table), tmp_path / "mine.parquet", row_group_size=3)
+    assert read_vectors(tmp_path / "mine.parquet").class_names == ["cat", "dog", "owl"]
 
 
 @pytest.mark.parametrize("option", [{"split": "class"}, {"train_fraction": 0.3}, {"seed": 0}])

@@ -82,7 +82,7 @@ def test_a_query_by_id_finds_what_a_loop_finds(indexed, file):
     assert answer.query_class == labels[17]
 
 
-def test_vectors_of_the_indexed_file_are_no_answers_to_themselves(indexed, file, tmp_path):
+def test_the_indexed_file_is_no_answer_to_itself(indexed, file, tmp_path):
     loaded, _ = indexed
     by_file = loaded.query(file, k=2)
     assert [answer.query for answer in by_file[:2]] == ["digits/0", "digits/1"]
