@@ -19,7 +19,8 @@ from .choice import LAST_BLOCKS, SMALL, TRUNK, Candidate, Choice, seconds_per_im
 
 BLOCKS_FIRST = "pml/photographs-fine-tuned"
 HEAD_FIRST = "pml/photographs-fine-tuned-head"
-# seconds of a step of the whole network, over those of embedding the images of its batch
+# seconds of a step of the whole network, over those of embedding the images of its batch: about four times a step of
+# the last blocks (python -m benchmarks.last_blocks)
 WHOLE_STEP = 2.7
 
 
@@ -59,7 +60,7 @@ def continued(
         first = "the last blocks"
     else:
         recipe = HEAD_FIRST
-        first = "a head"
+        first = "a head"  # which features need before a loss can train their trunk
     settings = [*settings_for_recipe(recipe, images), *settings]
     tables = load_recipe(recipe, [*settings, *overrides])
     last = tables.all_stages()[-1]

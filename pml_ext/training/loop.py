@@ -164,10 +164,16 @@ def record(run: Run, records: Records | None, recorded: RecordedValues, losses: 
 
 
 def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:
-    """Report the mean loss of an epoch, images per second, and the time that is left."""
-    left = run.stages.iterations_until(run.epochs) - run.stages.iterations_until(run.epoch)
-    time_left = timedelta(seconds=round(left / iterations * seconds_with_tests))
-    rate = iterations * run.stages.of(run.epoch).batch_size / seconds
+    """Report the mean loss of an epoch, images per second, and the time that is left of its stage.
+
+    Steps of the next stage may take another time, for example where more of the trunk is trained.
+    """
+    stage = run.stages.of(run.epoch)
+    left = run.stages.iterations_until(min(stage.last, run.epochs)) - run.stages.iterations_until(run.epoch)
+    time_left = f"{timedelta(seconds=round(left / iterations * seconds_with_tests))} left"
+    if stage.last < run.epochs:
+        time_left += f" of stage {run.stages.index(stage) + 1}"
+    rate = iterations * stage.batch_size / seconds
     finite = [loss for loss in losses if math.isfinite(loss)]
     mean = np.mean(finite or [math.nan])
-    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.noun}/s, {time_left} left")
+    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.noun}/s, {time_left}")

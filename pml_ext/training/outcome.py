@@ -18,8 +18,8 @@ from .evaluation import collapse, missing_pairs
 from .run import Run
 from .stages import Stage
 
-# Batches of 16 to 128 images were measured, and all were worse by their own statistics than by those of ImageNet
-# (python -m benchmarks.batch_norm, docs/pretrained.md); of larger ones nothing is known here.
+# Batches of 16 to 128 images were measured, and all were worse by their own statistics than by those of ImageNet; equal
+# numbers of steps did equal harm (python -m benchmarks.batch_norm, docs/pretrained.md). Larger ones were not measured.
 LARGEST_MEASURED = 128
 FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
 

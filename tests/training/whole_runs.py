@@ -24,7 +24,7 @@ class Ear:
 
     def iteration(self, *_): ...
     def step(self, text):
-        if found := re.fullmatch(r"epoch (\d+) of (\d+): loss ([\d.]+), (\d+) images/s, (\d:\d\d:\d\d) left", text):
+        if found := re.fullmatch(r"epoch (\d+) of (\d+): loss ([\d.]+), (\d+) images/s, (\d:\d\d:\d\d) left.*", text):
             self.epochs.append(found.groups())
 
     def warn(self, text):
