@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pml_ext import keep_freed_memory
 from pml_ext.networks.cut import activation_shape, frozen_stem
+from pml_ext.networks.memory_format import use_channels_last
 from pml_ext.networks.trunks import efficientnet_lite
 from pml_ext.pml import losses
 
@@ -57,9 +58,10 @@ def main() -> None:
     keep_freed_memory("cpu")
 
     trunk = efficientnet_lite("efficientnet-lite0", 3, given.size)
+    memory_format = use_channels_last(trunk, 3, given.size)
     head = nn.Linear(1280, DIMENSIONS)
     labels = torch.arange(given.batch) % CLASSES
-    images = torch.randn(given.batch, 3, given.size, given.size)
+    images = torch.randn(given.batch, 3, given.size, given.size).contiguous(memory_format=memory_format)
     whole = stepper(nn.Sequential(trunk, head), lambda: images, labels)
     all_parameters = sum(parameter.numel() for parameter in trunk.parameters())
 

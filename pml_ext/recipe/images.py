@@ -38,6 +38,7 @@ class OwnImages(NamedTuple):
     tested_images: int
     splits_by_class: bool
     side: int  # pixels of a small network's images
+    aspect: float  # median of the longer side over the shorter
     chosen_size: int | None  # pixels that ``data.image_size`` among the options says
 
     def batch_of(self, classes: int) -> tuple[int, int]:
@@ -108,6 +109,7 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         tested_images=sum(len(part) for part in parts[1:]),
         splits_by_class=not trained_labels & set(parts[-1].labels.tolist()),
         side=side,
+        aspect=float(np.median([max(size) / min(size) for size in image_sizes])),
         chosen_size=None if chosen_size is None else int(chosen_size),
     )
 
@@ -129,10 +131,10 @@ def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
     return (*settings, *batches, f"sampler.iterations={iterations_of(images)}")
 
 
-def iterations_of(images: OwnImages) -> int:
-    """Return the number of iterations of an epoch: a pass over the images, or more where they are few."""
+def iterations_of(images: OwnImages, share: float = 1.0) -> int:
+    """Return the iterations of an epoch: a pass over a share of the training images, or more where these are few."""
     classes, per_class = images.batch_of(images.training_classes)
-    return max(FEWEST_ITERATIONS, images.training_images // (classes * per_class))
+    return max(FEWEST_ITERATIONS, int(share * images.training_images) // (classes * per_class))
 
 
 def _existing(place: Path) -> Path:

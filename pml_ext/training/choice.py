@@ -1,5 +1,6 @@
 """The choice of what to train on somebody's own images: what is best depends on them, and is tried on some classes.
 
+Where images are no squares, features of their middle and of whole images, squashed to squares, are compared first.
 Candidates stand in the order of their cost. A later one is taken only if it is better, on training classes that were
 held out for that, than all before it, and the difference is significant. So the network that is delivered is not worse
 than the pretrained features that it starts from, as far as these classes tell. Test images are not looked at.
@@ -49,10 +50,11 @@ FEWEST_CLASSES = 12  # training classes, of which three are held out; fewer tell
 SIGNIFICANT = 0.05  # p of a paired t-test over the classes
 MOST_VIEWS = 8  # augmented views of an image whose activations are kept
 VIEWS_IN_ALL = 24_000  # of all training images
+LEAST_ASPECT = 1.1  # median of the longer side over the shorter, from which on the middle of an image is less than it
 SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
 TIMED_IMAGES = 32
 # seconds of a step from cached activations, over those of embedding the images of its batch
-STEP = 0.65
+STEP = 0.75
 
 ByClass = Tensor  # MAP@R of each class that was held out, [C], float64
 
@@ -102,12 +104,22 @@ def recipe_of_run(folder: Path, images: OwnImages) -> str | None:
     return None
 
 
-def candidates(images: OwnImages) -> list[Candidate]:
-    """Return what can be delivered, in the order of cost: frozen, whitened, a head, last blocks, a small network."""
-    pretrained = settings_for_recipe(PRETRAINED, images)
-    frozen = (*pretrained, "model.freeze=trunk", "model.views=1")
+def frozen_features(images: OwnImages, squash: bool) -> Candidate:
+    """Return the features of the pretrained trunk: of the middle of images, or of whole ones, squashed to squares."""
+    title = "frozen features of whole images" if squash else "frozen features"
+    untrained = ("model.embedder=none", f"model.embedding_size={FEATURES}")
+    return Candidate(title, PRETRAINED, (*_frozen_settings(images, squash), *untrained))
+
+
+def candidates(images: OwnImages, squash: bool = False) -> list[Candidate]:
+    """Return what can be delivered, in the order of cost: frozen, whitened, a head, last blocks, a small network.
+
+    ``squash`` is whether pretrained trunks see whole images, squashed to squares, rather than their middle.
+    """
+    pretrained = _pretrained_settings(images, squash)
+    frozen = _frozen_settings(images, squash)
     found = [
-        Candidate("frozen features", PRETRAINED, (*frozen, "model.embedder=none", f"model.embedding_size={FEATURES}")),
+        frozen_features(images, squash),
         Candidate("frozen features, whitened", PRETRAINED, (*frozen, "model.embedder=pca", _whitened(images))),
         Candidate("head on frozen features", PRETRAINED, (*frozen, "schedule.epochs=20")),
         Candidate(LAST_BLOCKS, PRETRAINED, (*pretrained, f"model.views={views_of(images.training_images)}")),
@@ -115,6 +127,17 @@ def candidates(images: OwnImages) -> list[Candidate]:
     if images.side < SMALL_SIDE:
         found.append(Candidate("small network from scratch", SMALL, settings_for_recipe(SMALL, images)))
     return found
+
+
+def _pretrained_settings(images: OwnImages, squash: bool) -> tuple[str, ...]:
+    settings = settings_for_recipe(PRETRAINED, images)
+    if squash:
+        settings = (*settings, "data.images.squash=true")
+    return settings
+
+
+def _frozen_settings(images: OwnImages, squash: bool) -> tuple[str, ...]:
+    return (*_pretrained_settings(images, squash), "model.freeze=trunk", "model.views=1")
 
 
 def _whitened(images: OwnImages) -> str:
@@ -137,7 +160,6 @@ def choose(
     say: Callable[[str], None],
 ) -> Choice:
     """Try the candidates and return the simplest of the best; ``say`` gets lines about what is done and found."""
-    listener = listener or Silence()
     known = candidates(images)
     if not images.splits_by_class or images.training_classes < FEWEST_CLASSES:
         first = known[0]
@@ -154,7 +176,12 @@ def choose(
         f"held out for that; with the training and the tests of the best, about {max(1, round(minutes))} minutes"
     )
     started = time.perf_counter()
-    values = _tried(known, images, [*overrides], seed, device, data, listener, say)
+    with tempfile.TemporaryDirectory(prefix="pml-ext-choice-") as folder:
+        trials = _Trials(images, [*overrides], Path(folder), seed, device, data, listener or Silence(), say)
+        squash = trials.prefer_whole_images()
+        known = candidates(images, squash)
+        trials.try_all(known)
+    values = trials.values
     best = simplest_of_the_best(values)
     description = description_of(best, values)
     say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
@@ -193,54 +220,71 @@ def _percent(values: ByClass) -> str:
     return f"{100 * float(values.mean()):.1f}"
 
 
-def _tried(
-    known: list[Candidate],
-    images: OwnImages,
-    overrides: list[str],
-    seed: int,
-    device: str,
-    data: Path | None,
-    listener: Listener,
-    say: Callable[[str], None],
-) -> dict[str, ByClass]:
-    """Train the candidates in a temporary folder, and return their values by title; tell them as they are found."""
-    frozen, whitened, head, *others = known
-    values: dict[str, ByClass] = {}
+class _Trials:
+    """Trials of candidates on training classes that are held out for that, and the values by title."""
 
-    def tell(found: Mapping[str, ByClass]) -> None:
+    def __init__(
+        self,
+        images: OwnImages,
+        overrides: list[str],
+        folder: Path,
+        seed: int,
+        device: str,
+        data: Path | None,
+        listener: Listener,
+        say: Callable[[str], None],
+    ) -> None:
+        self.values: dict[str, ByClass] = {}
+        self._images = images
+        self._overrides = overrides
+        self._folder = folder
+        self._seed = seed
+        self._device = device
+        self._data = data
+        self._listener = listener
+        self._say = say
+
+    def prefer_whole_images(self) -> bool:
+        """Return whether features of whole images are significantly better than those of their middle.
+
+        False for squares, and where the overrides say how images are cut.
+        """
+        is_said = any(override.startswith("data.images") for override in self._overrides)
+        if is_said or self._images.aspect < LEAST_ASPECT:
+            return False
+        for squash in (False, True):
+            candidate = frozen_features(self._images, squash)
+            run = self._run(candidate, "data.cache=none")  # only the images that are held out are read
+            self._tell({candidate.title: _map_at_r_by_class(run, run.embeddings("validation", "trunk"))})
+        return simplest_of_the_best(self.values) == candidate.title
+
+    def try_all(self, known: list[Candidate]) -> None:
+        """Train the candidates, and tell their values as they are found."""
+        frozen, whitened, head, *others = known
+        by_class = train_run(self._run(head), finish=_features_and_head)["by_class"]
+        self._tell(dict(zip((frozen.title, whitened.title, head.title), by_class, strict=True)))
+        for candidate in others:
+            found = train_run(self._run(candidate), finish=_embeddings)
+            self._tell({candidate.title: found["by_class"][0]})
+
+    def _tell(self, found: Mapping[str, ByClass]) -> None:
         for title, by_class in found.items():
-            values[title] = by_class
-            say(f"  {title}: MAP@R {_percent(by_class)} on the classes that were held out")
+            if title not in self.values:
+                self.values[title] = by_class
+                self._say(f"  {title}: MAP@R {_percent(by_class)} on the classes that were held out")
 
-    with tempfile.TemporaryDirectory(prefix="pml-ext-choice-") as folder:
-        place = Path(folder)
-        run = _trial(head, images, overrides, place / "head", seed, device, data, listener)
-        by_class = train_run(run, finish=_features_and_head)["by_class"]
-        tell(dict(zip((frozen.title, whitened.title, head.title), by_class, strict=True)))
-        for number, candidate in enumerate(others):
-            run = _trial(candidate, images, overrides, place / str(number), seed, device, data, listener)
-            tell({candidate.title: train_run(run, finish=_embeddings)["by_class"][0]})
-    return values
-
-
-def _trial(
-    candidate: Candidate,
-    images: OwnImages,
-    overrides: list[str],
-    folder: Path,
-    seed: int,
-    device: str,
-    data: Path | None,
-    listener: Listener,
-) -> Run:
-    """Return the run of a candidate on the training classes that are not held out."""
-    left = images.training_classes - round(images.training_classes * HELD_OUT)
-    settings = [*candidate.settings, *images.batches_of(left), *overrides]
-    settings += [f"evaluation.validation={HELD_OUT}", "evaluation.select=map_at_r", f"evaluation.every={MOST}"]
-    settings += ["evaluation.baselines=false", "evaluation.training_images=0", "track=[]"]
-    recipe = load_recipe(candidate.recipe, settings)
-    folder.mkdir()
-    return Run(recipe, candidate.recipe, folder, seed, device, data, listener)
+    def _run(self, candidate: Candidate, *settings: str) -> Run:
+        """Return the run of a candidate on the training classes that are not held out, in a new folder."""
+        left = self._images.training_classes - round(self._images.training_classes * HELD_OUT)
+        chosen = [*candidate.settings, *self._images.batches_of(left)]
+        if candidate.recipe == PRETRAINED:
+            share = left / self._images.training_classes
+            chosen.append(f"sampler.iterations={iterations_of(self._images, share)}")
+        chosen += [*self._overrides, f"evaluation.validation={HELD_OUT}", "evaluation.select=map_at_r"]
+        chosen += [f"evaluation.every={MOST}", "evaluation.baselines=false", "evaluation.training_images=0", "track=[]"]
+        recipe = load_recipe(candidate.recipe, [*chosen, *settings])
+        place = Path(tempfile.mkdtemp(dir=self._folder))
+        return Run(recipe, candidate.recipe, place, self._seed, self._device, self._data, self._listener)
 
 
 def _features_and_head(run: Run, _: Records) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def continued(
         recipe = HEAD_FIRST
         first = "a head"  # which features need before a loss can train their trunk
     settings = [*settings_for_recipe(recipe, images), *settings]
+    settings += [setting for setting in chosen.settings if setting.startswith("data.images.squash=")]
     tables = load_recipe(recipe, [*settings, *overrides])
     last = tables.all_stages()[-1]
     assert last.sampler is not None

@@ -14,6 +14,7 @@ from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.recipe import load_recipe
 from pml_ext.recipe.images import describe_images
 from pml_ext.training import choice
+from pml_ext.training.listener import Silence
 
 
 def by_class(mean, spread=0.01, classes=12, seed=0):
@@ -85,6 +86,16 @@ def test_candidates_are_recipes_in_the_order_of_cost(photos):
     assert recipes[3].sampler.iterations == 20
 
 
+def test_candidates_may_see_whole_images(photos):
+    found = describe_images(photos)
+    assert found.aspect == 1
+    known = choice.candidates(found, squash=True)
+    assert known[0].title == "frozen features of whole images"
+    for candidate in known[:4]:
+        assert "data.images.squash=true" in candidate.settings
+    assert "data.images.squash=true" not in known[4].settings
+
+
 def test_without_the_extra_a_small_network_is_trained(photos, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "timm", None)
     begun = []
@@ -144,6 +155,37 @@ def test_all_candidates_are_tried_on_held_out_classes(photos):
     settings = dict(setting.split("=", 1) for setting in found.settings)
     assert json.loads(settings["description"]) in lines[-1]
     load_recipe(found.recipe, found.settings)
+
+
+@pytest.fixture
+def wide_photos(tmp_path):
+    """48 classes of four photographs, whose left and right quarters have the color of the class, with noise."""
+    generator = np.random.default_rng(0)
+    for label in range(48):
+        folder = tmp_path / "wide" / f"{label:02d}"
+        folder.mkdir(parents=True)
+        colors = generator.integers(0, 256, size=(2, 3))
+        for number in range(4):
+            pixels = generator.normal(128, 30, size=(48, 96, 3))
+            pixels[:, :24] += colors[0] - 128
+            pixels[:, 72:] += colors[1] - 128
+            Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(folder / f"{number}.png")
+    return tmp_path / "wide"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "whole"),
+    [([], True), (["data.images.crop=96"], False), (["data.images.squash=false"], False)],
+)
+def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, overrides, whole):
+    if choice.why_not():
+        pytest.skip("the extra photos is not installed")
+    found = describe_images(wide_photos)
+    assert found.aspect == 2
+    lines = []
+    trials = choice._Trials(found, overrides, tmp_path, 0, "cpu", None, Silence(), lines.append)
+    assert trials.prefer_whole_images() == whole
+    assert len(lines) == len(trials.values) == (2 if whole else 0)
 
 
 @pytest.mark.slow
