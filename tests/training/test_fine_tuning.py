@@ -61,7 +61,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
     images = describe_images(photos)
     found = fine_tuning.continued(chosen("last blocks"), images, ["schedule.epochs=12"], "cpu", None, print)
     recipe = load_recipe(found.recipe, [*found.settings, "schedule.epochs=12"])
-    assert [stage.epochs for stage in recipe.all_stages()] == [10, 2]
+    assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
     assert recipe.model.views == 8
     assert recipe.data.name == f"folder:{photos}"
