@@ -16,6 +16,8 @@ from pml_ext.recipe.images import describe_images
 from pml_ext.training import choice
 from pml_ext.training.listener import Silence
 
+from .made_up_photos import write_photos
+
 
 def by_class(mean, spread=0.01, classes=12, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -58,15 +60,7 @@ def test_many_images_get_fewer_views():
 def photos(tmp_path_factory):
     """A folder of 24 classes of six photographs, each of a color with noise."""
     place = tmp_path_factory.mktemp("photos")
-    generator = np.random.default_rng(0)
-    for label in range(24):
-        folder = place / f"class-{label:02d}"
-        folder.mkdir()
-        color = generator.integers(60, 196, size=3)
-        for number in range(6):
-            noise = generator.normal(0, 40, size=(48, 48, 3))
-            pixels = np.clip(color + noise, 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / f"{number}.png")
+    write_photos(place, classes=24, each=6)
     return place
 
 
