@@ -27,8 +27,14 @@ LARGE = ("pddm/2",)  # a head of 67 million weights
 RECIPES = [
     name for name in registry.recipes() if registry.version_of(name.partition("/")[0]) or name.startswith("pml/")
 ]
-for _name in ("photographs", "photographs-pretrained", "photographs-fine-tuned", "photographs-fine-tuned-head"):
-    RECIPES.remove(f"pml/{_name}")  # of a folder of the user's own
+for _name in (
+    "photographs",
+    "photographs-pretrained",
+    "photographs-fine-tuned",
+    "photographs-fine-tuned-head",
+    "vectors",
+):
+    RECIPES.remove(f"pml/{_name}")  # of data of the user's own
 
 
 @pytest.fixture(scope="module")
