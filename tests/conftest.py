@@ -40,10 +40,11 @@ PLUGIN_WITH_A_LOSS = """
 """
 
 
-# Whole runs, several processes, new environments, timings, all conformance checks: what `.ci/run fast` leaves out.
+# Whole runs, kills, several processes, new environments, timings, all conformance checks: what `.ci/run fast` leaves out.
 SLOW = {"integration", "distributed", "cli", "testing", "search", "test_executors.py", "test_run.py"}
 SLOW |= {"test_loop.py", "test_outcome.py", "test_results.py", "test_checkpointing.py"}
 SLOW |= {"test_tuning.py", "test_benchmark.py", "test_profile.py"}
+SLOW |= {"faults", "test_activations.py", "test_workers.py"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
