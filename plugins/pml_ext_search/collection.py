@@ -204,12 +204,19 @@ def in_shard(path: str) -> str:
     return shard + tar.rstrip("/")
 
 
-def recorded_by(place: Path, run: Path) -> By | None:
-    """Return what a folder's collection compares images by; None if there is no collection, or it cannot be read."""
+def recorded_by(place: Path) -> By | None:
+    """Return what a folder's collection compares images by; None if there is no collection, or it cannot be read.
+
+    This reads a row, without the vectors and their checks: a damaged collection is told when it is opened.
+    """
+    database = place.resolve() / DATABASE
+    if not database.is_file():
+        return None
     try:
-        with Collection(place, run, identity="", size=1).transaction() as current:
-            return current.state.by
-    except DataError:
+        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+            ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
+        return _state_of(about, crc).by
+    except (sqlite3.Error, ValueError, TypeError, AttributeError):
         return None
 
 

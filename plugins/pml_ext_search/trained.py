@@ -97,7 +97,7 @@ class TrainedRun(LoadedRun):
         super().__init__(folder, device)
         self.takes_vectors = self.recipe.model.takes_vectors
         place = Path(store or folder / COLLECTION)
-        self.by: By = by or recorded_by(place, folder) or "embeddings"
+        self.by: By = by or recorded_by(place) or "embeddings"
         """What images are compared by."""
         self._embedder: ImageEmbedder | VectorEmbedder
         if self.takes_vectors:
