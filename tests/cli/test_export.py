@@ -11,8 +11,9 @@ from pml_ext.training import export
 def test_the_command_says_how_far_a_graph_is_from_the_network(pml_ext_command, runs, tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime", reason="the extra [onnx] is not installed")
 
-    def write(path, network, images):
+    def write(path, network, images, input_name):
         assert images.shape == (100, 1, 8, 8)
+        assert input_name == "images"
         path.write_text("a graph")
         return 2e-7
 
