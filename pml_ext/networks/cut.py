@@ -76,17 +76,14 @@ def _trace(model: nn.Module, block: str) -> fx.Graph:
     names = [name for name, _ in model.named_modules() if name]
     if block not in names:
         raise ConfigError(f"model.freeze.until: {unknown('block of the trunk', block, names)}")
-    modes = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        graph = _AncestorTracer(block).trace(model, _defaults(model))
-        model.train()
-        in_training = _AncestorTracer(block).trace(model, _defaults(model))
+        with preserved_modes(model):
+            model.eval()
+            graph = _AncestorTracer(block).trace(model, _defaults(model))
+            model.train()
+            in_training = _AncestorTracer(block).trace(model, _defaults(model))
     except Exception as error:  # tracing runs the model's own code
         raise _refusal(model, block, f"its forward cannot be traced ({one_line(error)})") from None
-    finally:
-        for module, training in modes.items():
-            module.training = training
     if graph.python_code("self").src != in_training.python_code("self").src:
         raise _refusal(model, block, "its forward itself, outside of its blocks, does something else in training")
     return graph

@@ -11,17 +11,17 @@ from .modes import preserved_modes
 def use_channels_last(network: nn.Module, channels: int, image_size: int) -> torch.memory_format:
     """Convert a network on a CPU to channels-last if it has convolutions and runs so; return the format of its images.
 
-    Values differ by rounding alone. An image of zeros ``[1, C, S, S]`` goes through the network: one that reshapes
+    Values differ by rounding alone. Two images of zeros ``[2, C, S, S]`` go through the network: one that reshapes
     tensors by ``view`` may refuse the format, and stays as it is.
     """
     if not any(parameter.ndim == 4 for parameter in network.parameters()):
         return torch.contiguous_format
-    image = torch.zeros(1, channels, image_size, image_size)
+    images = torch.zeros(2, channels, image_size, image_size)
     with preserved_modes(network), torch.no_grad(), torch.random.fork_rng(devices=[]):
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         network.eval()
         try:
-            network(image.to(memory_format=torch.channels_last))
+            network(images.to(memory_format=torch.channels_last))
         except RuntimeError:
             network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
             return torch.contiguous_format

@@ -15,13 +15,13 @@ from ..errors import ConfigError
 from ..networks.efficientnet_lite import IMAGENET, check_packages
 from ..recipe import load_recipe
 from ..recipe.images import OwnImages, settings_for_recipe
-from .choice import LAST_BLOCKS, SMALL, TRUNK, Candidate, Choice, seconds_per_image, views_of
+from .choice import LAST_BLOCKS, SMALL, STEP, TRUNK, Candidate, Choice, seconds_per_image, views_of
 
 BLOCKS_FIRST = "pml/photographs-fine-tuned"
 HEAD_FIRST = "pml/photographs-fine-tuned-head"
-# seconds of a step of the whole network, over those of embedding the images of its batch: about four times a step of
-# the last blocks (python -m benchmarks.last_blocks)
-WHOLE_STEP = 2.7
+# seconds of a step of the whole network, over those of embedding the images of its batch; a step takes about four times
+# one of the last blocks (python -m benchmarks.last_blocks)
+WHOLE_STEP = 4 * STEP
 
 
 def check_possible() -> None:

@@ -4,9 +4,11 @@ import json
 import shutil
 
 import pytest
+import torch
 
 from pml_ext.errors import DataError
 from pml_ext.training.evaluation import nearest
+from pml_ext.training.launch import train
 from pml_ext.training.view import open_run
 
 
@@ -24,3 +26,16 @@ def test_a_run_of_another_seed_or_without_weights_is_refused(runs, tmp_path):
     shutil.copy(runs[0] / "recipe.toml", tmp_path / "run")
     with pytest.raises(DataError, match="no such checkpoint"):
         open_run(tmp_path / "run", 0, "cpu")
+
+
+@pytest.mark.parametrize(("setting", "expected"), [(None, True), ("true", True), ("false", False)])
+def test_a_trunk_on_a_cpu_is_in_channels_last(tmp_path, without_report, setting, expected):
+    overrides = ["schedule.epochs=1", "schedule.milestones=[]", "schedule.name=constant", "sampler.iterations=1"]
+    if setting is not None:
+        overrides.append(f"engine.channels_last={setting}")
+    train("cbml/digits", out=tmp_path / "run", overrides=overrides, device="cpu")
+    view, _ = open_run(tmp_path / "run", None, "cpu")
+    weights = [parameter for parameter in view.trunk.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
+    assert weights
+    for weight in weights:
+        assert weight.is_contiguous(memory_format=torch.channels_last) == expected
