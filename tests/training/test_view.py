@@ -34,7 +34,7 @@ def test_a_trunk_on_a_cpu_is_in_channels_last(tmp_path, without_report, setting,
     if setting is not None:
         overrides.append(f"engine.channels_last={setting}")
     train("cbml/digits", out=tmp_path / "run", overrides=overrides, device="cpu")
-    view, _ = open_run(tmp_path / "run", None, "cpu")
+    view = open_run(tmp_path / "run", 0, "cpu")
     weights = [parameter for parameter in view.trunk.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
     assert weights
     for weight in weights:
