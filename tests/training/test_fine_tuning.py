@@ -48,7 +48,7 @@ def test_features_get_a_head_first(photos, quick_clock, title):
     assert recipe.all_stages()[0].freeze.until == "head"
     assert (recipe.model.freeze, recipe.model.freeze_batch_norm, recipe.model.views) == ("none", True, 1)
     assert {"frozen", "head", "after", "features"} <= set(reported_phases(recipe))
-    seconds = 2.7 * 5 * 20 * recipe.sampler.batch_size * 0.5
+    seconds = 3 * 5 * 20 * recipe.sampler.batch_size * 0.5
     assert lines == [
         "fine-tunes: first a head for 20 epochs, then the whole network for 5, which takes about "
         f"{round(seconds / 60)} minutes more"
