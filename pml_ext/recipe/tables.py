@@ -7,6 +7,7 @@ from typing import Any
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
 KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
+WORD_OR_TABLE = ("freeze",)  # keys whose word, "trunk", is not the name of their table
 NO_EFFECT = "without effect here"  # origin of settings that others make useless
 
 
@@ -20,7 +21,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in over.items():
         old: Any = result.get(key)
-        if isinstance(old, str) and isinstance(value, dict):
+        if isinstance(old, str) and isinstance(value, dict) and key not in WORD_OR_TABLE:
             old = {"name": old}  # a string is short for a table with this name
         if not (isinstance(old, dict) and isinstance(value, dict)):
             result[key] = value

@@ -12,6 +12,9 @@ from pml_ext.recipe.tables import KEPT_FOR_ANY_DATA, NO_EFFECT
         ({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}}, {"a": 1, "b": {"c": 2, "d": 3}}),
         ({"a": {"b": {"c": 1, "d": 2}}}, {"a": {"b": {"c": 3}}}, {"a": {"b": {"c": 3, "d": 2}}}),
         ({"a": "x"}, {"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 1}}),
+        ({"a": "x"}, {"a": {"p": 1}}, {"a": {"name": "x", "p": 1}}),
+        ({"freeze": "trunk"}, {"freeze": {"until": "b"}}, {"freeze": {"until": "b"}}),
+        ({"freeze": {"until": "b"}}, {"freeze": "trunk"}, {"freeze": "trunk"}),
         ({"a": {"name": "x", "p": 1}}, {"a": "y"}, {"a": "y"}),
         ({"a": [1, 2]}, {"a": [3]}, {"a": [3]}),
         (

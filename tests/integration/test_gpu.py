@@ -1,0 +1,150 @@
+"""On a GPU: values and gradients of the CPU, steps that do not wait for it, whole runs, retrieval."""
+
+import copy
+
+import pytest
+import torch
+
+from pml_ext import (
+    CachedGradients,
+    CBMLLoss,
+    CrossBatchMemory,
+    HardPairMiner,
+    RetrievalAccuracyCalculator,
+    SemiHardTripletMiner,
+    TiledMultiSimilarityLoss,
+    load_run,
+)
+from pml_ext.training.launch import train
+from pml_ext.training.listener import Silence
+
+from ..losses.registered import registered
+from ..training.whole_runs import QUICK, same
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch sees by CUDA")
+pytestmark = [pytest.mark.gpu, needs_gpu]
+
+LOSSES = registered()
+
+
+def batch(size=48, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(size, 4, generator=generator, dtype=dtype)
+    return embeddings, torch.arange(size) // 4 % 6
+
+
+def value_and_gradients(loss, embeddings, labels):
+    x = embeddings.clone().requires_grad_()
+    torch.manual_seed(0)
+    value = loss(x, labels)
+    value.backward()
+    slopes = [x.grad]
+    for parameter in loss.parameters():
+        slopes.append(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    return [value.detach().cpu(), *(slope.cpu() for slope in slopes)]
+
+
+@pytest.mark.parametrize("tile_size", [None, 7])
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_has_the_values_of_the_cpu(name, tile_size):
+    loss = copy.deepcopy(LOSSES[name]).double().eval()  # dropout draws other numbers on a GPU
+    if tile_size is not None:
+        if not hasattr(loss, "tile_size"):
+            pytest.skip("it has no tiles")
+        loss.tile_size = tile_size
+    embeddings, labels = batch()
+    expected = value_and_gradients(copy.deepcopy(loss), embeddings, labels)
+    actual = value_and_gradients(loss.cuda(), embeddings.cuda(), labels.cuda())
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("make", [HardPairMiner, SemiHardTripletMiner])
+def test_a_miner_returns_what_it_does_on_the_cpu(make):
+    embeddings, labels = batch()
+    expected = make()(embeddings, labels)
+    actual = make()(embeddings.cuda(), labels.cuda())
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("make", [CBMLLoss, TiledMultiSimilarityLoss])
+def test_a_step_does_not_wait_for_the_gpu(make):
+    loss = make().cuda()
+    embeddings, labels = batch(512, torch.float32)
+    x, labels = embeddings.cuda().requires_grad_(), labels.cuda()
+    loss(x, labels).backward()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        loss(x, labels).backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", ["cbml", "n-pair-angular", "batch-all-triplets"])
+def test_a_compiled_loss_has_the_same_values(name):
+    loss = copy.deepcopy(LOSSES[name]).cuda()
+    embeddings, labels = batch(dtype=torch.float32)
+    expected = value_and_gradients(loss, embeddings.cuda(), labels.cuda())
+    actual = value_and_gradients(torch.compile(loss), embeddings.cuda(), labels.cuda())
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_memory_and_micro_batches_have_the_values_of_the_cpu():
+    outcomes = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        network = torch.nn.Linear(4, 4).double().to(device)
+        step = CachedGradients(network, CrossBatchMemory(CBMLLoss(), 4, 96).double().to(device), micro_batch=16)
+        values = []
+        for shift in range(3):
+            embeddings, labels = batch()
+            value = step((embeddings + shift).to(device), labels.to(device))
+            value.backward()
+            values.append(value.detach().cpu())
+        outcomes.append([*values, network.weight.grad.cpu()])
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=1e-9, atol=1e-11)
+
+
+def test_the_calculator_has_the_values_of_the_cpu():
+    embeddings, labels = batch(600)
+    include = ("precision_at_1", "mean_average_precision_at_r", "mean_reciprocal_rank")
+    found = []
+    for device in ("cpu", "cuda"):
+        calculator = RetrievalAccuracyCalculator(include=include, device=torch.device(device))
+        found.append(calculator.get_accuracy(embeddings.to(device), labels.to(device)))
+    assert found[1] == pytest.approx(found[0], abs=1e-12)
+
+
+class EndsAfterTwoEpochs(Silence):
+    def step(self, text):
+        if text.startswith("epoch 2"):
+            raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
+    def run(name, **settings):
+        return train("cbml/digits", tmp_path / name, overrides=QUICK, device="cuda", **settings)[0]
+
+    with pytest.raises(KeyboardInterrupt):
+        run("interrupted", listener=EndsAfterTwoEpochs())
+    assert same(run("interrupted", resume=True), run("whole"))
+
+
+@pytest.mark.usefixtures("without_report")
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+def test_a_run_reaches_what_it_does_on_the_cpu(tmp_path, precision):
+    overrides = [f'engine.precision="{precision}"']
+    metrics = train("cbml/digits", tmp_path / "run", overrides=overrides, device="cuda")[0]
+    assert metrics["device"] == "cuda"
+    assert metrics["after"]["map_at_r"] > 0.85
+    assert metrics["after"]["map_at_r"] > metrics["raw"]["map_at_r"] + 0.25
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_run_of_the_gpu_embeds_the_same_on_the_cpu(tmp_path):
+    train("cbml/digits", tmp_path / "run", overrides=QUICK, device="cuda")
+    generator = torch.Generator().manual_seed(0)
+    images = [*torch.randint(256, (8, 1, 8, 8), dtype=torch.uint8, generator=generator)]
+    found = [load_run(tmp_path / "run", device).embed(images) for device in ("cpu", "cuda")]
+    torch.testing.assert_close(torch.as_tensor(found[1]).cpu(), torch.as_tensor(found[0]), rtol=1e-3, atol=1e-3)
