@@ -92,7 +92,8 @@ class _LogSumsOfProducts(torch.autograd.Function):
         ctx.save_for_backward(similarity, mask, members, rows, sums, *places)
         ctx.slope = slope
         ctx.rows_of = rows_of
-        return sums.log().clamp_(min=torch.finfo(sums.dtype).min / 4)
+        # not in place: torch 2.11, compiling, would give the result no gradient
+        return sums.log().clamp(min=torch.finfo(sums.dtype).min / 4)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]

@@ -193,7 +193,8 @@ class _HingeSums(torch.autograd.Function):
         ctx: Any, distances: Tensor, pairs: Positives, negatives: Tensor, kind: Hinge, everything: bool
     ) -> tuple[Tensor, Tensor]:
         sums, counts, *derivatives = _hinge_sums(distances, pairs, negatives, kind, everything)
-        ctx.save_for_backward(distances, negatives, *derivatives, *pairs[:3], pairs.mask)
+        places = pairs.anchors, pairs.positives, pairs.places
+        ctx.save_for_backward(distances, negatives, *derivatives, *places, pairs.mask)
         ctx.settings = pairs.most, kind, everything
         sums = sums[pairs.anchors, pairs.places]
         counts = counts[pairs.anchors, pairs.places]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -69,6 +69,25 @@ def check_precision(device: torch.device, precision: Precision) -> None:
     if reason:
         found = f"found {precision!r}, which this {device.type} device does not have ({reason})"
         raise ConfigError(f"engine.precision: {found}; wanted 'float32'")
+
+
+@contextmanager
+def deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """Use torch's deterministic operators inside the block, if ``wanted``; RuntimeError of torch for one that has none.
+
+    On a GPU others add in an order that differs from run to run. Begin the block before the first product on the GPU,
+    since cuBLAS reads its setting then.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def read_numbers(values: Sequence[Any]) -> list[Any]:

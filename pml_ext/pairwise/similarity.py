@@ -168,7 +168,11 @@ def _distances_written_out(x: Tensor, references: Tensor | None, normalized: boo
 class _EuclideanDistances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, references: Tensor | None, normalized: bool) -> Tensor:
-        distances = _squared_distances(x, x if references is None else references, normalized).sqrt_()
+        squared = _squared_distances(x, x if references is None else references, normalized)
+        if torch.compiler.is_compiling():  # torch 2.11 gives no gradient to a result that is computed in place
+            distances = squared.sqrt()
+        else:
+            distances = squared.sqrt_()
         ctx.save_for_backward(x, references, distances)
         ctx.normalized = normalized
         return distances

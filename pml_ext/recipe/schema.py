@@ -343,6 +343,7 @@ class EngineTable(Table):
     micro_batch: Count | None = None  # images per forward pass; the loss sees the whole batch
     compile: bool = False  # by torch.compile, which takes up to minutes before the first step
     channels_last: bool | None = None  # memory format of images and convolutions; None: on a CPU, where it is faster
+    deterministic: bool = False  # torch's deterministic operators: on a GPU, a repeated or resumed run is then the same
     clip_gradient: float | None = Field(None, gt=0)  # greatest norm of the networks' gradients
     checkpoint_minutes: float | None = Field(None, gt=0)  # interval of checkpoints inside of an epoch
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..distributed import from_rank_0
+from ..distributed.devices import deterministic_algorithms
 from ..errors import StoppedError
 from . import outcome, signals
 from .batches import draw_for_all, indices_of
@@ -46,10 +47,22 @@ def train_run(
     """
     for table in run.recipe.track:
         import_tracker(table.name)
-    run.compute_frozen_features()
-    outcome.warn_of_small_batches(run)
-    checkpointer = prepare(run, resume)
-    records = open_records(run, len(checkpointer.finished_losses()))  # None on all ranks but 0
+    with deterministic_algorithms(run.recipe.engine.deterministic):
+        run.compute_frozen_features()
+        outcome.warn_of_small_batches(run)
+        checkpointer = prepare(run, resume)
+        records = open_records(run, len(checkpointer.finished_losses()))  # None on all ranks but 0
+        return train_epochs(run, records, checkpointer, after_validation, finish)
+
+
+def train_epochs(
+    run: Run,
+    records: Records | None,
+    checkpointer: Checkpointer,
+    after_validation: Callable[[int, float], None] | None,
+    finish: Callable[[Run, Records], Metrics],
+) -> Metrics:
+    """Train the epochs that are left, and test; return the contents of ``metrics.json``, on all ranks."""
     status = "failed"
     metrics: Metrics = {}
     try:

@@ -1,6 +1,7 @@
 """Devices by name, the precisions they have, and numbers read off them."""
 
 import contextlib
+import os
 
 import pytest
 import torch
@@ -48,3 +49,13 @@ def test_a_precision_that_a_device_does_not_have_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *_: contextlib.nullcontext())
     with pytest.raises(ConfigError, match=r"found 'float16', which this cpu .*computes in torch.float32.* 'float32'"):
         devices.check_precision(cpu, "float16")
+
+
+def test_deterministic_operators_end_with_the_block(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    with devices.deterministic_algorithms(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+    with devices.deterministic_algorithms(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.are_deterministic_algorithms_enabled()

@@ -124,7 +124,8 @@ class EndsAfterTwoEpochs(Silence):
 @pytest.mark.usefixtures("without_report")
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     def run(name, **settings):
-        return train("cbml/digits", tmp_path / name, overrides=QUICK, device="cuda", **settings)[0]
+        overrides = [*QUICK, "engine.deterministic=true"]
+        return train("cbml/digits", tmp_path / name, overrides=overrides, device="cuda", **settings)[0]
 
     with pytest.raises(KeyboardInterrupt):
         run("interrupted", listener=EndsAfterTwoEpochs())
@@ -136,7 +137,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
 def test_a_run_reaches_what_it_does_on_the_cpu(tmp_path, precision):
     overrides = [f'engine.precision="{precision}"']
     metrics = train("cbml/digits", tmp_path / "run", overrides=overrides, device="cuda")[0]
-    assert metrics["device"] == "cuda"
+    assert metrics["device"].startswith("cuda")
     assert metrics["after"]["map_at_r"] > 0.85
     assert metrics["after"]["map_at_r"] > metrics["raw"]["map_at_r"] + 0.25
 

@@ -15,6 +15,7 @@ from pytorch_metric_learning.distances import LpDistance
 import pml_ext
 from pml_ext.data import LabeledImages
 from pml_ext.training.launch import read_metrics, train
+from pml_ext.training.listener import Silence
 from pml_ext.training.loop import tell_speed
 from pml_ext.training.records import loss_series
 from pml_ext.training.run import Run
@@ -135,6 +136,19 @@ def test_a_component_takes_part_in_its_run(tmp_path):
     assert "The watcher&#39;s own figure" in report or "The watcher's own figure" in report
     # squared Euclidean distance of normalized embeddings ranks as the cosine does
     assert metrics["learned_metric"]["recall_at_1"] == pytest.approx(metrics["after"]["recall_at_1"], abs=0.01)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_operators_are_deterministic_where_a_run_says_so(tmp_path):
+    seen = set()
+
+    class Looks(Silence):
+        def iteration(self, *_):
+            seen.add(torch.are_deterministic_algorithms_enabled())
+
+    quick(tmp_path / "run", "engine.deterministic=true", listener=Looks())
+    assert seen == {True}
+    assert not torch.are_deterministic_algorithms_enabled()
 
 
 def test_each_image_is_embedded_once_for_each_network(tmp_path, monkeypatch):
