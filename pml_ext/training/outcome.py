@@ -14,7 +14,7 @@ from ..networks.trunks import parts_named
 from ..recipe.schema import frozen_patterns
 from .batches import Batches, indices_of
 from .engine import first_nonfinite_weight
-from .evaluation import collapse, missing_pairs
+from .evaluation import collapse, collapse_of_listed, missing_pairs
 from .run import Run
 from .stages import Stage
 
@@ -84,11 +84,12 @@ def check_weights(run: Run, stage: Stage) -> None:
 
 def warn_of_collapse(run: Run, embeddings: Tensor, indices: Any) -> None:
     """Warn if the embeddings of an epoch's last batch have collapsed, and those of the epoch before had not."""
-    if run.pseudo_labels is None:
-        labels = run.training_images.labels
+    if run.listed is not None:
+        similarity = collapse_of_listed(embeddings, run.listed.among(indices, len(run.training_images)))
+    elif run.pseudo_labels is None:
+        similarity = collapse(embeddings, run.training_images.labels[indices])
     else:
-        labels = run.pseudo_labels
-    similarity = collapse(embeddings, labels[indices])
+        similarity = collapse(embeddings, run.pseudo_labels[indices])
     if similarity is not None and not run.history.collapsed:
         run.warn(
             f"epoch {run.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
@@ -106,16 +107,40 @@ def warn_of_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batc
         return
     if max_over_ranks(int(any(losses))):
         return
-    reason = _missing_pairs(run, stage, batches[: len(losses)])
+    reason = _why_zero(run, stage, batches[: len(losses)])
+    iterations = f"the first {len(losses)} iterations"
+    if len(run.stages) > 1:
+        iterations += f" of stage {run.stages.index(stage) + 1}"
+    run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
+
+
+def check_zero_loss(run: Run, stage: Stage, losses: list[float]) -> None:
+    """Raise TrainingError at the end of an epoch if the loss of every iteration of the run has been 0.
+
+    A run that has learned may end with a loss of 0, and a memory may add pairs in a later epoch.
+    """
+    if max_over_ranks(int(any(losses))):  # NaN, of an iteration that was left out, is no 0
+        run.history.has_loss = True
+    memory = stage.table.loss.memory
+    waits_for_memory = memory is not None and run.epoch < memory.start_epoch
+    if run.history.has_loss or waits_for_memory:
+        return
+    unused = "look at the warning above, at the margin of the loss, and at what a batch has (pml-ext show)"
+    text = f"the loss was 0 in all {run.stages.iterations_until(run.epoch)} iterations, so nothing is learned"
+    raise stopped(run, f"{text}; {unused}", f"until the end of epoch {run.epoch}")
+
+
+def _why_zero(run: Run, stage: Stage, batches: Batches) -> str:
+    """Return why a loss may be 0 for batches."""
+    if run.listed is not None:
+        return f"no listed {run.listed.kind[:-1]} adds to it, as when all satisfy its margin"
+    reason = _missing_pairs(run, stage, batches)
     if not reason:
         unused = "none adds to the loss, as when all satisfy its margin"
         if stage.table.loss.miner is not None:
             unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
         reason = f"the batches have positive and negative pairs, but {unused}"
-    iterations = f"the first {len(losses)} iterations"
-    if len(run.stages) > 1:
-        iterations += f" of stage {run.stages.index(stage) + 1}"
-    run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
+    return reason
 
 
 def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
