@@ -152,7 +152,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
         iteration = run.stages.iterations_until(run.epoch - 1) + len(losses) + 1
         raise outcome.stopped(run, error, f"in iteration {iteration} (epoch {run.epoch})") from error
     outcome.check_weights(run, stage)
-    outcome.check_zero_loss(run, stage, losses)
+    outcome.check_zero_loss(run, stage, losses, batches)
     outcome.warn_of_collapse(run, step.embeddings, indices_of(batches[-1]))
     return losses
 

@@ -114,20 +114,30 @@ def warn_of_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batc
     run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
 
 
-def check_zero_loss(run: Run, stage: Stage, losses: list[float]) -> None:
-    """Raise TrainingError at the end of an epoch if the loss of every iteration of the run has been 0.
+def check_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batches) -> None:
+    """Raise TrainingError at the end of an epoch if the loss of every iteration of the run so far was 0.
 
-    A run that has learned may end with a loss of 0, and a memory may add pairs in a later epoch.
+    A run that has learned something may go on with a loss of 0. A memory has the time to fill once.
     """
     if max_over_ranks(int(any(losses))):  # NaN, of an iteration that was left out, is no 0
         run.history.has_loss = True
-    memory = stage.table.loss.memory
-    waits_for_memory = memory is not None and run.epoch < memory.start_epoch
-    if run.history.has_loss or waits_for_memory:
+    if run.history.has_loss or _memory_fills(run, stage):
         return
-    unused = "look at the warning above, at the margin of the loss, and at what a batch has (pml-ext show)"
-    text = f"the loss was 0 in all {run.stages.iterations_until(run.epoch)} iterations, so nothing is learned"
-    raise stopped(run, f"{text}; {unused}", f"until the end of epoch {run.epoch}")
+    reason = _why_zero(run, stage, batches[:FIRST_LOSSES])
+    if "; " not in reason:
+        reason += "; take a larger margin, harder pairs, or another loss"
+    iterations = run.stages.iterations_until(run.epoch)
+    problem = f"the loss was 0 in all {iterations} iterations, so nothing is learned: {reason}"
+    raise stopped(run, problem, f"(until the end of epoch {run.epoch})")
+
+
+def _memory_fills(run: Run, stage: Stage) -> bool:
+    """Return whether a stage has a memory that is not in use yet, or not full."""
+    memory = stage.table.loss.memory
+    if memory is None:
+        return False
+    epochs = run.epoch + 1 - max(stage.first, memory.start_epoch)
+    return epochs * stage.iterations * stage.batch_size < memory.size
 
 
 def _why_zero(run: Run, stage: Stage, batches: Batches) -> str:

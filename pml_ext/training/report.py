@@ -335,8 +335,8 @@ def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
         text = "Of two test pairs, one the same and one not, the one that is the same is more similar in"
     else:
         text = "The anchor is more similar to the positive than to the negative in"
-    of = "cases" if view.listed.kind == "pairs" else "of the test triplets"
-    text = f"{text} {percent(metrics['after'][name])} % {of}"
+    of = "cases" if view.listed.kind == "pairs" else "the test triplets"
+    text = f"{text} {percent(metrics['after'][name])} % of {of}"
     if "raw" not in metrics:
         return f"{text}."
     return f"{text}; by {phase_titles(view.noun)['raw']} in {percent(metrics['raw'][name])} %."
