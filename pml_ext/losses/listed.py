@@ -42,10 +42,10 @@ def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
                 counts |= _moved(loss, _with_near_negatives(embeddings, tuples), tuples)
             except Exception as error:  # of any kind, as losses raise them
                 return shortened(one_line(error), 200)
-    if counts.all():
-        return ""
+            if counts.all():
+                return ""
     if same is None:
-        return "not every triplet adds to it"
+        return "as it is set here, not every triplet adds to it"
     for answer, text in ((True, "the same"), (False, "not the same")):
         if not counts[tuples.same == answer].all():
             return f"a pair that is {text} adds nothing to it by itself"

@@ -110,7 +110,7 @@ def test_a_loss_that_is_always_0_is_a_warning(tmp_path, overrides, reason):
         assert quick(tmp_path / "run", *settings, listener=ear)["warnings"] == ear.warnings
         assert ear.warnings[0] in read_json(tmp_path / "run" / "metrics.json")["warnings"]
     else:
-        text = r"the loss was 0 in all 12 iterations, so nothing is learned: .* \(until the end of epoch 1\); there is no"
+        text = r"the loss was 0 in all 12 iterations, so nothing is learned: .* \(until the end of epoch 1\); there"
         with pytest.raises(TrainingError, match=text) as caught:
             quick(tmp_path / "run", *settings, listener=ear)
         remedy = str(caught.value).partition("there is no checkpoint yet. ")[2]
