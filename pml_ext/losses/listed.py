@@ -52,6 +52,21 @@ def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
     return ""
 
 
+def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
+    """Return whether a loss takes triplets in which an item is a positive, and a negative, of one anchor.
+
+    PML's losses of matrices, such as the multi-similarity loss, refuse them.
+    """
+    triplets = ListedTuples([[0, 1, 2], [0, 3, 1], [4, 5, 6]])
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        try:
+            _gradient(loss, torch.randn(7, size), triplets)
+        except Exception:  # of any kind, as losses raise them
+            return False
+    return True
+
+
 def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
     """Return embeddings whose negatives are nearly where their anchors, or the middles of anchor and positive, are."""
     points = embeddings.clone()

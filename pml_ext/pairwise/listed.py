@@ -69,6 +69,8 @@ class ListedTuples:
     def some(self, chosen: Any) -> ListedTuples:
         """Return some of the pairs or triplets, by their numbers or a mask."""
         chosen = torch.as_tensor(chosen)
+        if chosen.dtype != torch.bool:  # an empty list has floating point numbers
+            chosen = chosen.long()
         same = None if self.same is None else self.same[chosen]
         return ListedTuples(self.rows[chosen], same)
 
@@ -80,6 +82,16 @@ class ListedTuples:
         kept = (rows >= 0).all(dim=1)
         same = None if self.same is None else self.same[kept]
         return ListedTuples(rows[kept], same)
+
+    def conflict(self) -> tuple[int, int] | None:
+        """Return an anchor, and an item that is its positive in one triplet and its negative in another; or None."""
+        if self.same is not None:
+            return None
+        anchors, positives, negatives = self.rows.T
+        count = int(self.rows.max()) + 1 if len(self) else 0
+        known = anchors * count + positives
+        both = known[torch.isin(known, anchors * count + negatives)].tolist()
+        return divmod(both[0], count) if both else None
 
     def batch(self, numbers: Any) -> TupleBatch:
         """Return a batch of the pairs or triplets with these numbers; each item is once in it."""

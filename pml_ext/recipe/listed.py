@@ -11,7 +11,7 @@ from .schema import SHUFFLE, Recipe, StageTable
 if TYPE_CHECKING:
     import torch
 
-    from ..pairwise import Kind
+    from ..pairwise import Kind, ListedTuples
 
 _BY_CLASS = (  # settings of [evaluation] for searches, classes and clusters
     "recall_at",
@@ -80,6 +80,19 @@ def check_listed_loss(key: str, loss_name: str, loss: torch.nn.Module, recipe: R
     reason = why_unusable(loss, kind, recipe.model.embedding_size)
     if reason:
         raise _refused(key.removesuffix("loss"), loss_name, recipe.data.name, kind, reason)
+
+
+def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Recipe, tuples: ListedTuples) -> None:
+    """Refuse a loss that cannot use triplets in which an item is both positive and negative of an anchor."""
+    from ..losses import takes_conflicts
+
+    if tuples.conflict() is None or takes_conflicts(loss, recipe.model.embedding_size):
+        return
+    reason = "an image is the positive of an anchor in one training triplet, and its negative in another"
+    raise ConfigError(
+        f"{key}.name: {loss_name} cannot train on {recipe.data.name}: {reason}; take pml/triplet-margin, which looks "
+        "at whole triplets"
+    )
 
 
 def _refused(prefix: str, loss: str, name: str, kind: Kind, reason: str) -> ConfigError:

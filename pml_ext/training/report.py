@@ -31,7 +31,7 @@ from .checkpoint import load
 from .evaluation import confusions, counts, nearest, recall_by_class
 from .records import CURVE, VALIDATION, Series, loss_series, metric_series
 from .stages import Stages
-from .view import View
+from .view import NoLabelsError, View
 
 with needs_extra("train", "a report"):
     import tomli_w
@@ -206,6 +206,8 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
         try:
             for title, figure in dict(view.call(part, "figures") or {}).items():
                 yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
+        except NoLabelsError:  # there is no figure by labels of listed pairs or triplets
+            continue
         except (Exception, SystemExit) as error:  # raised by a component's code
             yield ReportFigure(f"Figures of {name}", problem=one_line(error))
 

@@ -19,7 +19,7 @@ from ..pairwise import ListedTuples
 from ..pml import reducers
 from ..recipe import Recipe, build_loss, loss_context, own_optimizer
 from ..recipe.build import build_optimizer
-from ..recipe.listed import check_listed, check_listed_loss
+from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
 from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable
 from ..registry import BuildContext
 from ..samplers import TupleSampler
@@ -113,6 +113,7 @@ def _build_stage(
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")
     if images.tuples is not None:
         check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
+        check_conflicts(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples)
     pseudo = recipe.data.pseudo
     if pseudo is None:
         _check_class_weights(loss, images.labels)

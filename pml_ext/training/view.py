@@ -48,6 +48,10 @@ T = TypeVar("T")
 Layer = Literal["embedder", "trunk"]
 
 
+class NoLabelsError(DataError):
+    """The data are listed pairs or triplets, whose images have no labels."""
+
+
 class View:
     """The part of a run that components see (:class:`pml_ext.plugin.RunView`): data, network, embeddings.
 
@@ -350,7 +354,7 @@ class View:
     def true_labels(self, split: str) -> Tensor:
         """Return the labels that the data have, which tests use; DataError for listed pairs or triplets."""
         if self.listed is not None:
-            raise DataError(f"{self.recipe.data.name} lists {self.listed.kind}, whose {self.noun} have no labels")
+            raise NoLabelsError(f"{self.recipe.data.name} lists {self.listed.kind}, whose {self.noun} have no labels")
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabeledImages:

@@ -17,6 +17,7 @@ from pml_ext.files import read_json
 from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
 from pml_ext.training.launch import draw_report, train
+from pml_ext.training.profile import profile_recipe
 from pml_ext.training.records import loss_series
 from pml_ext.training.run import Run
 
@@ -250,6 +251,23 @@ def test_a_margin_that_no_triplet_misses_is_refused(lists, tmp_path):
     settings = ['loss={name="pml/triplet-margin", margin=-9}', "evaluation.baselines=false"]
     with pytest.raises(ConfigError, match="cannot train on triplets:.*: as it is set here, not every triplet adds"):
         run(lists, "triplets", tmp_path / "run", *settings)
+
+
+def test_triplets_that_conflict_need_a_loss_of_triplets(lists, tmp_path):
+    head, *rows = (lists / "triplets.csv").read_text().splitlines()
+    anchor, positive, _, _ = rows[0].split(",")
+    other = next(row.split(",")[1] for row in rows[1:] if row.split(",")[1] not in (anchor, positive))
+    listed = tmp_path / "triplets.csv"
+    listed.write_text("\n".join([head, *rows, f"{anchor},{other},{positive},train"]))
+    settings = [f"data.name=triplets:{listed}", f"data.vectors={lists}/digits.npz", "schedule.epochs=1"]
+    with pytest.raises(ConfigError, match="pml/multi-similarity cannot train on .* take pml/triplet-margin, which"):
+        run(lists, "triplets", tmp_path / "run", *settings, "loss.name=pml/multi-similarity")
+    assert run(lists, "triplets", tmp_path / "run", *settings)["after"]
+
+
+def test_steps_on_lists_are_not_profiled(lists):
+    with pytest.raises(ConfigError, match="lists pairs; wanted a recipe of vectors with labels"):
+        profile_recipe(str(lists / "pairs.toml"), device="cpu")
 
 
 def test_too_few_tuples_for_a_batch(lists, tmp_path):

@@ -8,8 +8,9 @@ import torch
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.regularizers import LpRegularizer
 
+import pml_ext
 from pml_ext import registry
-from pml_ext.losses import why_unusable
+from pml_ext.losses import takes_conflicts, why_unusable
 from pml_ext.pairwise import ListedTuples
 
 PAGE = (Path(__file__).parents[2] / "docs" / "pairs.md").read_text("utf-8")
@@ -35,6 +36,7 @@ def built():
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_has_all_losses_that_fit():
     found = {kind: set() for kind in ("pairs", "triplets")}
@@ -59,6 +61,12 @@ def test_the_page_has_all_losses_that_fit():
 )
 def test_why_a_loss_does_not_fit(loss, kind, reason):
     assert reason in why_unusable(loss, kind)
+
+
+def test_losses_of_matrices_take_no_conflicts():
+    assert takes_conflicts(losses.TripletMarginLoss())
+    assert takes_conflicts(pml_ext.CBMLLoss())
+    assert not takes_conflicts(losses.MultiSimilarityLoss())
 
 
 def test_looking_at_a_loss_changes_nothing():

@@ -43,6 +43,13 @@ def test_tuples_among_some_items_are_renumbered():
     assert PAIRS.some(PAIRS.same).rows.tolist() == [[5, 2], [9, 5]]
 
 
+def test_an_item_that_is_positive_and_negative_of_one_anchor():
+    assert TRIPLETS.conflict() is None
+    assert PAIRS.conflict() is None
+    assert ListedTuples([[5, 2, 9], [9, 5, 2], [5, 7, 2]]).conflict() == (5, 2)
+    assert ListedTuples(torch.empty(0, 3, dtype=torch.int64)).conflict() is None
+
+
 def test_a_sample_keeps_the_shares_of_both_kinds():
     rows = torch.arange(2000).view(-1, 2)
     pairs = ListedTuples(rows, torch.arange(1000) % 10 == 0)
