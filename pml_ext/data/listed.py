@@ -132,25 +132,31 @@ def _read(file: Path, kind: Kind) -> _Listing:
     listing = _Listing(file, kind, names=[], parts={}, notes=[])
     items = [name for name in wanted if name not in ("same", "split")]
     numbers: dict[str, int] = {}  # of the images, by name
-    answers: dict[tuple[int, ...], tuple[bool, int]] = {}  # of each pair in any order, and its line
+    answers: dict[tuple[int, int], tuple[bool, int]] = {}  # of each pair in any order, and its line
     for number, line in lines:
-        where = f"{file}, line {number}"
-        for name in wanted:
-            if is_empty(line[name]):
-                raise DataError(f"{where}: {name} is empty; wanted a value in each of {', '.join(wanted)}")
-        split = line["split"].strip()
+        cells = {name: str(line[name]).strip() for name in wanted}
+        if any(map(is_empty, cells.values())):
+            name = next(name for name in wanted if is_empty(cells[name]))
+            raise _wrong(file, number, f"{name} is empty; wanted a value in each of {', '.join(wanted)}")
+        split = cells["split"]
         if split not in PARTS:
-            raise DataError(f"{where}: {unknown('split', split, PARTS)}")
-        row = []
-        for name in items:
-            row.append(numbers.setdefault(line[name].strip(), len(numbers)))
-        _check_row(where, kind, line, items, row)
+            raise _wrong(file, number, unknown("split", split, PARTS))
+        row = [numbers.setdefault(cells[name], len(numbers)) for name in items]
+        if len(set(row)) < len(row):
+            raise _wrong(file, number, _twice(kind, cells, items, row))
         part = listing.parts.setdefault(split, _Part())
         part.rows.append(row)
         if kind == "pairs":
-            same = _answer(where, line["same"])
+            same = _ANSWERS.get(cells["same"].lower())
+            if same is None:
+                raise _wrong(file, number, f"found same {cells['same']!r}; wanted 1 or 0 (or true or false)")
             part.same.append(same)
-            _check_answer(where, line, answers.setdefault(tuple(sorted(row)), (same, number)), same)
+            pair = (min(row), max(row))
+            first, first_line = answers.setdefault(pair, (same, number))
+            if first != same:
+                pair_names = f"{cells['image1']} and {cells['image2']}"
+                text = f"{pair_names} are {_named(same)}, and {_named(first)} in line {first_line}"
+                raise _wrong(file, number, f"{text}; wanted one answer, delete a line")
     listing.names = list(numbers)
     if kind == "triplets":
         _note_both_orders(listing)
@@ -162,34 +168,16 @@ def _read(file: Path, kind: Kind) -> _Listing:
     return listing
 
 
-def _check_row(where: str, kind: Kind, line: Mapping[str, str], items: list[str], row: list[int]) -> None:
-    """Raise DataError for an image that is twice in a pair or triplet."""
-    if len(set(row)) == len(row):
-        return
-    for name, number in zip(items, row, strict=True):
-        if row.count(number) > 1:
-            places = [other for other, value in zip(items, row, strict=True) if value == number]
-            raise DataError(
-                f"{where}: {line[name].strip()} is {' and '.join(places)}; wanted {kind} of different images"
-            )
+def _wrong(file: Path, number: int, text: str) -> DataError:
+    """Return the error of a line."""
+    return DataError(f"{file}, line {number}: {text}")
 
 
-def _answer(where: str, text: str) -> bool:
-    answer = _ANSWERS.get(text.strip().lower())
-    if answer is None:
-        raise DataError(f"{where}: found same {text!r}; wanted 1 or 0 (or true or false)")
-    return answer
-
-
-def _check_answer(where: str, line: Mapping[str, str], first: tuple[bool, int], same: bool) -> None:
-    """Raise DataError for a pair that an earlier line has with the other answer."""
-    answer, number = first
-    if answer == same:
-        return
-    pair = f"{line['image1'].strip()} and {line['image2'].strip()}"
-    raise DataError(
-        f"{where}: {pair} are {_named(same)}, and {_named(answer)} in line {number}; wanted one answer, delete a line"
-    )
+def _twice(kind: Kind, cells: Mapping[str, str], items: list[str], row: list[int]) -> str:
+    """Say which image is twice in a pair or triplet."""
+    twice = next(number for number in row if row.count(number) > 1)
+    places = [name for name, number in zip(items, row, strict=True) if number == twice]
+    return f"{cells[places[0]]} is {' and '.join(places)}; wanted {kind} of different images"
 
 
 def _note_both_orders(listing: _Listing) -> None:

@@ -28,8 +28,7 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
             separator = max(",;\t", key=head.count)  # spreadsheets of some languages write semicolons
             lines = csv.DictReader(opened, strict=True, delimiter=separator)
             columns = list(lines.fieldnames or [])
-            for line in lines:
-                rows.append((lines.line_num, line))
+            rows = [(lines.line_num, line) for line in lines]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         if isinstance(error, csv.Error):
             where = f", line {lines.reader.line_num}"
@@ -44,4 +43,5 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
 
 def is_empty(cell: Any) -> bool:
     """Return whether a cell has no value, as spreadsheets and pandas write it."""
-    return str(cell).strip().lower() in ("", "none", "nan")
+    text = str(cell).strip()
+    return len(text) < 5 and text.lower() in ("", "none", "nan")
