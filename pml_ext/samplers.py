@@ -1,4 +1,4 @@
-"""Samplers for label sets and trees: several images of each label, or of several classes of each parent."""
+"""Samplers for label sets and trees, with several images of each label or class, and of listed pairs and triplets."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from .losses.relations import Hierarchy, Relation, SharedLabel
+from .pairwise import ListedTuples, TupleBatch
 from .settings import check_count
 
 Members = list[NDArray[np.int64]]  # the images of each group
@@ -192,3 +193,54 @@ class TreeSampler(GroupSampler):
         for one in self._generator.permutation(classes)[: self._per_parent]:
             images += self.some(left[self._classes[left] == one], self.m, taken)
         return images
+
+
+class TupleSampler(Sampler[TupleBatch]):
+    """Sampler of batches of whole listed pairs or triplets, without labels; a pass has each of them at most once.
+
+    The order is another one in each pass. Pairs and triplets that are left over after the last full batch are left out
+    of the pass.
+
+    Args:
+        tuples: the listed pairs or triplets.
+        batch_size: pairs or triplets in a batch.
+        seed: of the orders; the sampler has a generator of its own.
+
+    Raises:
+        TypeError: tuples that are no :class:`pml_ext.pairwise.ListedTuples`.
+        ValueError: a batch larger than the list.
+
+    Example:
+        >>> tuples = ListedTuples([[0, 1, 2], [0, 3, 2], [4, 1, 5]])
+        >>> [sorted(batch.tuples) for batch in TupleSampler(tuples, batch_size=3)]
+        [[0, 1, 2]]
+    """
+
+    def __init__(self, tuples: ListedTuples, batch_size: int, seed: int = 0) -> None:
+        if not isinstance(tuples, ListedTuples):
+            raise TypeError(f"tuples of TupleSampler must be ListedTuples(rows, same); got {type(tuples).__name__}")
+        check_count(self, "batch_size", batch_size)
+        if batch_size > len(tuples):
+            raise ValueError(
+                f"batch_size of TupleSampler must be at most the {len(tuples)} listed {tuples.kind}; got {batch_size}"
+            )
+        self.tuples = tuples
+        self.batch_size = batch_size
+        self._generator = np.random.default_rng(seed)
+
+    def __len__(self) -> int:
+        return len(self.tuples) // self.batch_size
+
+    def __iter__(self) -> Iterator[TupleBatch]:
+        order = self._generator.permutation(len(self.tuples))
+        for number in range(len(self)):
+            start = number * self.batch_size
+            yield self.tuples.batch(order[start : start + self.batch_size])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the generator's state."""
+        return {"generator": self._generator.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state that :meth:`state_dict` returned."""
+        self._generator.bit_generator.state = state["generator"]

@@ -43,6 +43,30 @@ def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeyp
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1797
 
 
+def test_the_lines_of_the_page_on_pairs_run(pml_ext_command, tmp_path, monkeypatch, without_report):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "pairs.md").read_text("utf-8")
+    lines: dict[str, object] = {"__name__": "page"}
+    commands = []
+    for language, block in re.findall(r"```(python|bash|toml)\n(.*?)```", page, re.DOTALL):
+        if language == "python":
+            exec(compile(block, "pairs.md", "exec"), lines)
+        name = re.match(r"# (\w+\.toml)\n", block)
+        if name:
+            (tmp_path / name[1]).write_text(block)
+        if language != "bash":
+            continue
+        for line in block.splitlines():
+            _, command, *given = shlex.split(line)
+            if command == "train":
+                given += ["--quick", "--set", "schedule.epochs=2", "--device", "cpu"]
+            done = pml_ext_command(command, *given)
+            assert done.returncode == 0, f"{line}: {done.stderr}"
+            commands.append(command)
+    assert commands == ["train", "train", "train", "index", "query"]
+    assert len(lines["batches"]) == 93  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
 def test_the_scripts_and_tests_of_a_page_exist(page):
     text = page.read_text("utf-8")

@@ -1,4 +1,4 @@
-"""Samplers of label sets and of trees."""
+"""Samplers of label sets, of trees, and of listed pairs and triplets."""
 
 from collections import Counter
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from pml_ext import Hierarchy, MPerLabelSampler, SharedLabel, TreeSampler
+from pml_ext.pairwise import ListedTuples
+from pml_ext.samplers import TupleSampler
 
 SETS = [[0], [0, 1], [1], [1, 2], [2], [0, 2], [3], []]
 LABELS = torch.arange(80) % 8
@@ -62,3 +64,36 @@ def test_classes_of_some_parents():
         assert max(of.values()) == 3
         parents.update(of.keys())
     assert min(parents.values()) >= 12
+
+
+PAIRS = ListedTuples(torch.arange(40).view(20, 2), torch.arange(20) % 2 == 0)
+
+
+def test_whole_tuples_each_at_most_once_in_a_pass():
+    sampler = TupleSampler(PAIRS, batch_size=6, seed=3)
+    assert len(sampler) == 3
+    passes = [list(sampler), list(sampler)]
+    for batches in passes:
+        drawn = [number for batch in batches for number in batch.tuples]
+        assert len(set(drawn)) == len(drawn) == 18
+        for batch in batches:
+            assert batch.items == sorted(PAIRS.rows[batch.tuples].flatten().tolist())
+            assert sum(len(index) for index in batch.indices_tuple[::2]) == 6
+    assert passes[0] != passes[1]
+
+
+def test_a_resumed_sampler_of_tuples_goes_on():
+    sampler = TupleSampler(PAIRS, batch_size=5)
+    list(sampler)
+    state = sampler.state_dict()
+    expected = [batch.tuples for batch in sampler]
+    other = TupleSampler(PAIRS, batch_size=5, seed=1)
+    other.load_state_dict(state)
+    assert [batch.tuples for batch in other] == expected
+
+
+def test_samplers_of_tuples_that_do_not_serve():
+    with pytest.raises(ValueError, match="batch_size of TupleSampler must be at most the 20 listed pairs; got 21"):
+        TupleSampler(PAIRS, batch_size=21)
+    with pytest.raises(TypeError, match="tuples of TupleSampler must be ListedTuples"):
+        TupleSampler([[0, 1]], batch_size=1)

@@ -168,7 +168,7 @@ def check_reported(
     known_metrics: dict[str, None] = {}
     for recipe in rows.values():
         phases |= dict.fromkeys(reported_phases(recipe))
-        known_metrics |= dict.fromkeys(recipe.evaluation.metric_names())
+        known_metrics |= dict.fromkeys(recipe.metric_names())
 
     if phase not in phases:
         raise ConfigError(f"--phase {phase}: the recipes' runs have {', '.join(phases)}")

@@ -13,6 +13,8 @@ with needs_extra("train", "a data set"):
     from .digits import digits as digits
     from .digits import digits_unseen as digits_unseen
     from .folder import folder as folder
+    from .listed import pairs as pairs
+    from .listed import triplets as triplets
     from .omniglot import omniglot_small as omniglot_small
     from .published import DatasetInfo as DatasetInfo
     from .published import cache_folder as cache_folder
@@ -61,5 +63,7 @@ PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {
     "folder": (folder, "folder:PATH, a folder with one sub-folder of images per class"),
     "table": (table, "table:FILE.csv, a table with the columns label, path and split"),
     "vectors": (vectors, "vectors:FILE, a .npz, .parquet or .safetensors file with embeddings and labels"),
+    "pairs": (pairs, "pairs:FILE.csv, a file with the columns image1, image2, same and split"),
+    "triplets": (triplets, "triplets:FILE.csv, a file with the columns anchor, positive, negative and split"),
 }
 """Data sets by a name and a path, ``folder:PATH``, with their form."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from ..errors import ConfigError, DataError
+from ..pairwise import ListedTuples, sample_tuples
 from .reading import Box, read_image
 from .transforms import Steps
 
@@ -73,6 +74,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     groups: Any = None  # group of each image, texts, [N], "" for none; a query's own group is not in its gallery
     cache: ResizedCache | None = None  # read instead of the files if the transform has the same first step
     ids: Any = None  # of vectors: their names, texts, [N]; by default the numbers of their rows
+    tuples: ListedTuples | None = None  # listed pairs or triplets of the images, in place of labels, which are then 0
 
     def __post_init__(self) -> None:
         self.labels = np.asarray(self.labels, dtype=np.int64)
@@ -91,6 +93,8 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
                 raise ValueError(f"{len(self.labels)} vectors, but {len(self.ids)} ids")
         if len(self.images) != len(self.labels):
             raise ValueError(f"{len(self.images)} images, but {len(self.labels)} labels")
+        if self.tuples is not None and len(self.tuples) and int(self.tuples.rows.max()) >= len(self.labels):
+            raise ValueError(f"{len(self.labels)} images, but tuples of the row {int(self.tuples.rows.max())}")
 
     @property
     def paths(self) -> list[Path] | None:
@@ -151,7 +155,7 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return self.with_transform(steps_of_workers), steps_of_batch
 
     def subset(self, indices: Any) -> LabeledImages:
-        """Return some of the images, by index or boolean mask."""
+        """Return some of the images, by index or boolean mask, and the listed tuples whose images are all there."""
         chosen = np.arange(len(self))[np.asarray(indices)]
         if isinstance(self.images, Tensor):
             images: Tensor | list[Path] = self.images[chosen]
@@ -169,7 +173,28 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         cache = None
         if self.cache is not None:
             cache = self.cache._replace(images=self.cache.images.subset(chosen))
-        return self.replace(images=images, labels=self.labels[chosen], boxes=boxes, groups=groups, ids=ids, cache=cache)
+        tuples = None
+        if self.tuples is not None:
+            tuples = self.tuples.among(chosen, len(self))
+        return self.replace(
+            images=images,
+            labels=self.labels[chosen],
+            boxes=boxes,
+            groups=groups,
+            ids=ids,
+            cache=cache,
+            tuples=tuples,
+        )
+
+    def sample_of_tuples(self, images: int, seed: int) -> LabeledImages:
+        """Return a random sample of the listed pairs or triplets, which have at most so many images, and their images.
+
+        Two pairs, or a triplet, remain in any case.
+        """
+        assert self.tuples is not None
+        sample = sample_tuples(self.tuples, images // self.tuples.rows.shape[1], seed)
+        used = torch.unique(sample.rows).numpy()
+        return self.subset(used).replace(tuples=sample.among(used, len(self)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,6 +222,9 @@ class DataSplits:
             self._check_images()
         else:
             self._check_vectors()
+        for name, part in self.tested().items():
+            if (part.tuples is None) != (self.train.tuples is None):
+                raise DataError(f"DataSplits: train and {name} must both have listed tuples, or labels")
         if list(self.tested()) not in (["test"], ["query", "gallery"]):
             have = " and ".join(self.tested()) or "none of these"
             raise DataError(f"DataSplits: wanted test, or query and gallery, not {have}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import re
 from pathlib import Path
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError, field_validator
 from ..errors import DataError
 from .published import Entry, check_disjoint, labeled
 from .reading import Box
+from .rows import is_empty, read_rows
 from .splits import DataSplits, first_without_gallery
 
 _BOX = ("x_1", "y_1", "x_2", "y_2")
@@ -166,30 +166,16 @@ def _entries(rows: list[Row]) -> list[Entry]:
 
 def _read(file: Path) -> tuple[list[Row], list[str]]:
     """Return the rows of a table, and the names of its columns that are not used."""
+    columns, lines = read_rows(file, "table:FILE.csv")
+    _check_columns(columns, file)
     rows = []
-    if file.exists() and not file.is_file():  # a pipe or a device may never end
-        raise DataError(f"{file}: not a regular file; wanted table:FILE.csv")
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:
-            head = opened.readline()
-            opened.seek(0)
-            separator = max(",;\t", key=head.count)  # spreadsheets of some languages write semicolons
-            lines = csv.DictReader(opened, strict=True, delimiter=separator)
-            columns = list(lines.fieldnames or [])
-            _check_columns(columns, file)
-            for line in lines:
-                rows.append(_row(line, columns))
-    except ValidationError as error:
-        first = error.errors()[0]
-        found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
-        raise DataError(f"{file}, line {lines.line_num}: {found}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        if isinstance(error, csv.Error):
-            where = f", line {lines.reader.line_num}"
-        else:
-            where = ""
-        wanted = "table:FILE.csv must be UTF-8 with balanced quotes"
-        raise DataError(f"{file}: cannot be read as a table ({error}{where}); {wanted}") from None
+    for number, line in lines:
+        try:
+            rows.append(_row(line, columns))
+        except ValidationError as error:
+            first = error.errors()[0]
+            found = f"found {first['loc'][0]} {first['input']!r}: {first['msg']}"
+            raise DataError(f"{file}, line {number}: {found}") from None
     for name in _GROUPS:
         if name in columns and not any(getattr(row, name) for row in rows):
             raise DataError(f"{file}: the column {name} is empty in all rows; fill it, or delete it")
@@ -213,7 +199,7 @@ def _row(line: dict[str, Any], columns: list[str]) -> Row:
     if "is_query" not in columns and "is_gallery" not in columns:
         cells = {"is_query": True, "is_gallery": True}
     for name, text in line.items():
-        if str(text).strip().lower() not in ("", "none", "nan"):
+        if not is_empty(text):
             cells[name] = text
     box = [cells.get(name) for name in _BOX]
     cells["box"] = box if any(box) else None

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from .clustering import nmi as nmi
     from .clustering import pairwise_f1 as pairwise_f1
     from .clustering import purity as purity
+    from .listed import scores_of_pairs as scores_of_pairs
+    from .listed import scores_of_triplets as scores_of_triplets
+    from .listed import triplet_accuracy as triplet_accuracy
+    from .listed import tuple_metrics as tuple_metrics
     from .metrics import class_means as class_means
     from .neighbors import NearestNeighbors as NearestNeighbors
     from .neighbors import Search as Search

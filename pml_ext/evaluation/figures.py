@@ -158,14 +158,35 @@ def similarity_distributions(
 def _plot_distributions(axes: Any, similarity: Tensor, classes: Tensor, high: float) -> None:
     """Draw a histogram of the positive pairs and one of the negative pairs, up to the value ``high``."""
     low = float(similarity.min())
+    above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
+    same = classes[:, None] == classes
+    _plot_histograms(axes, similarity[same & above], similarity[~same & above], low, high)
+
+
+def listed_distributions(parts: Mapping[str, tuple[Any, Any]]) -> Figure:
+    """Draw the distributions of the cosine similarities of listed pairs, one panel per part.
+
+    Args:
+        parts: ``{title: (similarities of positive pairs [P], of negative pairs [N])}``.
+    """
+    figure, panels = subplots(3.6 * len(parts), len(parts), sharex=True, sharey=True)
+    for axes, (title, (positives, negatives)) in zip(panels, parts.items(), strict=True):
+        known = torch.as_tensor(positives)
+        others = torch.as_tensor(negatives)
+        low = float(torch.cat([known, others]).min())
+        _plot_histograms(axes, known, others, low, 1.0)
+        label_axes(axes, legend=True, title=title, xlabel="cosine similarity")
+    panels[0].set_ylabel("density")
+    return figure
+
+
+def _plot_histograms(axes: Any, positives: Tensor, negatives: Tensor, low: float, high: float) -> None:
+    """Draw a histogram of the values of positive pairs and one of negative pairs, from ``low`` to ``high``."""
     all_equal = high - low <= ONE_POINT * max(1.0, abs(high))  # a histogram would have an empty range
     if all_equal:
         _note(axes, f"all pairs have the value {high:.3g}")
-
-    above = torch.ones_like(similarity, dtype=torch.bool).triu(1)
-    same = classes[:, None] == classes
-    for mask, color, name in ((same & above, BLUE, "positive"), (~same & above, ORANGE, "negative")):
-        values = similarity[mask].numpy()
+    for chosen, color, name in ((positives, BLUE, "positive"), (negatives, ORANGE, "negative")):
+        values = chosen.numpy()
         if not len(values):
             continue
         label = f"{name}: {values.mean():.2f} ± {values.std():.2f}"

@@ -19,7 +19,7 @@ To add a metric, write its function and add a row to ``_METRICS``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -172,7 +172,14 @@ _OF_PAIRS = (
     _of_pairs("accuracy_10_fold_error", "standard error of the accuracy of pairs"),
 )
 
-
+OF_LISTED: dict[str, dict[str, str]] = {  # titles of the metrics of listed pairs and triplets, by kind and name
+    "pairs": {
+        **{metric.name: metric.title for metric in _OF_PAIRS},
+        "verification_accuracy": "accuracy of pairs at the training threshold",
+    },
+    "triplets": {"triplet_accuracy": "accuracy of triplets"},
+}
+SMALLER_IS_BETTER = ("verification_eer", "verification_accuracy_10_fold_error")
 _PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}  # titles of classification protocols, by metric's prefix
 
 
@@ -235,10 +242,21 @@ def title_of(name: str) -> str:
     for metric in metrics_of(numbers, numbers, numbers, numbers, numbers, verification=True):
         if metric.name == name:
             return metric.title
+    for titles in OF_LISTED.values():
+        if name in titles:
+            return titles[name]
     protocol, _, top = name.partition("_top_")
     if protocol in _PROTOCOLS and top:
         return f"{_PROTOCOLS[protocol]}, top-{top}"
     return name
+
+
+def headline_metric(metrics: Mapping[str, Any]) -> str:
+    """Return the metric by which a test is summarized: Recall@1, or that of listed pairs or triplets; "" for none."""
+    for name in ("recall_at_1", "verification_roc_auc", "triplet_accuracy"):
+        if name in metrics:
+            return name
+    return ""
 
 
 def _counts(name: str, values: Iterable[int]) -> list[int]:

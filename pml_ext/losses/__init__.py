@@ -9,6 +9,8 @@ from .calling import check_call as check_call
 from .calling import check_module as check_module
 from .calling import relation_of as relation_of
 from .calling import unwrapped as unwrapped
+from .listed import takes_conflicts as takes_conflicts
+from .listed import why_unusable as why_unusable
 from .memory import CrossBatchMemory as CrossBatchMemory
 from .pair_loss import PairLoss as PairLoss
 from .pair_loss import PairLossSettings as PairLossSettings

@@ -14,6 +14,10 @@ from .batch import run_eagerly as run_eagerly
 from .batch import to_full_precision as to_full_precision
 from .batch import transformed as transformed
 from .batch import with_bad_input as with_bad_input
+from .listed import Kind as Kind
+from .listed import ListedTuples as ListedTuples
+from .listed import TupleBatch as TupleBatch
+from .listed import sample_tuples as sample_tuples
 from .masks import AllPairsExceptSelf as AllPairsExceptSelf
 from .masks import PairsOfRows as PairsOfRows
 from .masks import RelationWeights as RelationWeights

@@ -15,6 +15,7 @@ from .. import registry
 from ..errors import ConfigError, DataError, PmlExtError, needs_extra, shortened, unknown
 from ..registry import BuildContext
 from ..registry.components import KINDS, Component
+from .listed import check_listed, check_listed_loss
 from .schema import (
     IDENTITY,
     SHUFFLE,
@@ -132,7 +133,7 @@ def vector_input_of(recipe: Recipe, splits: DataSplits) -> VectorInput:
     if splits.vector_size is None:
         raise ConfigError(
             f"model.trunk: {IDENTITY} is for vectors, and {recipe.data.name} has images; "
-            "wanted data.name = 'vectors:FILE', or a trunk such as convnet"
+            "wanted data.name = 'vectors:FILE' (or data.vectors of pairs and triplets), or a trunk such as convnet"
         )
     _check_vectors(recipe)
     return VectorInput(vector_size=splits.vector_size)
@@ -442,8 +443,11 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
     """
     _check_data(recipe.data)
     _check_trunk(recipe.model.trunk)
-    if recipe.data.name.startswith(VECTORS):
+    listed = recipe.data.listed
+    if recipe.data.name.startswith(VECTORS) or (listed and "vectors" in recipe.data.settings):
         _check_vectors(recipe)
+    if listed is not None:
+        check_listed(recipe, listed)
     _check_trackers(recipe.track)
     _check_optimizer("optimizer", recipe.optimizer, build)
     # Without this setting, no loss of the recipe needs to be known.
@@ -517,6 +521,8 @@ def _check_loss(key: str, table: LossTable, recipe: Recipe) -> bool:
 
     context = loss_context(recipe, [0, 1], _placeholder_classes(recipe.data))
     loss, _ = build_loss(table, context, key)
+    if recipe.data.listed is not None:
+        check_listed_loss(key, table.name, loss, recipe, recipe.data.listed)
     return learned_metric(loss.modules()) is not None
 
 
@@ -531,11 +537,13 @@ def _check_loss_settings(key: str, table: LossTable, recipe: Recipe) -> None:
 
 
 def _check_evaluation(recipe: Recipe, has_learned_metric: bool) -> None:
+    from ..evaluation.metrics import SMALLER_IS_BETTER
+
     shortlist = recipe.evaluation.shortlist
     if shortlist is not None and not has_learned_metric:
         raise ConfigError(f"evaluation.shortlist: found {shortlist}, but no loss has a learned metric to re-rank by")
     select = recipe.evaluation.select
-    known = recipe.evaluation.metric_names()
+    known = [name for name in recipe.metric_names() if name not in SMALLER_IS_BETTER]
     if select is not None and select not in known:
         raise ConfigError(f"evaluation.select: {unknown('metric', select, known)}")
 

@@ -126,6 +126,14 @@ class DataTable(NamedTable):
     pseudo: PseudoTable | None = None
     relation: Annotated[NamedTable, _name_alone] | None = None  # between classes, by their names; see docs/relations.md
 
+    @property
+    def listed(self) -> Literal["pairs", "triplets"] | None:
+        """What a data set lists in place of labels, by its name; None for labels."""
+        kind, _, path = self.name.partition(":")
+        if path and kind == "pairs":
+            return "pairs"
+        return "triplets" if path and kind == "triplets" else None
+
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         if self.labels == "clusters":
@@ -542,6 +550,14 @@ class Recipe(Table):
             epochs -= stage.epochs
         stages.append(StageTable(epochs=epochs, loss=self.loss, sampler=self.sampler))
         return stages
+
+    def metric_names(self) -> list[str]:
+        """Return the names of the metrics that a run reports."""
+        from ..evaluation.metrics import OF_LISTED
+
+        if self.data.listed is not None:
+            return list(OF_LISTED[self.data.listed])
+        return self.evaluation.metric_names()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the recipe as plain tables that TOML can represent, with defaults."""

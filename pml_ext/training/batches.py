@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -29,15 +29,23 @@ from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
 from ..errors import DataError, one_line, shortened
 from ..networks.modes import preserved_modes
+from ..samplers import TupleSampler
+from .engine import Batch
 from .signals import ENDING
 from .workers import worker_context
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 Batches = list[list[Item]]
+Indices = tuple[Tensor, ...]  # the indices_tuple of a batch
 
 
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
-    """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own."""
+    """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own.
+
+    Of listed pairs or triplets, return their numbers.
+    """
+    if isinstance(sampler, TupleSampler):
+        return [batch.tuples for batch in islice(sampler, iterations)]
     if isinstance(sampler, BatchSampler):
         batches = sampler
     else:
@@ -45,15 +53,37 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     return [list(map(int, batch)) for batch in islice(batches, iterations)]
 
 
-def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> Batches:
-    """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks."""
+def draw_for_all(
+    sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int
+) -> tuple[Batches, list[Indices] | None]:
+    """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks.
+
+    Of listed pairs or triplets, return each joined batch's ``indices_tuple`` too; else None.
+    """
     if rank() == 0:
         drawn = draw(sampler, batch_size, iterations)
     else:
         drawn = None
     if rank() > 0:
         torch.manual_seed(hash((seed, epoch, rank())))
-    return epoch_batches(from_rank_0(drawn), seed, epoch, rank(), num_processes())
+    joined = from_rank_0(drawn)
+    indices = None
+    if isinstance(sampler, TupleSampler):
+        of_tuples = [sampler.tuples.batch(numbers) for numbers in joined]
+        joined = [batch.items for batch in of_tuples]
+        indices = [batch.indices_tuple for batch in of_tuples]
+    return epoch_batches(joined, seed, epoch, rank(), num_processes()), indices
+
+
+def with_indices(
+    reading: Iterable[tuple[Tensor, Tensor]], indices: Sequence[Indices] | None, device: torch.device
+) -> Iterator[Batch]:
+    """Yield batches as they are read, or, with ``indices``, with an ``indices_tuple`` in place of their labels."""
+    if indices is None:
+        yield from reading
+        return
+    for (images, _), indices_tuple in zip(reading, indices, strict=True):
+        yield images, None, tuple(index.to(device) for index in indices_tuple)
 
 
 def epoch_batches(joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> Batches:

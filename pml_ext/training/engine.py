@@ -25,6 +25,9 @@ from ..recipe.schema import EngineTable
 MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
 
 
+Batch = tuple[Tensor, Tensor] | tuple[Tensor, None, tuple[Tensor, ...]]
+
+
 class NotFiniteError(TrainingError):
     """The loss, an embedding or a gradient is NaN or infinite; the step was not applied."""
 
@@ -96,8 +99,10 @@ class Engine:
             self.networks["trunk"] = trunk
             self._parts = self._trained_parts()
 
-    def epoch(self, batches: Iterable[tuple[Tensor, Tensor]], objective: Objective) -> Iterator[Step]:
+    def epoch(self, batches: Iterable[Batch], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield every step after it was taken; the epoch ends with the last step.
+
+        A batch has images and labels, or images, None and the ``indices_tuple`` of listed pairs or triplets.
 
         NotFiniteError if the loss, an embedding or a gradient is NaN or infinite, TrainingError for a loss that is not
         one value, or depends on no parameter.
@@ -117,8 +122,8 @@ class Engine:
         batch = next(reading, None)
         while batch is not None:
             if self._skips:
-                self._undo = self._make_undo(objective, len(batch[1]))
-            pending = self._forward_and_backward(*batch, objective)
+                self._undo = self._make_undo(objective, len(batch[0]))
+            pending = self._forward_and_backward(batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
             yield self._update(*pending, objective, parameters)
@@ -127,7 +132,8 @@ class Engine:
         for scheduler in objective.schedulers:
             scheduler.step()
 
-    def _forward_and_backward(self, images: Tensor, labels: Tensor, objective: Objective) -> tuple[Tensor, Tensor]:
+    def _forward_and_backward(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
+        images, labels, *listed = batch
         for module in (*self._parts, objective.loss):
             module.zero_grad()
         with autocast(self.device, self.settings.precision):
@@ -135,7 +141,7 @@ class Engine:
             for module in self._parts:
                 embeddings = module(embeddings)
         embeddings = to_full_precision(embeddings)
-        indices_tuple = None
+        indices_tuple = listed[0] if listed else None
         if objective.miner is not None:
             indices_tuple = objective.miner(embeddings, labels)
         loss = objective.loss(embeddings, labels, indices_tuple)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,11 +17,15 @@ from ..data import raw_pixels
 from ..errors import DataError, TrainingError
 from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, needs_clusters, plugin_metrics
 from ..evaluation.classification import nearest_class_mean, related_means
+from ..evaluation.listed import scores_of_pairs, tuple_metrics
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from ..evaluation.verification import best_threshold
 from ..losses.relations import Relation
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import whitened_components
+from ..pairwise import ListedTuples
+from ..pml import BaseDistance
 from ..recipe import trains_pretrained_trunk
 from ..recipe.schema import PROTOCOLS, TOP
 from .engine import first_nonfinite
@@ -41,8 +46,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     A pretrained or frozen trunk adds those of its features, and of their whitened principal components; vectors are
     features.
     """
-    split = view.queries
-    parts = list(dict.fromkeys((split, view.gallery_of(split))))
+    parts = _compared_splits(view, view.queries)
     if view.takes_vectors:
         vectors = {part: view.embedded(part, features=True)["features"] for part in parts}
         return _metrics_by_phase(view, {"raw": vectors, "pca": _components(view, vectors)})
@@ -70,6 +74,8 @@ def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) ->
 def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:
     """Return metrics of retrieval and of clusters of points ``[N, D]`` of each split, by cosine similarity."""
     normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
+    if view.listed is not None:
+        return _of_listed(view, split, normalized)
     retrieval = _searched(view, split, normalized)
     clusters = _searched(view, split, normalized, clusters=True)
     return {**retrieval.accuracies, **clusters.accuracies}
@@ -89,7 +95,7 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     split = view.queries
     features = {}
     if trains_pretrained_trunk(view.recipe):
-        for part in dict.fromkeys((split, view.gallery_of(split))):
+        for part in _compared_splits(view, split):
             features[part] = view.embedded(part, features=True)["features"].float()
     metrics = {"after": evaluate_split(view, split)}
     if features:
@@ -97,7 +103,10 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     if view.tested_training is not None:
         metrics["training"] = evaluate_split(view, view.tested_training, clustering=False)
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
-    if metric is not None:
+    if metric is not None and view.listed is not None:
+        points = {part: view.embeddings(part) for part in _compared_splits(view, split)}
+        metrics["learned_metric"] = _of_listed(view, split, points, metric)
+    elif metric is not None:
         searched = view.gallery_of(split)
         points = {part: view.embeddings(part) for part in (split, searched)}
         result = _searched(view, split, points, neighbors_under(metric), keep=0)
@@ -116,12 +125,40 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
     TrainingError for embeddings that are not finite.
     """
+    if view.listed is not None:
+        points = {part: _normalized_embeddings(view, part) for part in _compared_splits(view, split)}
+        return view.once(("listed", split), lambda: _of_listed(view, split, points))
     metrics = dict(nearest(view, split).accuracies)
     if clustering:
         points = {split: _normalized_embeddings(view, split)}
         metrics |= view.once(("clusters", split), lambda: _searched(view, split, points, clusters=True)).accuracies
         metrics |= view.once(("classified", split), lambda: _classified(view, split))
     return metrics
+
+
+def _compared_splits(view: View, split: str) -> list[str]:
+    """Return the splits that a test of one compares: its gallery, or training pairs, which give the threshold."""
+    parts = [split, view.gallery_of(split)]
+    if view.listed is not None and view.listed.kind == "pairs" and view.tested_training is not None:
+        parts.append(view.tested_training)
+    return list(dict.fromkeys(parts))
+
+
+def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: BaseDistance | None = None) -> Metrics:
+    """Return the metrics of the listed pairs or triplets of a split; the threshold is that of training pairs."""
+    tuples = view.images(split).tuples
+    assert tuples is not None
+    threshold = None
+    training = view.tested_training
+    try:
+        if tuples.kind == "pairs" and training is not None:
+            trained = view.images(training).tuples
+            assert trained is not None
+            scores = scores_of_pairs(points[training], trained, distance)
+            threshold = best_threshold(scores, trained.same)
+        return tuple_metrics(points[split], tuples, threshold, distance)
+    except ValueError as error:
+        raise DataError(f"the {tuples.kind} of {split} cannot be tested: {error}") from None
 
 
 def nearest(view: View, split: str) -> Evaluation:
@@ -165,10 +202,17 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
 
 
 def counts(view: View) -> dict[str, dict[str, int]]:
-    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out."""
+    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out.
+
+    Listed ``"pairs"`` or ``"triplets"`` are counted in place of classes.
+    """
     numbers: dict[str, dict[str, int]] = {}
     for name, images in view.splits.items():
-        numbers[name] = {"images": len(images), "classes": len(np.unique(images.labels))}
+        numbers[name] = {"images": len(images)}
+        if images.tuples is None:
+            numbers[name]["classes"] = len(np.unique(images.labels))
+        else:
+            numbers[name][images.tuples.kind] = len(images.tuples)
         if name in view.unreadable:
             numbers[name]["unreadable"] = len(view.unreadable[name])
     return numbers
@@ -325,13 +369,11 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
     It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
     chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse.
     """
-    count = len(embeddings)
-    if count < 2:
-        return None
     points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
-    similarity = float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
+    similarity = _mean_similarity(points)
     if not similarity > COLLAPSED:  # NaN is not a collapse
         return None
+    count = len(points)
     classes = torch.as_tensor(labels).cpu()
     rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
     values = (points[rows] @ points.T).scatter_(1, rows[:, None], -torch.inf)
@@ -341,6 +383,31 @@ def collapse(embeddings: Tensor, labels: Any) -> float | None:
     right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
     has_collapsed = chance == 0 or right < (1 + chance) / 2
     return similarity if has_collapsed else None
+
+
+def collapse_of_listed(embeddings: Tensor, tuples: ListedTuples) -> float | None:
+    """Return :func:`collapse` of embeddings ``[N, D]`` with listed pairs or triplets.
+
+    Chance is half of the triplets in the right order, or half of all two pairs of both kinds.
+    """
+    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))
+    similarity = _mean_similarity(points)
+    if not similarity > COLLAPSED:
+        return None
+    has_order = tuples.same is None or 0 < int(tuples.same.sum()) < len(tuples)
+    if not len(tuples) or not has_order:
+        return similarity
+    metrics = tuple_metrics(points, tuples)
+    right = metrics.get("triplet_accuracy", metrics.get("verification_roc_auc", 0.0))
+    return similarity if right < 0.75 else None
+
+
+def _mean_similarity(points: Tensor) -> float:
+    """Return the mean cosine similarity of different points of length 1; NaN for fewer than two."""
+    count = len(points)
+    if count < 2:
+        return math.nan
+    return float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
 
 
 def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:

@@ -194,6 +194,7 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     if about["by"] == "features":
         phases = {"after": "features", "before": "frozen"}
     values = {key: measured.get(phase) or {} for key, phase in phases.items()}
+    values["alike"] = "of one class" if recipe.data.listed is None else "that belong together"
     values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
     values["description"] = html.escape(recipe.description, quote=False)
     values["data"] = recipe.data.name.partition(":")[0]  # without the path of a folder, which is private

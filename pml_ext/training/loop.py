@@ -14,7 +14,7 @@ from ..distributed import from_rank_0
 from ..distributed.devices import deterministic_algorithms
 from ..errors import StoppedError
 from . import outcome, signals
-from .batches import draw_for_all, indices_of
+from .batches import draw_for_all, indices_of, with_indices
 from .checkpointing import Checkpointer
 from .engine import NotFiniteError, Step
 from .folder import NETWORK, REPORT, write_json
@@ -144,14 +144,15 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
         run.call_parts("start_epoch")
         run.changed()
         objective, recorded = run.objective(stage, recorded=records is not None)
-        batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch)
+        batches, listed = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch)
     losses = checkpointer.finished_losses()  # one for each finished iteration
     reader = run.reader_of(stage)
     reading = reader.read(batches[len(losses) :], run.pseudo_labels)
+    indices = None if listed is None else listed[len(losses) :]
     checkpointer.enter_epoch()
     try:
         with forward_warnings(run.warn), reader.naming_images():
-            for step in run.engine.epoch(reading, objective):
+            for step in run.engine.epoch(with_indices(reading, indices, run.device), objective):
                 images = indices_of(batches[len(losses)])
                 run.call_after_step(stage, images, step)
                 losses.append(step.loss)
@@ -164,6 +165,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
         iteration = run.stages.iterations_until(run.epoch - 1) + len(losses) + 1
         raise outcome.stopped(run, error, f"in iteration {iteration} (epoch {run.epoch})") from error
     outcome.check_weights(run, stage)
+    outcome.check_zero_loss(run, stage, losses, batches)
     outcome.warn_of_collapse(run, step.embeddings, indices_of(batches[-1]))
     return losses
 
@@ -189,4 +191,4 @@ def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, s
     rate = iterations * stage.batch_size / seconds
     finite = [loss for loss in losses if math.isfinite(loss)]
     mean = np.mean(finite or [math.nan])
-    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.noun}/s, {time_left}")
+    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.unit}/s, {time_left}")

@@ -14,7 +14,7 @@ from ..networks.trunks import parts_named
 from ..recipe.schema import frozen_patterns
 from .batches import Batches, indices_of
 from .engine import first_nonfinite_weight
-from .evaluation import collapse, missing_pairs
+from .evaluation import collapse, collapse_of_listed, missing_pairs
 from .run import Run
 from .stages import Stage
 
@@ -44,9 +44,12 @@ def warn_of_small_batches(run: Run) -> None:
 def _normalized_together(run: Run, stage: Stage) -> int:
     """Return the number of images whose statistics a batch norm joins: of a batch, or of a forward pass of it."""
     micro_batch = run.recipe.engine.micro_batch
+    images = stage.batch_size
+    if run.listed is not None:  # batch_size counts pairs or triplets
+        images *= run.listed.rows.shape[1]
     if micro_batch is None:
-        return stage.batch_size
-    return min(stage.batch_size, micro_batch * run.processes)
+        return images
+    return min(images, micro_batch * run.processes)
 
 
 def _trains_batch_norms(run: Run, stage: Stage) -> bool:
@@ -84,11 +87,12 @@ def check_weights(run: Run, stage: Stage) -> None:
 
 def warn_of_collapse(run: Run, embeddings: Tensor, indices: Any) -> None:
     """Warn if the embeddings of an epoch's last batch have collapsed, and those of the epoch before had not."""
-    if run.pseudo_labels is None:
-        labels = run.training_images.labels
+    if run.listed is not None:
+        similarity = collapse_of_listed(embeddings, run.listed.among(indices, len(run.training_images)))
+    elif run.pseudo_labels is None:
+        similarity = collapse(embeddings, run.training_images.labels[indices])
     else:
-        labels = run.pseudo_labels
-    similarity = collapse(embeddings, labels[indices])
+        similarity = collapse(embeddings, run.pseudo_labels[indices])
     if similarity is not None and not run.history.collapsed:
         run.warn(
             f"epoch {run.epoch}: the embeddings collapse to one point (mean cosine similarity of different "
@@ -106,16 +110,50 @@ def warn_of_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batc
         return
     if max_over_ranks(int(any(losses))):
         return
-    reason = _missing_pairs(run, stage, batches[: len(losses)])
+    reason = _why_zero(run, stage, batches[: len(losses)])
+    iterations = f"the first {len(losses)} iterations"
+    if len(run.stages) > 1:
+        iterations += f" of stage {run.stages.index(stage) + 1}"
+    run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
+
+
+def check_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batches) -> None:
+    """Raise TrainingError at the end of an epoch if the loss of every iteration of the run so far was 0.
+
+    A run that has learned something may go on with a loss of 0. A memory has the time to fill once.
+    """
+    if max_over_ranks(int(any(losses))):  # NaN, of an iteration that was left out, is no 0
+        run.history.has_loss = True
+    if run.history.has_loss or _memory_fills(run, stage):
+        return
+    reason = _why_zero(run, stage, batches[:FIRST_LOSSES])
+    if "; " not in reason:
+        reason += "; take a larger margin, harder pairs, or another loss"
+    iterations = run.stages.iterations_until(run.epoch)
+    problem = f"the loss was 0 in all {iterations} iterations, so nothing is learned: {reason}"
+    raise stopped(run, problem, f"(until the end of epoch {run.epoch})")
+
+
+def _memory_fills(run: Run, stage: Stage) -> bool:
+    """Return whether a stage has a memory that is not in use yet, or not full."""
+    memory = stage.table.loss.memory
+    if memory is None:
+        return False
+    epochs = run.epoch + 1 - max(stage.first, memory.start_epoch)
+    return epochs * stage.iterations * stage.batch_size < memory.size
+
+
+def _why_zero(run: Run, stage: Stage, batches: Batches) -> str:
+    """Return why a loss may be 0 for batches."""
+    if run.listed is not None:
+        return f"no listed {run.listed.kind[:-1]} adds to it, as when all satisfy its margin"
+    reason = _missing_pairs(run, stage, batches)
     if not reason:
         unused = "none adds to the loss, as when all satisfy its margin"
         if stage.table.loss.miner is not None:
             unused = f"{stage.table.loss.miner.name} selects none that the loss can use, or {unused}"
         reason = f"the batches have positive and negative pairs, but {unused}"
-    iterations = f"the first {len(losses)} iterations"
-    if len(run.stages) > 1:
-        iterations += f" of stage {run.stages.index(stage) + 1}"
-    run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
+    return reason
 
 
 def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:

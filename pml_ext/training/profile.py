@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.benchmark import timer  # waits for the accelerator
 from torch.utils.data import DataLoader
 
+from ..errors import ConfigError
 from ..recipe import load_recipe
 from .batches import draw, epoch_batches
 from .engine import Engine, Objective, Step
@@ -102,6 +103,8 @@ def profile_recipe(
         stack.callback(torch.set_num_threads, before)
         torch.set_num_threads(threads or before)
         run = Run(recipe, name, Path(folder), 0, device, data)
+        if run.listed is not None:
+            raise ConfigError(f"{recipe.data.name} lists {run.unit}; wanted a recipe of {run.noun} with labels")
         run.call_parts("prepare")
         run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
         stage = run.stages.of(run.epoch)

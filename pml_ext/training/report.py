@@ -21,7 +21,8 @@ from ..data import LabeledImages
 from ..errors import ConfigError, UnknownNameError, needs_extra, one_line
 from ..evaluation import Evaluation, figures
 from ..evaluation.fonts import short_name
-from ..evaluation.metrics import title_of
+from ..evaluation.listed import scores_of_pairs, scores_of_triplets
+from ..evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
 from ..files import write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.papers import Quoted
@@ -30,7 +31,7 @@ from .checkpoint import load
 from .evaluation import confusions, counts, nearest, recall_by_class
 from .records import CURVE, VALIDATION, Series, loss_series, metric_series
 from .stages import Stages
-from .view import View
+from .view import NoLabelsError, View
 
 with needs_extra("train", "a report"):
     import tomli_w
@@ -78,6 +79,8 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if not few:
         yield from _metric_figures(view, metrics)
     yield _similarity_figure(view)
+    if view.listed is not None:  # the others are by class
+        return
     if not few:
         title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
         yield draw(title, lambda: _projections(view), "Colored by class.")
@@ -126,7 +129,8 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     tested = _tested_images(view)
     names = {VALIDATION: table.validated_on, CURVE: tested}
     panels: dict[str, Series] = {}
-    for metric in dict.fromkeys(["recall_at_1", "map_at_r", table.select or "recall_at_1"]):
+    shown = ["recall_at_1", "map_at_r"] if view.listed is None else [headline_metric(metrics["after"])]
+    for metric in dict.fromkeys([*shown, table.select or shown[0]]):
         panel = {}
         for name, curve in metric_series(view.folder, metric).items():
             panel[names[name]] = curve
@@ -141,6 +145,8 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
                 images = f"{table.validated_on} alone"
             chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
+    if view.listed is not None:
+        return
 
     by_phase: dict[str, dict[int, float]] = {}
     for phase in ("raw", "before", "after", "training"):
@@ -155,14 +161,31 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
 
 def _similarity_figure(view: View) -> ReportFigure:
     """Draw the similarities of positive and negative pairs, of training and of tested images."""
+    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
+    title = "Similarities of positive and negative pairs"
+    if view.listed is not None:
+        parts = {_tested_images(view): _listed_scores(view, view.queries)}
+        if view.tested_training is not None:
+            parts = {f"training {view.noun}": _listed_scores(view, view.tested_training), **parts}
+        caption = f"Of the listed {view.unit}; the legends give mean and standard deviation."
+        return draw(title, lambda: figures.listed_distributions(parts), caption)
     compared = {}
     if view.tested_training is not None:
         training = view.tested_training
         compared[f"training {view.noun}"] = (view.embeddings(training), view.true_labels(training))
     compared[_tested_images(view)] = (view.embeddings(view.queries), view.true_labels(view.queries))
-    caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
-    title = "Similarities of positive and negative pairs"
     return draw(title, lambda: figures.similarity_distributions(compared), caption)
+
+
+def _listed_scores(view: View, split: str) -> tuple[Any, Any]:
+    """Return the cosine similarities of the positive and of the negative pairs that a split lists."""
+    tuples = view.images(split).tuples
+    assert tuples is not None
+    if tuples.same is None:
+        return scores_of_triplets(view.embeddings(split), tuples)
+    scores = scores_of_pairs(view.embeddings(split), tuples)
+    same = tuples.same.numpy()
+    return scores[same], scores[~same]
 
 
 def _projections(view: View) -> Figure:
@@ -183,6 +206,8 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
         try:
             for title, figure in dict(view.call(part, "figures") or {}).items():
                 yield draw(str(title), lambda figure=figure: figure, owner=f"{name}: ")  # type: ignore[misc]
+        except NoLabelsError:  # there is no figure by labels of listed pairs or triplets
+            continue
         except (Exception, SystemExit) as error:  # raised by a component's code
             yield ReportFigure(f"Figures of {name}", problem=one_line(error))
 
@@ -256,6 +281,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
+    of_test = class_tables(view) if view.listed is None else [wrong_tuples_table(view)]
     ahead = better_features(metrics, view.folder, view.recipe)
     notes = [setback(view.recipe, metrics), ahead]
     by_features = " --by features" if ahead else ""
@@ -265,6 +291,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         recipe=view.recipe,
         metrics=metrics,
         seen=bool(trained_classes & tested_classes),
+        headline=headline_of_listed(view, metrics),
         notes=[text for text in notes if text],
         gain=gain_of_fine_tuning(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
@@ -273,7 +300,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         raw_title=phase_titles(view.noun)["raw"],
         by_features=by_features,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
-        tables=[metrics_table(view, metrics), *class_tables(view), _images_table(view)],
+        tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
         figures=drawn,
         appendix=list(paper_tables(view.recipe, metrics)),
         settings=tomli_w.dumps(view.recipe.as_dict()),
@@ -294,10 +321,27 @@ def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None])
 
 def _images_table(view: View) -> ReportTable:
     """Return the numbers of images and classes of each split."""
+    listed = "classes" if view.listed is None else view.listed.kind
     rows = []
     for name, numbers in counts(view).items():
-        rows.append([name, f"{numbers['images']:,}", f"{numbers['classes']:,}"])
-    return ReportTable(view.noun.capitalize(), ["split", view.noun, "classes"], rows)
+        rows.append([name, f"{numbers['images']:,}", f"{numbers[listed]:,}"])
+    return ReportTable(view.noun.capitalize(), ["split", view.noun, listed], rows)
+
+
+def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
+    """Return a sentence on the test of listed pairs or triplets; "" where images have labels."""
+    if view.listed is None:
+        return ""
+    name = headline_metric(metrics["after"])
+    if view.listed.kind == "pairs":
+        text = "Of two test pairs, one the same and one not, the one that is the same is more similar in"
+    else:
+        text = "The anchor is more similar to the positive than to the negative in"
+    of = "cases" if view.listed.kind == "pairs" else "the test triplets"
+    text = f"{text} {percent(metrics['after'][name])} % of {of}"
+    if "raw" not in metrics:
+        return f"{text}."
+    return f"{text}; by {phase_titles(view.noun)['raw']} in {percent(metrics['raw'][name])} %."
 
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
@@ -330,13 +374,15 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
         where = "of the queries"
     else:
         where = f"on the test {view.noun}"
-    return ReportTable(f"Retrieval and clustering {where}", columns, rows, _metrics_caption(view))
+    subject = "Retrieval and clustering" if view.listed is None else view.listed.kind.capitalize()
+    return ReportTable(f"{subject} {where}", columns, rows, _metrics_caption(view))
 
 
 def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:
     """Return a metric's value in each phase, the best in bold."""
     tested_phases = [phase for phase in phases if phase != "training"]  # of the same images
-    best = max(metrics[phase].get(name, 0) for phase in tested_phases)
+    values = [metrics[phase][name] for phase in tested_phases if name in metrics[phase]]
+    best = min(values) if name in SMALLER_IS_BETTER else max(values)
     cells = []
     for phase in phases:
         value = metrics[phase].get(name)
@@ -346,6 +392,11 @@ def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str
 
 
 def _metrics_caption(view: View) -> str:
+    if view.listed is not None:
+        caption = f"The listed {view.unit} of the test, by cosine similarity."
+        if view.listed.kind == "pairs" and view.tested_training is not None:
+            caption += " The threshold is the best one on training pairs, chosen anew in each column."
+        return caption
     if view.queries == "query":
         caption = "Every query is searched in the gallery by cosine similarity; "
         caption += "k-means has as many clusters as classes of queries."
@@ -366,6 +417,8 @@ def _data_of(recipe: Recipe) -> str:
     kind, _, path = recipe.data.name.partition(":")
     if kind in ("folder", "vectors"):
         return shlex.quote(path)
+    if recipe.data.listed is not None and "vectors" in recipe.data.settings:
+        return shlex.quote(str(recipe.data.settings["vectors"]))
     return "FOLDER"
 
 
@@ -376,11 +429,12 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
     """
     if "features" not in metrics:
         return ""
-    features = metrics["features"]["recall_at_1"]
-    embeddings = metrics["after"]["recall_at_1"]
+    name = headline_metric(metrics["after"])
+    features = metrics["features"][name]
+    embeddings = metrics["after"][name]
     if not features > embeddings:
         return ""
-    numbers = f"{title_of('recall_at_1')} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
+    numbers = f"{title_of(name)} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
     command = f"pml-ext index {shlex.quote(str(folder))} {_data_of(recipe)} --by features"
     return f"The features before the head are better than the embeddings: {numbers}. To search by them, type: {command}"
 
@@ -393,7 +447,7 @@ def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
     frozen = recipe.model.freeze == "trunk"
     if frozen and recipe.model.embedder in ("none", "pca"):  # nothing is trained
         return ""
-    name = recipe.evaluation.select or "recall_at_1"
+    name = recipe.evaluation.select or headline_metric(metrics["after"])
     baseline = "raw" if recipe.model.takes_vectors else "frozen"
     untrained = {}
     for untrained_phase in ("before", baseline, *STAGES):
@@ -422,7 +476,7 @@ def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float
     phase = next((phase for phase in STAGES if phase in metrics), None)
     if phase is None or setback(recipe, metrics):
         return ""
-    name = recipe.evaluation.select or "recall_at_1"
+    name = recipe.evaluation.select or headline_metric(metrics["after"])
     after = metrics["after"][name]
     before = metrics[phase][name]
     paid = "has paid" if after > before else "has added nothing"
@@ -440,6 +494,30 @@ def verdict(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]], folder: 
         better_features(metrics, folder, recipe),
     ]
     return " ".join(sentence for sentence in sentences if sentence)
+
+
+def wrong_tuples_table(view: View) -> ReportTable:
+    """Return the test pairs, or triplets, that are farthest from what the list says."""
+    images = view.images(view.queries)
+    assert images.tuples is not None
+    embeddings = view.embeddings(view.queries)
+    rows: list[list[str]] = []
+    if images.tuples.same is None:
+        known, others = scores_of_triplets(embeddings, images.tuples)
+        for number in np.argsort(known - others, kind="stable")[:WORST].tolist():
+            shown = [_shown(images, item, "") for item in images.tuples.rows[number].tolist()]
+            rows.append([str(len(rows) + 1), *shown, f"{known[number]:.2f}", f"{others[number]:.2f}"])
+        columns = ["", "anchor", "positive", "negative", "similarity to the positive", "to the negative"]
+        return ReportTable("The triplets that are most wrong", columns, rows)
+    scores = scores_of_pairs(embeddings, images.tuples)
+    same = images.tuples.same.numpy()
+    order = np.argsort(scores, kind="stable")
+    least = order[same[order]][: WORST // 2]
+    most = order[~same[order]][::-1][: WORST // 2]
+    for number in [*least.tolist(), *most.tolist()]:
+        shown = [_shown(images, item, "") for item in images.tuples.rows[number].tolist()]
+        rows.append(["the same" if same[number] else "not the same", *shown, f"{scores[number]:.2f}"])
+    return ReportTable("The pairs that are most wrong", ["listed as", "", "", "similarity"], rows)
 
 
 def class_tables(view: View) -> Iterator[ReportTable]:

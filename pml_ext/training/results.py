@@ -12,7 +12,7 @@ from ..files.checksums import SUMS
 from ..recipe import plugins_in
 from . import checkpoint
 from .checkpointing import Checkpointer
-from .evaluation import collapse, counts, metrics_after, recall_by_class
+from .evaluation import collapse, collapse_of_listed, counts, metrics_after, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_json
 from .records import TEST, Records, write_csv_files
 from .report import write_run_report
@@ -40,7 +40,12 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
 
 
 def _warn_of_the_end(run: Run) -> None:
-    similarity = collapse(run.embeddings(run.queries), run.true_labels(run.queries))
+    tested = run.embeddings(run.queries)
+    tuples = run.images(run.queries).tuples
+    if tuples is None:
+        similarity = collapse(tested, run.true_labels(run.queries))
+    else:
+        similarity = collapse_of_listed(tested, tuples)
     if similarity:
         run.warn(f"the test embeddings have collapsed to one point (mean cosine similarity {similarity:.3f})")
     if run.history.skipped:
@@ -56,7 +61,7 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "train": round(history.train_seconds, 3),
         "test": round(history.test_seconds, 3),
     }
-    return {
+    about = {
         "recipe": run.name,
         "seed": run.seed,
         "device": device_name(run.device),
@@ -69,8 +74,10 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "best_epoch": best,
         "skipped_iterations": history.skipped,
         "warnings": history.warnings,
-        "recall_at_1_by_class": recall_by_class(run),
     }
+    if run.listed is None:
+        about["recall_at_1_by_class"] = recall_by_class(run)
+    return about
 
 
 def write_report(run: Run, metrics: Mapping[str, Any], lost: Collection[str] = ()) -> None:

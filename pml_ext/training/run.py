@@ -45,6 +45,7 @@ class RunHistory:
     test_seconds: float = 0.0
     baseline_seconds: float = 0.0  # of tests before training
     collapsed: bool = False  # at the end of the last epoch
+    has_loss: bool = False  # whether the loss of an iteration was not 0 yet
     skipped: int = 0  # iterations left out because a loss, embedding or gradient was not finite
     pseudo_labels: NDArray[np.int64] | None = None  # clusters of the training images, if used as labels
 

@@ -15,11 +15,14 @@ from .. import registry
 from ..data import LabeledImages
 from ..distributed import DistributedLoss, DistributedMiner, num_processes
 from ..errors import ConfigError, PmlExtError, shortened
+from ..pairwise import ListedTuples
 from ..pml import reducers
 from ..recipe import Recipe, build_loss, loss_context, own_optimizer
 from ..recipe.build import build_optimizer
+from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
 from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable
 from ..registry import BuildContext
+from ..samplers import TupleSampler
 from .engine import data_parallel
 
 Labels = NDArray[np.int64]
@@ -80,6 +83,8 @@ class Stages(list[Stage]):
 
 def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, seed: int) -> Stages:
     """Return the stages of a recipe, the recipe's own loss in the last; ConfigError as of :func:`build_sampler`."""
+    if images.tuples is not None:
+        check_listed(recipe, images.tuples.kind)
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
     stages = Stages()
     first = 1
@@ -106,6 +111,9 @@ def _build_stage(
     else:
         prefix = ""
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")
+    if images.tuples is not None:
+        check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
+        check_conflicts(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples)
     pseudo = recipe.data.pseudo
     if pseudo is None:
         _check_class_weights(loss, images.labels)
@@ -199,7 +207,12 @@ def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs
 
 
 def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relation: Any = None) -> tuple[Any, int]:
-    """Return a sampler and the number of batches per epoch; ConfigError if the images are too few for them."""
+    """Return a sampler and the number of batches per epoch; ConfigError if the images are too few for them.
+
+    Listed pairs or triplets are drawn whole, and ``batch_size`` is the number of them.
+    """
+    if images.tuples is not None:
+        return _sampler_of_tuples(table, images.tuples, seed)
     iterations = table.iterations or max(1, len(images) // table.batch_size)
     if table.name == SHUFFLE:
         return _shuffled(table, images, iterations), iterations
@@ -241,6 +254,15 @@ def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> An
         text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
         raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
     return torch.utils.data.RandomSampler(range(len(images)))
+
+
+def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> tuple[TupleSampler, int]:
+    """Return a sampler of listed pairs or triplets; ConfigError if they are too few."""
+    iterations = table.iterations or max(1, len(tuples) // table.batch_size)
+    if iterations * table.batch_size > len(tuples):
+        text = f"{iterations} batches of {table.batch_size} need more than the {len(tuples)} training {tuples.kind}"
+        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+    return TupleSampler(tuples, table.batch_size, seed), iterations
 
 
 def _check_batch_of_classes(table: SamplerTable, classes: int) -> None:

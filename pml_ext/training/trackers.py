@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from .. import registry
 from ..errors import needs_extra
+from ..evaluation.metrics import headline_metric
 from ..files import read_json, write_json
 from ..recipe.build import FILLED_FOR_TRACKER, options_of
 from ..recipe.schema import NamedTable
@@ -40,7 +41,7 @@ def phases_of(metrics: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return the metrics of each test in ``metrics.json``: ``"raw"``, ``"before"``, ``"after"`` ..."""
     phases = {}
     for phase, values in metrics.items():
-        if isinstance(values, dict) and "recall_at_1" in values:
+        if isinstance(values, dict) and headline_metric(values):
             phases[phase] = values
     return phases
 

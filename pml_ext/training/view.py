@@ -23,6 +23,7 @@ from ..errors import ConfigError, DataError, PluginWarning, counted
 from ..evaluation import some_of_each_class
 from ..networks.memory_format import use_channels_last
 from ..networks.network import Preprocessing, VectorInput
+from ..pairwise import ListedTuples
 from ..recipe import (
     Recipe,
     build_dataset,
@@ -45,6 +46,10 @@ _CPU_BATCH = 16  # least number of images in a forward pass of a test on a CPU
 _CPU_VALUES = 10_000_000  # values of their pixels
 T = TypeVar("T")
 Layer = Literal["embedder", "trunk"]
+
+
+class NoLabelsError(DataError):
+    """The data are listed pairs or triplets, whose images have no labels."""
 
 
 class View:
@@ -171,8 +176,11 @@ class View:
         if evaluation.training_images:
             self.tested_training = "train"
         if 0 < evaluation.training_images < len(train):
-            sample = some_of_each_class(train.labels, evaluation.training_images, self.seed)
-            self.splits[SAMPLE] = train.subset(sample)
+            if train.tuples is None:
+                sample = some_of_each_class(train.labels, evaluation.training_images, self.seed)
+                self.splits[SAMPLE] = train.subset(sample)
+            else:
+                self.splits[SAMPLE] = train.sample_of_tuples(evaluation.training_images, self.seed)
             self.tested_training = SAMPLE
 
     def _choose_memory_format(self) -> torch.memory_format:
@@ -188,13 +196,23 @@ class View:
         return torch.channels_last
 
     @property
+    def listed(self) -> ListedTuples | None:
+        """The listed pairs or triplets that train, in place of labels; None where images have labels."""
+        return self.splits["train"].tuples
+
+    @property
+    def unit(self) -> str:
+        """What a batch has, ``"images"``, ``"vectors"``, ``"pairs"`` or ``"triplets"``, for texts."""
+        return self.noun if self.listed is None else self.listed.kind
+
+    @property
     def noun(self) -> str:
         """What the data set has, ``"images"`` or ``"vectors"``, for texts."""
         return "vectors" if self.takes_vectors else "images"
 
     def network_json(self) -> dict[str, Any]:
         """Return the content of ``network.json``: preprocessing, length of features, and training classes."""
-        classes = np.unique(self.training_images.labels).tolist()
+        classes = np.unique(self.training_images.labels).tolist() if self.listed is None else []
         names = self.training_images.class_names
         return {
             **self._preprocessing.model_dump(),
@@ -259,7 +277,7 @@ class View:
 
     def _passes_of_labels(self, split: str, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield batches of a split without images, for what is computed from the cache."""
-        labels = self.true_labels(split)
+        labels = torch.as_tensor(self.images(split).labels, device=self.device)
         none = labels[:0]
         return ((none, none, none, part) for part in torch.split(labels, batch_size))
 
@@ -314,10 +332,14 @@ class View:
         """Return the network's output for a split, not normalized, ``[N, D]`` float32; the embedder's is kept."""
         if layer == "embedder":
             return self.once(("embeddings", split), lambda: self.embedded(split)["embeddings"])
-        return torch.cat([features for features, _ in self.batches(split, layer)])
+        return torch.cat([features for features, _ in self._batches(split, layer)])
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
         """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``, to spare memory."""
+        self.labels(split)  # DataError for data without labels
+        return self._batches(split, layer)
+
+    def _batches(self, split: str, layer: Layer) -> Iterator[tuple[Tensor, Tensor]]:
         if layer not in ("embedder", "trunk"):
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
         for _, features, embeddings, labels in self._forward_passes(split):
@@ -330,7 +352,9 @@ class View:
         return self.true_labels(split)
 
     def true_labels(self, split: str) -> Tensor:
-        """Return the labels that the data have, which tests use."""
+        """Return the labels that the data have, which tests use; DataError for listed pairs or triplets."""
+        if self.listed is not None:
+            raise NoLabelsError(f"{self.recipe.data.name} lists {self.listed.kind}, whose {self.noun} have no labels")
         return torch.as_tensor(self.images(split).labels, dtype=torch.int64, device=self.device)
 
     def images(self, split: str) -> LabeledImages:
@@ -412,18 +436,25 @@ def listing_of(images: LabeledImages) -> dict[str, Any]:
     if images.ids is not None:
         digest.update(json.dumps(images.ids.tolist()).encode())
         digest.update(images.vectors.contiguous().numpy().data)
+    listing: dict[str, Any] = {"images": len(images), "classes": len(np.unique(images.labels))}
+    if images.tuples is not None:
+        digest.update(images.tuples.rows.numpy().tobytes())
+        if images.tuples.same is not None:
+            digest.update(images.tuples.same.numpy().tobytes())
+        listing["tuples"] = f"{len(images.tuples)} {images.tuples.kind}"
     paths = [os.fspath(path) for path in images.paths or ()]
     start = os.path.commonprefix(paths).rfind(os.sep) + 1  # noqa: RUF071 - cut at a folder here
     for path in paths:
         digest.update(os.fsencode(path[start:]) + b"\0")
-    classes = len(np.unique(images.labels))
-    return {"images": len(images), "classes": classes, "digest": digest.hexdigest()[:16]}
+    return listing | {"digest": digest.hexdigest()[:16]}
 
 
 def _counted_listing(listing: Mapping[str, Any] | None) -> str:
     if listing is None:
         return "no images"
     images = counted(listing["images"], "image")
+    if "tuples" in listing:
+        return f"{images} in {listing['tuples']}"
     classes = "1 class" if listing["classes"] == 1 else f"{listing['classes']} classes"
     return f"{images} of {classes}"
 

@@ -41,6 +41,14 @@ def test_curves_hold_their_numbers():
     assert figures.recall_curve({"raw": {1: 0.5}}).axes[0].get_xscale() == "linear"
 
 
+def test_distributions_of_listed_pairs_have_their_means():
+    figure = figures.listed_distributions({"one": ([0.5, 0.75], [-0.25]), "equal": ([1.0, 1.0], [1.0])})
+    first, second = figure.axes
+    found = [text.get_text() for text in first.get_legend().get_texts()]
+    assert found == ["positive: 0.62 ± 0.12", "negative: -0.25 ± 0.00"]
+    assert "all pairs have the value 1" in [text.get_text() for text in second.texts]
+
+
 def test_similarity_distributions_tell_positive_from_negative():
     embeddings, labels = clusters()
     figure = figures.similarity_distributions(

@@ -74,6 +74,15 @@ def test_values_per_query_equal_loops(case, k, columns):
         assert result.tolist() == pytest.approx([row[name] for row in wanted], abs=1e-12, nan_ok=True), name
 
 
+def test_the_metric_of_a_headline():
+    assert metrics.headline_metric({"map_at_r": 1, "recall_at_1": 0.5}) == "recall_at_1"
+    assert metrics.headline_metric({"verification_eer": 1, "verification_roc_auc": 0.5}) == "verification_roc_auc"
+    assert metrics.headline_metric({"triplet_accuracy": 0.5}) == "triplet_accuracy"
+    assert metrics.headline_metric({"train": 3.2}) == ""
+    assert metrics.title_of("triplet_accuracy") == "accuracy of triplets"
+    assert metrics.title_of("verification_accuracy") == "accuracy of pairs at the training threshold"
+
+
 def test_a_metric_has_one_title_by_its_key():
     titles = {
         "recall_at_1": "Recall@1",

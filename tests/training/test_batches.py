@@ -13,9 +13,20 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from pml_ext.data import LabeledImages, Pipeline, build_transforms, prepare
 from pml_ext.errors import ConfigError, DataError
+from pml_ext.pairwise import ListedTuples
 from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
-from pml_ext.training.batches import BatchReader, WorkerDataset, data_loader, draw, embed_batches, epoch_batches
+from pml_ext.samplers import TupleSampler
+from pml_ext.training.batches import (
+    BatchReader,
+    WorkerDataset,
+    data_loader,
+    draw,
+    draw_for_all,
+    embed_batches,
+    epoch_batches,
+    with_indices,
+)
 from pml_ext.training.stages import build_stages
 
 from .worker_images import Deadly, Noisy, Open
@@ -33,6 +44,21 @@ def test_parts_joined_in_the_order_of_the_ranks_are_the_batch(processes):
         assert [index for index, _ in whole[number]] == joined[number]
     sizes = [len(part[0]) for part in parts]
     assert max(sizes) - min(sizes) <= 1
+
+
+def test_batches_of_listed_pairs_have_their_indices():
+    pairs = ListedTuples([[0, 1], [2, 3], [1, 2], [4, 0]], [True, False, False, True])
+    drawn = [batch.tuples for batch in TupleSampler(pairs, 2, seed=5)]
+    assert draw(TupleSampler(pairs, 2, seed=5), 2, 1) == drawn[:1]
+    batches, indices = draw_for_all(TupleSampler(pairs, 2, seed=5), 2, 2, seed=0, epoch=1)
+    assert [[index for index, _ in batch] for batch in batches] == [pairs.batch(numbers).items for numbers in drawn]
+    reading = [(torch.full((len(batch), 1), number), torch.zeros(len(batch))) for number, batch in enumerate(batches)]
+    for number, (images, labels, listed) in enumerate(with_indices(reading, indices, CPU)):
+        assert labels is None
+        assert torch.equal(images, reading[number][0])
+        assert all(map(torch.equal, listed, pairs.batch(drawn[number]).indices_tuple))
+    assert list(with_indices(reading, None, CPU)) == reading
+    assert draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)[1] is None
 
 
 def test_seeds_differ_between_images_epochs_and_runs():

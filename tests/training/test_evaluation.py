@@ -10,9 +10,10 @@ from PIL import Image
 from pml_ext.errors import ConfigError, DataError, TrainingError
 from pml_ext.evaluation import pairs_of_classes, verify
 from pml_ext.losses.relations import Hierarchy
+from pml_ext.pairwise import ListedTuples
 from pml_ext.pml import LpDistance
 from pml_ext.recipe import load_recipes
-from pml_ext.training.evaluation import collapse, evaluate_split, missing_pairs, nearest
+from pml_ext.training.evaluation import collapse, collapse_of_listed, evaluate_split, missing_pairs, nearest
 from pml_ext.training.run import Run
 
 LABELS = torch.arange(60) % 6
@@ -48,6 +49,20 @@ def test_what_cannot_be_judged_is_no_collapse():
     assert collapse(torch.ones(1, 4), LABELS[:1]) is None
     assert collapse(torch.full((6, 4), math.nan), LABELS[:6]) is None
     assert collapse(torch.ones(6, 4), torch.arange(6)) is not None
+
+
+def test_listed_tuples_that_no_search_tells_apart_are_a_collapse():
+    ordered = torch.tensor([[1.0, 0.0], [1.0, 1e-3], [1.0, 9e-3], [1.0, 10e-3]])
+    pairs = ListedTuples([[0, 1], [2, 3], [0, 3], [1, 2]], [True, True, False, False])
+    triplets = ListedTuples([[0, 1, 2], [3, 2, 0]])
+    for tuples in (pairs, triplets):
+        assert collapse_of_listed(ordered, tuples) is None
+        assert collapse_of_listed(torch.ones(4, 2), tuples) == pytest.approx(1)
+        assert collapse_of_listed(torch.eye(4), tuples) is None  # far from each other
+    wrong = ListedTuples(pairs.rows, ~pairs.same)
+    assert collapse_of_listed(ordered, wrong) > 0.99
+    assert collapse_of_listed(torch.ones(4, 2), pairs.some([0])) == pytest.approx(1)  # no order of one kind
+    assert collapse_of_listed(torch.ones(1, 2), triplets.some([])) is None
 
 
 def test_what_pairs_no_batch_has():

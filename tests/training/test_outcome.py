@@ -104,11 +104,38 @@ def test_weights_that_are_not_finite_are_no_checkpoint(tmp_path):
 )
 def test_a_loss_that_is_always_0_is_a_warning(tmp_path, overrides, reason):
     settings = ["sampler.iterations=12", "schedule.epochs=2", "schedule.milestones=[1]", *overrides]
-    (warning,) = quick(tmp_path / "run", *settings)["warnings"]
-    first = 1 if "sampler.iterations=1" in overrides else 10
+    ear = Ear()
+    has_memory = "loss.memory.size=500" in overrides
+    if has_memory:  # which is not full at the end
+        assert quick(tmp_path / "run", *settings, listener=ear)["warnings"] == ear.warnings
+        assert ear.warnings[0] in read_json(tmp_path / "run" / "metrics.json")["warnings"]
+    else:
+        text = r"the loss was 0 in all 12 iterations, so nothing is learned: .* \(until the end of epoch 1\); there"
+        with pytest.raises(TrainingError, match=text) as caught:
+            quick(tmp_path / "run", *settings, listener=ear)
+        remedy = str(caught.value).partition("there is no checkpoint yet. ")[2]
+        assert remedy.startswith(("Let the sampler draw several", "Take a larger margin"))
+    (warning,) = ear.warnings
+    first = 1 if has_memory else 10
     assert warning.startswith(f"the loss is 0 in all of the first {first} iterations, so nothing is learned: ")
     assert reason in warning
-    assert warning in read_json(tmp_path / "run" / "metrics.json")["warnings"]
+
+
+class Vanishing(losses.ContrastiveLoss):
+    """Is 0 after the first epoch, as if all pairs satisfied the margin."""
+
+    def forward(self, *arguments):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(*arguments) * int(self.calls < 5)
+
+
+@pytest.mark.usefixtures("isolated_registry", "without_report")
+def test_a_run_that_has_learned_may_end_with_a_loss_of_0(tmp_path):
+    pml_ext.register(Vanishing, name="vanishing")
+    metrics = quick(tmp_path / "run", "loss.name=vanishing", "evaluation.baselines=false")
+    assert metrics["best_epoch"] == 3
+    state = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert state["has_loss"] is True
 
 
 def test_a_collapsed_run_ends_with_a_report_and_warnings(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from pml_ext.recipe import load_recipes
 from pml_ext.recipe.schema import EvaluationTable
 from pml_ext.report import render
-from pml_ext.training.report import PHASES, metrics_table, setback, verdict
+from pml_ext.training.report import PHASES, _cells, metrics_table, setback, verdict
 
 METRICS = [*(f"recall_at_{k}" for k in (1, 10, 100)), "precision_at_1", "r_precision", "map_at_r", "nmi", "ncm_top_1"]
 MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {
@@ -22,6 +22,7 @@ document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e =>
 def page(phases):
     recipe = SimpleNamespace(evaluation=EvaluationTable(recall_at=[1, 10, 100]))
     view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe, frozen=False, relation=None)
+    view.noun, view.takes_vectors, view.listed = "images", False, None
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
     table = metrics_table(view, metrics)
     return render("report", title="a", tables=[table], phases={"train": 1.0})
@@ -64,6 +65,24 @@ def test_what_the_whole_network_adds_is_said():
     assert ahead_of_head_alone == (
         "The trained network is behind the frozen trunk: Recall@1 is 50.0 %, and 60.0 % before training."
     )
+
+
+def test_the_smallest_error_rate_is_the_best_value():
+    metrics = {
+        "before": {"verification_eer": 0.3, "verification_roc_auc": 0.6},
+        "after": {"verification_eer": 0.1, "verification_roc_auc": 0.9},
+        "training": {"verification_eer": 0.0, "verification_roc_auc": 1.0},
+    }
+    phases = ["before", "after", "training"]
+    assert _cells(metrics, "verification_eer", phases) == ["30.0", "<b>10.0</b>", "0.0"]
+    assert _cells(metrics, "verification_roc_auc", phases) == ["60.0", "<b>90.0</b>", "100.0"]
+
+
+def test_pairs_behind_the_untrained_head_are_named():
+    (recipe,) = load_recipes("pml/vectors", ["data.name=pairs:mine.csv", "data.vectors=a.npz"], check=False).values()
+    phases = {"raw": {"verification_roc_auc": 0.9}, "after": {"verification_roc_auc": 0.8}}
+    text = "The trained head is behind the raw vectors: ROC AUC of pairs is 80.0 %, and 90.0 % before training."
+    assert setback(recipe, phases).startswith(text.replace("trained head", "head"))
 
 
 @pytest.mark.parametrize(("width", "phases"), [(390, ["raw", "before", "after", "training"]), (1280, [*PHASES])])

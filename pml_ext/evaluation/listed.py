@@ -1,0 +1,78 @@
+"""Metrics of listed pairs and triplets: whether embeddings have them in the order that the list says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..pairwise import ListedTuples
+from .verification import FOLDS, VerificationPairs, accuracy_at, curve_metrics, fold_accuracies, pair_scores
+
+if TYPE_CHECKING:
+    from ..pml import BaseDistance
+
+PREFIX = "verification_"  # of the metrics of pairs
+
+
+def tuple_metrics(
+    embeddings: Any, tuples: ListedTuples, threshold: float | None = None, distance: BaseDistance | None = None
+) -> dict[str, float]:
+    """Return the metrics of listed pairs or triplets by name.
+
+    Of pairs, those of :func:`pml_ext.evaluation.verify`, each with ``verification_`` before its name: the accuracy at
+    the ``threshold``, where one is given, and that of ten folds, where there are ten pairs of each kind. Of triplets,
+    the ``triplet_accuracy``.
+
+    Args:
+        embeddings: ``[N, D]``.
+        tuples: rows of the embeddings.
+        threshold: of training pairs: ``best_threshold(scores_of_pairs(...), same)``.
+        distance: see :func:`pml_ext.evaluation.pair_scores`.
+
+    Raises:
+        ValueError: NaN, or pairs of one kind alone.
+    """
+    if tuples.same is None:
+        return {"triplet_accuracy": triplet_accuracy(embeddings, tuples, distance)}
+    scores = scores_of_pairs(embeddings, tuples, distance)
+    same = tuples.same.numpy()
+    metrics = curve_metrics(scores, same)
+    if threshold is not None:
+        metrics["accuracy"] = accuracy_at(scores, same, threshold)
+    if min(same.sum(), (~same).sum()) >= FOLDS:
+        accuracies = fold_accuracies(scores, same)
+        metrics["accuracy_10_fold"] = float(accuracies.mean())
+        metrics["accuracy_10_fold_error"] = float(accuracies.std(ddof=1) / np.sqrt(len(accuracies)))
+    return {f"{PREFIX}{name}": value for name, value in metrics.items()}
+
+
+def scores_of_pairs(embeddings: Any, pairs: ListedTuples, distance: BaseDistance | None = None) -> NDArray[np.float64]:
+    """Return the scores ``[T]`` of listed pairs, greater for more similar ones."""
+    assert pairs.same is not None
+    first, second = pairs.rows.T
+    return pair_scores(embeddings, VerificationPairs(first, second, pairs.same), distance=distance)
+
+
+def scores_of_triplets(
+    embeddings: Any, triplets: ListedTuples, distance: BaseDistance | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the scores of anchor and positive, and those of anchor and negative, ``[T]`` each."""
+    anchors, positives, negatives = triplets.rows.T
+    right = torch.ones(len(triplets), dtype=torch.bool)
+    known = pair_scores(embeddings, VerificationPairs(anchors, positives, right), distance=distance)
+    others = pair_scores(embeddings, VerificationPairs(anchors, negatives, ~right), distance=distance)
+    return known, others
+
+
+def triplet_accuracy(embeddings: Any, triplets: ListedTuples, distance: BaseDistance | None = None) -> float:
+    r"""Return the share of triplets whose anchor is nearer to the positive than to the negative.
+
+    .. math:: \frac{1}{T} \sum_{a, p, n} [d_{ap} < d_{an}] + \frac{1}{2} [d_{ap} = d_{an}]
+
+    A tie counts half, so that embeddings which are all equal have an accuracy of 0.5.
+    """
+    known, others = scores_of_triplets(embeddings, triplets, distance)
+    return float(((known > others) + 0.5 * (known == others)).mean())

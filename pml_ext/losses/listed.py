@@ -1,0 +1,104 @@
+"""Which losses can train on listed pairs or triplets, whose items have no labels."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import one_line, shortened
+from ..pairwise import Kind, ListedTuples
+from ..registry.components import capabilities
+
+_PROBES: dict[str, tuple[list[list[int]], list[bool] | None]] = {  # tuples of items that are in no other tuple
+    "pairs": ([[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]], [True, False, True, False, True, False]),
+    "triplets": ([[0, 1, 2], [3, 4, 5], [6, 7, 8]], None),
+}
+_SPREADS = (0.05, 0.5, 3.0)  # of the embeddings of a probe: within any margin, and outside of it
+INSTEAD = {  # losses that can, for texts
+    "pairs": "pml/contrastive or pml/multi-similarity",
+    "triplets": "pml/triplet-margin or pml/multi-similarity",
+}
+
+
+def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
+    """Return why a loss cannot train on listed pairs, or triplets, without labels; "" if it can.
+
+    The loss is called, as a copy, with random embeddings of the length ``size``. Each tuple must have a part in the
+    gradients of all of its items, also if these items are in no other tuple.
+    """
+    if "indices_tuple" not in capabilities(loss):
+        return "it takes no indices_tuple"
+    rows, same = _PROBES[kind]
+    tuples = ListedTuples(torch.tensor(rows), None if same is None else torch.tensor(same))
+    counts = torch.zeros(tuples.rows.shape, dtype=torch.bool)  # whether a tuple moves each of its items
+    with torch.random.fork_rng([]):
+        for spread in _SPREADS:
+            torch.manual_seed(0)
+            embeddings = torch.randn(size) + spread * torch.randn(int(tuples.rows.max()) + 1, size)
+            try:
+                counts |= _moved(loss, embeddings, tuples)
+                counts |= _moved(loss, _with_near_negatives(embeddings, tuples), tuples)
+            except Exception as error:  # of any kind, as losses raise them
+                return shortened(one_line(error), 200)
+            if counts.all():
+                return ""
+    if same is None:
+        return "as it is set here, not every triplet adds to it"
+    for answer, text in ((True, "the same"), (False, "not the same")):
+        if not counts[tuples.same == answer].all():
+            return f"a pair that is {text} adds nothing to it by itself"
+    return ""
+
+
+def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
+    """Return whether a loss takes triplets in which an item is a positive, and a negative, of one anchor.
+
+    PML's losses of matrices, such as the multi-similarity loss, refuse them.
+    """
+    triplets = ListedTuples([[0, 1, 2], [0, 3, 1], [4, 5, 6]])
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        try:
+            _gradient(loss, torch.randn(7, size), triplets)
+        except Exception:  # of any kind, as losses raise them
+            return False
+    return True
+
+
+def _with_near_negatives(embeddings: Tensor, tuples: ListedTuples) -> Tensor:
+    """Return embeddings whose negatives are nearly where their anchors, or the middles of anchor and positive, are."""
+    points = embeddings.clone()
+    if tuples.same is None:
+        anchors, positives, negatives = tuples.rows.T
+        near = (points[anchors] + points[positives]) / 2
+    else:
+        anchors, negatives = tuples.rows[~tuples.same].T
+        near = points[anchors]
+    points[negatives] = near + 0.01 * torch.randn(near.shape)
+    return points
+
+
+def _moved(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
+    """Return whether each tuple has a part in the gradient of each of its items, ``[T, 2]`` or ``[T, 3]``."""
+    whole = _gradient(loss, embeddings, tuples)
+    moved = torch.zeros(tuples.rows.shape, dtype=torch.bool)
+    for number in range(len(tuples)):
+        others = torch.arange(len(tuples)) != number
+        difference = whole - _gradient(loss, embeddings, tuples.some(others))
+        moved[number] = (difference[tuples.rows[number]] != 0).any(dim=1)
+    return moved
+
+
+def _gradient(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tensor:
+    """Return the gradient of the embeddings under the loss of tuples, by a copy of it in training mode."""
+    points = embeddings.clone().requires_grad_()
+    batch = tuples.batch(range(len(tuples)))
+    indices_tuple = tuple(torch.tensor(batch.items)[index] for index in batch.indices_tuple)
+    torch.manual_seed(1)
+    value = copy.deepcopy(loss).cpu().train()(points, None, indices_tuple)
+    if not (isinstance(value, Tensor) and value.requires_grad):
+        return torch.zeros_like(embeddings)
+    (gradient,) = torch.autograd.grad(value, points, allow_unused=True)
+    return torch.zeros_like(embeddings) if gradient is None else gradient

@@ -1,0 +1,104 @@
+"""Recipes of listed pairs and triplets: the settings, losses and metrics that go without labels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import registry
+from ..errors import ConfigError
+from .schema import SHUFFLE, Recipe, StageTable
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..pairwise import Kind, ListedTuples
+
+_BY_CLASS = (  # settings of [evaluation] for searches, classes and clusters
+    "recall_at",
+    "precision_at",
+    "ndcg_at",
+    "clusters_per_class",
+    "verification",
+    "lone_queries",
+    "protocols",
+    "shortlist",
+    "validation",
+    "fold",
+    "held_out",
+    "validation_trains",
+)
+
+
+def check_listed(recipe: Recipe, kind: Kind) -> None:
+    """Refuse settings of a recipe that need labels, where the data are listed pairs or triplets."""
+    name = recipe.data.name
+    if recipe.data.labels == "clusters":
+        raise ConfigError(f"data.labels: clusters are labels, and {name} lists {kind}; leave it out")
+    if recipe.data.relation is not None:
+        raise ConfigError(f"data.relation: it is one of labels, and {name} lists {kind}; leave it out")
+    for key in _BY_CLASS:
+        if getattr(recipe.evaluation, key) != type(recipe.evaluation).model_fields[key].default:
+            raise ConfigError(f"evaluation.{key}: it is for images with labels, and {name} lists {kind}; leave it out")
+    for number, stage in enumerate(recipe.all_stages()):
+        prefix = f"stages.{number}." if number < len(recipe.stages) else ""
+        _check_stage(prefix, stage, name, kind)
+
+
+def _check_stage(prefix: str, stage: StageTable, name: str, kind: Kind) -> None:
+    """Refuse a sampler, miner, memory or regularizer that needs labels, and a loss with something for each class."""
+    sampler = stage.sampler
+    if sampler is not None and (sampler.name != SHUFFLE or sampler.settings):
+        raise ConfigError(
+            f"{prefix}sampler: {sampler.name} draws images by labels, and {name} lists {kind}; leave out name and its "
+            f"settings: batch_size is the number of {kind} in a batch"
+        )
+    loss = stage.loss
+    if loss.miner is not None:
+        raise ConfigError(
+            f"{prefix}loss.miner: {loss.miner.name} chooses pairs by labels, and {name} lists {kind}; leave it out"
+        )
+    if loss.memory is not None:
+        raise ConfigError(f"{prefix}loss.memory: it pairs past images by labels, and {name} lists {kind}; leave it out")
+    regularizer = loss.regularizer
+    if regularizer is not None:
+        found = registry.get(regularizer.name, "regularizer").cls
+        if "labels" in getattr(found, "capabilities", ()):
+            raise ConfigError(
+                f"{prefix}loss.regularizer: {regularizer.name} needs labels, and {name} lists {kind}; leave it out"
+            )
+    settings = registry.get(loss.name, "loss").settings
+    for setting in ("num_classes", "class_labels"):
+        parameter = settings.get(setting)
+        if parameter is not None and parameter.default is parameter.empty:
+            raise _refused(prefix, loss.name, name, kind, "it keeps something for each class")
+
+
+def check_listed_loss(key: str, loss_name: str, loss: torch.nn.Module, recipe: Recipe, kind: Kind) -> None:
+    """Refuse a loss that cannot use listed pairs or triplets."""
+    from ..losses import why_unusable
+
+    reason = why_unusable(loss, kind, recipe.model.embedding_size)
+    if reason:
+        raise _refused(key.removesuffix("loss"), loss_name, recipe.data.name, kind, reason)
+
+
+def check_conflicts(key: str, loss_name: str, loss: torch.nn.Module, recipe: Recipe, tuples: ListedTuples) -> None:
+    """Refuse a loss that cannot use triplets in which an item is both positive and negative of an anchor."""
+    from ..losses import takes_conflicts
+
+    if tuples.conflict() is None or takes_conflicts(loss, recipe.model.embedding_size):
+        return
+    reason = "an image is the positive of an anchor in one training triplet, and its negative in another"
+    raise ConfigError(
+        f"{key}.name: {loss_name} cannot train on {recipe.data.name}: {reason}; take pml/triplet-margin, which looks "
+        "at whole triplets"
+    )
+
+
+def _refused(prefix: str, loss: str, name: str, kind: Kind, reason: str) -> ConfigError:
+    from ..losses.listed import INSTEAD
+
+    return ConfigError(
+        f"{prefix}loss.name: {loss} cannot train on {name}, which lists {kind} without labels: {reason}; take "
+        f"{INSTEAD[kind]}, or another of docs/pairs.md"
+    )

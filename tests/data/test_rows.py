@@ -1,0 +1,33 @@
+"""CSV files as spreadsheets write them; what cannot be read is refused by the tables and lists that use it."""
+
+import pytest
+
+from pml_ext.data.rows import is_empty, read_rows
+from pml_ext.errors import DataError
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_the_separators_of_spreadsheets(tmp_path, separator):
+    file = tmp_path / "mine.csv"
+    lines = [["a", "b"], ["1", '"x\ny"'], ["2", "z"]]
+    file.write_text("\n".join(separator.join(line) for line in lines), "utf-8-sig")
+    columns, rows = read_rows(file, "table:FILE.csv")
+    assert columns == ["a", "b"]
+    assert rows == [(3, {"a": "1", "b": "x\ny"}), (4, {"a": "2", "b": "z"})]
+
+
+def test_an_empty_file_has_no_columns(tmp_path):
+    (tmp_path / "mine.csv").touch()
+    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == ([], [])
+
+
+def test_a_file_that_cannot_be_read_names_its_form(tmp_path):
+    with pytest.raises(DataError, match=r"none.csv: cannot be read as pairs .*pairs:FILE.csv must be UTF-8"):
+        read_rows(tmp_path / "none.csv", "pairs:FILE.csv")
+    with pytest.raises(DataError, match="not a regular file; wanted triplets:FILE.csv"):
+        read_rows(tmp_path, "triplets:FILE.csv")
+
+
+def test_cells_without_a_value():
+    assert all(map(is_empty, ["", " ", None, "nan", "NaN", "None"]))
+    assert not any(map(is_empty, ["0", "a", False]))
