@@ -321,17 +321,20 @@ class StageTable(Table):
 
 
 class ScheduleTable(Table):
-    """``[schedule]``: number of epochs, stages included, and decay of the learning rate."""
+    """``[schedule]``: number of epochs, stages included, warm-up and decay of the learning rate."""
 
     epochs: Count
     name: Literal["constant", "multi-step", "cosine"] = "constant"
     milestones: list[Count] = []
     gamma: float = Field(0.1, gt=0, le=1)
+    warmup: float = Field(0.0, ge=0)  # epochs, or a part of one, in which the learning rate rises to the schedule's
 
     @model_validator(mode="after")
     def _milestones_fit(self) -> Self:
         if (self.name == "multi-step") != bool(self.milestones):
             raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
+        if self.warmup > self.epochs:
+            raise ValueError(f"warmup: found {self.warmup:g} epochs, and the run has {self.epochs}")
         return self
 
 

@@ -91,7 +91,8 @@ def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[
     unused = []
     if settings["schedule.name"] != "multi-step":
         unused += ["schedule.milestones", "schedule.gamma"]
-    if settings["schedule.name"] == "constant" or "loss.optimizer.scheduled" in settings:
+    is_constant = settings["schedule.name"] == "constant" and not settings["schedule.warmup"]
+    if is_constant or "loss.optimizer.scheduled" in settings:
         unused.append("optimizer.scheduled")
     if "data.relation.name" not in settings:
         unused += [key for key in settings if key.endswith("loss.relation")]
