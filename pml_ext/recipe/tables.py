@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
-KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
+KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo", "views")
 NO_EFFECT = "without effect here"  # origin of settings that others make useless
 
 

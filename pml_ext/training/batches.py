@@ -45,7 +45,7 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     return [list(map(int, batch)) for batch in islice(batches, iterations)]
 
 
-def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int) -> Batches:
+def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int, views: int = 1) -> Batches:
     """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks."""
     if rank() == 0:
         drawn = draw(sampler, batch_size, iterations)
@@ -53,21 +53,27 @@ def draw_for_all(sampler: Any, batch_size: int, iterations: int, seed: int, epoc
         drawn = None
     if rank() > 0:
         torch.manual_seed(hash((seed, epoch, rank())))
-    return epoch_batches(from_rank_0(drawn), seed, epoch, rank(), num_processes())
+    return epoch_batches(from_rank_0(drawn), seed, epoch, rank(), num_processes(), views)
 
 
-def epoch_batches(joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> Batches:
+def epoch_batches(
+    joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1, views: int = 1
+) -> Batches:
     """Return an epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
 
-    The augmentation of an image depends on the seed, the epoch and the place in it only, not on the number of
-    processes or workers.
+    Each image is there ``views`` times, one after the other. The augmentation of an image depends on the seed, the
+    epoch, the place in it and the view only, not on the number of processes or workers. The seeds of the views of an
+    image are consecutive numbers, so that of K views that a cache keeps they select different ones.
     """
     generator = np.random.default_rng((seed, epoch))
-    seeds = generator.integers(2**63, size=sum(map(len, joined))).tolist()
+    seeds = generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist()
     batches = []
     first = 0  # of the batch's seeds
     for images in joined:
-        whole = list(zip(images, seeds[first : first + len(images)], strict=True))
+        whole: list[Item] = []
+        for image, first_seed in zip(images, seeds[first : first + len(images)], strict=True):
+            for view in range(views):
+                whole.append((image, first_seed + view))
         first += len(images)
         start = len(whole) * rank // processes
         end = len(whole) * (rank + 1) // processes

@@ -132,7 +132,8 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
         run.call_parts("start_epoch")
         run.changed()
         objective, recorded = run.objective(stage, recorded=records is not None, finished=len(losses))
-        batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch)
+        views = run.recipe.data.views
+        batches = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch, views)
     reader = run.reader_of(stage)
     reading = reader.read(batches[len(losses) :], run.pseudo_labels)
     checkpointer.enter_epoch()

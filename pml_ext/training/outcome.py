@@ -44,9 +44,10 @@ def warn_of_small_batches(run: Run) -> None:
 def _normalized_together(run: Run, stage: Stage) -> int:
     """Return the number of images whose statistics a batch norm joins: of a batch, or of a forward pass of it."""
     micro_batch = run.recipe.engine.micro_batch
+    batch = stage.batch_size * run.recipe.data.views
     if micro_batch is None:
-        return stage.batch_size
-    return min(stage.batch_size, micro_batch * run.processes)
+        return batch
+    return min(batch, micro_batch * run.processes)
 
 
 def _trains_batch_norms(run: Run, stage: Stage) -> bool:

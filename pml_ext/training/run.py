@@ -28,7 +28,7 @@ from .features import FeatureReader
 from .folder import RECIPE
 from .listener import Listener, Silence
 from .records import RecordedValues
-from .stages import Stage, build_optimizers, build_stages, extend_schedule
+from .stages import Stage, build_optimizers, build_stages, extend_schedule, with_instances
 from .view import View
 from .warmup import WarmUp
 
@@ -75,7 +75,10 @@ class Run(View):
         self._on_nonfinite = on_nonfinite
         super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
-        self.stages = build_stages(recipe, self.training_images, self.device, seed)
+        labeled = self.training_images
+        if recipe.data.labels == "instance":
+            labeled = with_instances(labeled)
+        self.stages = build_stages(recipe, labeled, self.device, seed)
         self._cuts: dict[tuple[str, str], TrunkCut] = {}  # by block and precision
         self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
         self.history = RunHistory()
@@ -198,7 +201,10 @@ class Run(View):
             self.engine.use_trunk(self.trained_trunk(stage))
 
     def call_after_step(self, stage: Stage, indices: torch.Tensor, step: Step) -> None:
-        """Call ``after_step`` of the stage's components with indices and embeddings of all processes."""
+        """Call ``after_step`` of the stage's components with indices and embeddings of all processes.
+
+        Of several views of an image, they get the first.
+        """
         watching = []
         for part in stage.parts():
             if callable(getattr(part, "after_step", None)):
@@ -208,8 +214,9 @@ class Run(View):
         seen = {"indices": indices, "embeddings": step.embeddings}
         if self.processes > 1:
             seen = join({"indices": indices.cpu(), "embeddings": step.embeddings.cpu()})
+        views = self.recipe.data.views
         for part in watching:
-            self.call(part, "after_step", seen["indices"], seen["embeddings"])
+            self.call(part, "after_step", seen["indices"][::views], seen["embeddings"][::views])
 
     def call_parts(self, method: str) -> None:
         """Call a method, with the run as the argument, on every component that has the method."""
