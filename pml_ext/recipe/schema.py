@@ -542,7 +542,7 @@ class Recipe(Table):
     def _check_sampler(self, sampler: SamplerTable) -> None:
         """Raise ValueError for a sampler of several images of a class where each image is a class."""
         per_class = sampler.settings.get("m", 1)
-        if self.data.labels == "instance" and per_class != 1:
+        if self.data.labels == "instance" and sampler.name != SHUFFLE and per_class != 1:
             remedy = "wanted m = 1, or sampler.name = 'shuffle'"
             raise ValueError(f"sampler.m: found {per_class!r}, and with labels = 'instance' a class has 1; {remedy}")
 

@@ -148,4 +148,7 @@ class RunView(Protocol):
         """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64, on the device; for ``"train"``, the epoch's clusters if any."""
+        """Return the labels of a split, ``[N]``, int64, on the device.
+
+        For ``"train"``, without labels of the data: the epoch's clusters, or the images' numbers.
+        """

@@ -146,8 +146,8 @@ def test_no_label_of_a_training_image_is_looked_at(tmp_path, monkeypatch):
     [
         ["data.augment.transforms=[{name='RandomErasing', p=0.5}, {name='RandomRotation', degrees=15}]"],
         ["loss.memory={size=200, start_epoch=2}", "loss.miner=pml/multi-similarity", "engine.micro_batch=30"],
-        ["data.workers=1", "data.labels=given", "data.views=3"],
-        ["data.labels=clusters", "data.pseudo={clusters=60}", "data.views=2"],
+        pytest.param(["data.workers=1", "data.labels=given", "data.views=3"], marks=pytest.mark.slow),
+        pytest.param(["data.labels=clusters", "data.pseudo={clusters=60}"], marks=pytest.mark.slow),
     ],
     ids=["transforms", "memory", "labels", "clusters"],
 )
