@@ -150,6 +150,11 @@ class DataTable(NamedTable):
     views: Count = 1  # of each image in a training batch, each augmented by random numbers of its own
     relation: Annotated[NamedTable, _name_alone] | None = None  # between classes, by their names; see docs/relations.md
 
+    @property
+    def labels_without_names(self) -> str:
+        """What the classes are where they are not those of the data, as texts begin: ``"clusters have"``."""
+        return "clusters have" if self.labels == "clusters" else "labels = 'instance' has"
+
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
         if self.labels == "clusters":
@@ -162,7 +167,7 @@ class DataTable(NamedTable):
         if self.relation is not None and self.relation.name not in RELATIONS:
             raise ValueError(f"relation: {unknown('relation', self.relation.name, RELATIONS)}")
         if self.relation is not None and self.labels != "given":
-            raise ValueError(f"relation: it follows from the names of classes, which labels = {self.labels!r} has not")
+            raise ValueError(f"relation: it follows from the names of classes, which {self.labels_without_names} not")
         if self.labels == "instance" and self.views < 2:
             raise ValueError(
                 f"views: found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive "
@@ -528,8 +533,8 @@ class Recipe(Table):
             )
         self._check_cuts()
         if self.data.labels != "given" and self.evaluation.validation:
-            unused = f"which labels = {self.data.labels!r} leaves unused"
-            raise ValueError(f"evaluation.validation: it holds out training classes by labels, {unused}")
+            without = f"which {self.data.labels_without_names} not"
+            raise ValueError(f"evaluation.validation: it holds out classes by labels, {without}")
         if self.evaluation.verification is not None and self.data.relation is not None:
             raise ValueError("evaluation.verification: it takes pairs of equal classes, which data.relation replaces")
         for stage in self.all_stages():

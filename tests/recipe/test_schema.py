@@ -81,7 +81,7 @@ TRANSFORMS = "data.augment.transforms="
         ),
         (
             ["data={labels='instance', views=2}", "sampler.m=1", "evaluation={validation=0.2, select='map_at_r'}"],
-            "evaluation.validation: it holds out training classes by labels, which labels = 'instance' leaves unused",
+            "evaluation.validation: it holds out classes by labels, which labels = 'instance' has not",
         ),
         (["schedule.warmup=16"], "schedule: warmup: found 16 epochs, and the run has 15"),
         (["schedule.warmup=-1"], "schedule.warmup: found -1; input should be greater than or equal to 0"),
