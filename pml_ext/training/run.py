@@ -215,8 +215,10 @@ class Run(View):
         if self.processes > 1:
             seen = join({"indices": indices.cpu(), "embeddings": step.embeddings.cpu()})
         views = self.recipe.data.views
+        if views > 1:
+            seen = {name: rows[::views] for name, rows in seen.items()}
         for part in watching:
-            self.call(part, "after_step", seen["indices"][::views], seen["embeddings"][::views])
+            self.call(part, "after_step", seen["indices"], seen["embeddings"])
 
     def call_parts(self, method: str) -> None:
         """Call a method, with the run as the argument, on every component that has the method."""
