@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from pytorch_metric_learning import distances
@@ -71,7 +72,7 @@ if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
     class MultipleLosses(_CalledAsLoss, losses.MultipleLosses): ...
 
     class SelfSupervisedLoss(losses.SelfSupervisedLoss):
-        def __call__(self, embeddings: Tensor, ref_emb: Tensor) -> Tensor: ...
+        def __call__(self, embeddings: Tensor, ref_emb: Tensor | Sequence[Tensor]) -> Tensor: ...
 
     class BaseMiner(miners.BaseMiner):
         def __init__(self, **settings: Unpack[MinerSettings]) -> None: ...

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pml_ext.training.launch import train
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
@@ -65,6 +67,23 @@ def test_the_lines_of_the_page_on_pairs_run(pml_ext_command, tmp_path, monkeypat
             commands.append(command)
     assert commands == ["train", "train", "train", "index", "query"]
     assert len(lines["batches"]) == 93  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "heading"), [("data", "Augmentation"), ("data", "Views of an image"), ("recipes", "Warm-up")]
+)
+def test_the_recipe_of_a_section_trains(name, heading, tmp_path, without_report):
+    page = (ROOT / "docs" / f"{name}.md").read_text("utf-8")
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    if "extends" not in block:
+        block = f'extends = "cbml/digits"\n{block}'
+    file = tmp_path / "mine.toml"
+    file.write_text(block)
+    few = ["schedule.epochs=2", "sampler.iterations=3", "model.trunk.width=8"]
+    few += ["evaluation.baselines=false", "evaluation.training_images=0"]
+    (metrics,) = train(str(file), overrides=few, out=tmp_path / "run", device="cpu")
+    assert metrics["after"]["recall_at_1"] > 0.5
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))

@@ -36,6 +36,7 @@ assert_type(pml_ext.CrossBatchMemory(loss, 2)(x, y), Tensor)
 assert_type(pml_ext.MultipleLosses([loss])(x, y), Tensor)
 assert_type(pml_ext.DistributedLoss(loss)(x, y), Tensor)
 assert_type(pml_ext.SelfSupervisedLoss(loss)(x, x), Tensor)
+assert_type(pml_ext.SelfSupervisedLoss(loss)(x, [x, x]), Tensor)
 assert_type(pml_ext.CachedGradients(torch.nn.Linear(2, 2), loss, 2)(x, y), Tensor)
 
 # Settings that do not exist

@@ -36,7 +36,7 @@ FAIR_SETTINGS = {
     "image size": r"data\.(image_size|images\.(crop|resize))",
     "batch": r"sampler\.batch_size",
     "iterations": r"sampler\.iterations|schedule\.epochs",
-    "augmentation": r"data\.augment.*|data\.images\.(random_crop.*|flip)|model\.views",
+    "augmentation": r"data\.augment.*|data\.images\.(random_crop.*|flip)|(model|data)\.views",
 }
 
 RunMetrics = Mapping[str, Any]  # the content of metrics.json, and the run's "folder"

@@ -13,15 +13,15 @@ from ..recipe.papers import names_of_tables
 from ..registry.components import KINDS, capabilities
 from ..settings import settings_of
 
-_OTHER_KINDS = ("recipe", "table", "data set", "trunk")
+_OTHER_KINDS = ("recipe", "table", "data set", "transform", "trunk")
 _FILLED_BY_RUNS = ("root", "in_channels", "image_size")  # arguments of data sets and trunks
 
 
 def describe(name: str, kind: str | None = None) -> list[dict[str, Any]]:
     """Describe all entries of a name, which components of several kinds, recipes and tables may share.
 
-    Data sets and trunks are looked up last, because they import torch. ``kind`` limits the search to one kind:
-    one of :data:`KINDS`, ``"recipe"``, ``"table"``, ``"data set"`` or ``"trunk"``.
+    Data sets, transforms and trunks are looked up last, because they import torch. ``kind`` limits the search to one
+    kind: one of :data:`KINDS`, ``"recipe"``, ``"table"``, ``"data set"``, ``"transform"`` or ``"trunk"``.
     An entry has ``name``, ``kind``, ``class``, ``text`` (the docstring), ``settings`` (``name``, ``default``; of a
     recipe ``origin`` too), ``capabilities``, ``paper`` and ``recipes``.
     """
@@ -65,13 +65,17 @@ def _components(name: str, kind: str | None) -> list[dict[str, Any]]:
 
 
 def _factories() -> dict[str, dict[str, Any]]:
-    """Return the factories of data sets and trunks by kind and name."""
+    """Return the factories of data sets, transforms and trunks by kind and name."""
     from ..data import PATH_FACTORIES
 
     data_sets = registry.factories("data set")
     for prefix, (factory, _) in PATH_FACTORIES.items():
         data_sets[prefix] = factory
-    return {"data set": data_sets, "trunk": registry.factories("trunk")}
+    return {
+        "data set": data_sets,
+        "transform": registry.factories("transform"),
+        "trunk": registry.factories("trunk"),
+    }
 
 
 def _factory(name: str, kind: str, factory: Any) -> dict[str, Any]:
@@ -90,6 +94,7 @@ def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, An
         "recipe": list(registry.recipes()),
         "table": names_of_tables(),
         "data set": list(factories["data set"]),
+        "transform": list(factories["transform"]),
         "trunk": list(factories["trunk"]),
     }
     if kind is not None:
@@ -97,7 +102,7 @@ def _unknown_name(name: str, kind: str | None, factories: dict[str, dict[str, An
     names = [component.name for component in registry.components()]
     for more_names in known.values():
         names += more_names
-    return UnknownNameError(unknown("component, recipe, table, data set or trunk", name, names))
+    return UnknownNameError(unknown("component, recipe, table, data set, transform or trunk", name, names))
 
 
 def _entry(name: str, kind: str, text: str) -> dict[str, Any]:

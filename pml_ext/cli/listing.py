@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 WIDTH = 100  # characters per line of the short list
 Kind = Literal["losses", "miners", "regularizers", "distances", "samplers", "reducers"]
-What = Literal[Kind, "recipes", "tables", "pipelines", "datasets", "trunks", "metrics", "trackers", "stores"]
+Other = Literal["recipes", "tables", "pipelines", "datasets", "transforms", "trunks", "metrics", "trackers", "stores"]
+What = Literal[Kind, Other]
 
 
 def list_names(
@@ -30,9 +31,9 @@ def list_names(
     A recipe is a TOML file that describes a training. A table is a table or figure of a paper; its entry has recipes
     on the paper's data and on small data, or the reason why there are none, and says whether the README has results.
     A pipeline is a partial recipe for preprocessing or a pretrained trunk. A trunk is the backbone, which turns an
-    image into features; the embedder turns these into the embedding. A tracker records a run's numbers while it
-    trains; a metric is computed after it. A store is a database that searches an index. --json without a kind lists
-    everything.
+    image into features; the embedder turns these into the embedding. A transform changes training images at random, in
+    [data.augment]. A tracker records a run's numbers while it trains; a metric is computed after it. A store is a
+    database that searches an index. --json without a kind lists everything.
     """
     if as_json and what is None:
         print_json({kind: _entries(kind) for kind in get_args(What)})
@@ -79,6 +80,7 @@ def _entries(what: str | None) -> list[dict[str, Any]]:
         "tables": _tables_of_papers,
         "pipelines": _pipelines,
         "datasets": _data_sets,
+        "transforms": lambda: _factories("transform"),
         "trunks": _trunks,
         "metrics": _metrics,
         "trackers": lambda: _factories("tracker"),
@@ -194,7 +196,8 @@ def _recipe_summary(name: str) -> str:
 
 def show(
     name: Annotated[
-        str, Argument(help="A loss, miner, ..., recipe or .toml file, table of a paper (cbml/7), data set or trunk.")
+        str,
+        Argument(help="A loss, miner, ..., recipe or .toml file, table of a paper, data set, transform or trunk."),
     ],
     kind: Annotated[str | None, Option(help="loss, ..., recipe, table; where several share the name.")] = None,
     as_json: AsJson = False,

@@ -69,7 +69,7 @@ def check(
 ) -> None:
     """Run the conformance checks; exit code 1 if one fails.
 
-    A plugin's data sets, trunks, metrics, trackers, stores and commands are checked with its components.
+    A plugin's data sets, transforms, trunks, metrics, trackers, stores and commands are checked with its components.
     """
     from ..testing.named import check_named, find_named, find_named_by_name
     from ..testing.runner import CheckResult, check_component

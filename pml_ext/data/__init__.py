@@ -10,6 +10,9 @@ from ..registry.lazy import require_packages
 require_packages(("PIL", "torchvision"), "train", "a data set")  # checked here, imported on first use
 with needs_extra("train", "a data set"):
     from . import omniglot, photographs
+    from .augmentation import ImageTransforms as ImageTransforms
+    from .augmentation import NamedTransform as NamedTransform
+    from .augmentation import torchvision_transforms as torchvision_transforms
     from .digits import digits as digits
     from .digits import digits_unseen as digits_unseen
     from .folder import folder as folder

@@ -68,6 +68,7 @@ def build_transforms(
     random_crop: bool = False,
     flip: bool = False,
     pipeline: Pipeline = Pipeline(),
+    transforms: Sequence[nn.Module] = (),
 ) -> tuple[Steps, Steps]:
     """Return the transforms of training images and of all others, from uint8 ``[C, H, W]`` to float32 ``[C, S, S]``.
 
@@ -80,6 +81,8 @@ def build_transforms(
         random_crop: crop training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
         flip: mirror training images left to right half of the time.
         pipeline: more options for photographs, see :class:`Pipeline`.
+        transforms: further steps of training images, after cropping, shifting and mirroring: from uint8 ``[C, S, S]``,
+            in the order red, green, blue, to the same.
 
     Raises:
         ConfigError: a setting is outside its range.
@@ -113,6 +116,7 @@ def build_transforms(
         augment.append(v2.RandomCrop(image_size, padding=shift))
     if flip or pipeline.flip:
         augment.append(v2.RandomHorizontalFlip())
+    augment += transforms
 
     order = _ChannelOrder(pipeline.bgr)
     last: list[nn.Module] = [v2.ToDtype(torch.float32, scale=pipeline.value_range == 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_call, check_module, relation_of, unwrapped
 from ..losses.relations import Relation
-from ..pairwise import check_indices_tuple
+from ..pairwise import check_indices_tuple, check_references
 from ..pairwise.generators import generator_states, using_generator_states
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from ..registry.components import capabilities
@@ -55,7 +56,7 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
         embeddings: Tensor,
         labels: Tensor | None = None,
         indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
+        ref_emb: Tensor | Sequence[Tensor] | None = None,
         ref_labels: Tensor | None = None,
         enqueue_mask: Tensor | None = None,
     ) -> Any:
@@ -63,19 +64,47 @@ class DistributedLoss(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: i
 
         Arguments are this process's rows, any number of them, 0 included. An ``indices_tuple``, from a
         :class:`DistributedMiner`, refers to rows of the joined batch and is the same in all processes. ``enqueue_mask``
-        is for a :class:`pml_ext.CrossBatchMemory`. Invalid arguments raise TypeError or ValueError.
+        is for a :class:`pml_ext.CrossBatchMemory`, a list of views as ``ref_emb`` for a
+        :class:`pml_ext.SelfSupervisedLoss`. Invalid arguments raise TypeError or ValueError.
         """
+        if isinstance(ref_emb, (list, tuple)):
+            return self._loss_of_views(embeddings, ref_emb)
         if num_processes() == 1:
             return call_loss(self.loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, enqueue_mask)
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
         indices_tuple = check_indices_tuple(indices_tuple)
-        if not self._alike:
-            _take_state_of_rank_0(self.loss)
-            self._alike = True
-        batch = {"embeddings": embeddings, "labels": labels, "ref_emb": ref_emb, "ref_labels": ref_labels}
+        self._copy_from_rank_0()
+        batch: dict[str, Any] = {
+            "embeddings": embeddings,
+            "labels": labels,
+            "ref_emb": ref_emb,
+            "ref_labels": ref_labels,
+        }
         joined = join(batch | {"enqueue_mask": enqueue_mask}, indices_tuple)
         with _random_as_rank_0(embeddings.device), tiles_shared(joined["embeddings"], joined["ref_emb"]):
             return call_loss(self.loss, indices_tuple=indices_tuple, **joined)
+
+    def _loss_of_views(self, embeddings: Tensor, views: Sequence[Tensor]) -> Any:
+        """Return the loss of joined views, for a :class:`pml_ext.SelfSupervisedLoss` of more than two."""
+        if "labels" in capabilities(unwrapped(self.loss)):
+            name = type(unwrapped(self.loss)).__name__
+            raise TypeError(f"ref_emb of {name} must be one tensor; several views are for SelfSupervisedLoss(loss)")
+        if num_processes() == 1:
+            return self.loss(embeddings, views)
+        batch: dict[str, Tensor | None] = {"embeddings": embeddings}
+        for number, view in enumerate(views):
+            check_references(embeddings, view, None)
+            batch[f"ref_emb[{number}]"] = view
+        self._copy_from_rank_0()
+        first, *others = join(batch).values()
+        with _random_as_rank_0(embeddings.device), tiles_shared(first, *others):
+            return self.loss(first, others)
+
+    def _copy_from_rank_0(self) -> None:
+        """Copy parameters and buffers of the loss from rank 0 in the first call."""
+        if not self._alike:
+            _take_state_of_rank_0(self.loss)
+            self._alike = True
 
 
 class DistributedMiner(BaseMiner):  # type: ignore[misc]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -95,7 +95,7 @@ def call_loss(
     embeddings: Tensor,
     labels: Tensor | None = None,
     indices_tuple: tuple[Tensor, ...] | None = None,
-    ref_emb: Tensor | None = None,
+    ref_emb: Tensor | Sequence[Tensor] | None = None,
     ref_labels: Tensor | None = None,
     enqueue_mask: Tensor | None = None,
 ) -> Any:

@@ -1,4 +1,4 @@
-"""Wrappers around losses: a regularizer with labels, a weighted sum, two views of each image, a relation."""
+"""Wrappers around losses: a regularizer with labels, a weighted sum, views of each image, a relation."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import pml
 from ..pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
+from ..pairwise.batch import describe
 from ..registry.components import capabilities
 from ..settings import check_number, settings_repr
 from .calling import (
@@ -233,15 +234,23 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 
 
 class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[misc]
-    r"""A loss of two views of each image, for any loss that takes labels: image and view number i share label i.
+    r"""A loss of two or more views of each image, for any loss that takes labels: the views of image i share label i.
 
-    It gives the values of PML's class, which accepts losses by name. Here the capabilities of a loss decide (see
-    :func:`pml_ext.plugin.capabilities`), so that registered losses and wrappers fit, such as ``CBMLLoss()``.
+    Of two views it gives the values of PML's class, which accepts losses by name. Here the capabilities of a loss
+    decide (see :func:`pml_ext.plugin.capabilities`), so that registered losses and wrappers fit, such as
+    ``CBMLLoss()``.
 
     Args:
         loss: a loss with the capability ``"labels"``, and ``"references"`` if ``symmetric`` is False; without a memory,
             a fixed number of classes, or DistributedLoss inside.
-        symmetric: whether the views are anchors too, as one batch of twice the size; else they are references.
+        symmetric: whether all views are anchors, as one batch; else ``embeddings`` are the anchors, and the other views
+            are references.
+
+    Example:
+        >>> from pytorch_metric_learning.losses import NTXentLoss
+        >>> one, two, three = torch.randn(3, 16, 8)
+        >>> SelfSupervisedLoss(NTXentLoss())(one, [two, three]).shape
+        torch.Size([])
     """
 
     capabilities = frozenset({"references"})
@@ -252,26 +261,33 @@ class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[mis
             raise TypeError(f"SelfSupervisedLoss labels images by their place in the batch, and {reason}")
         super().__init__(loss, symmetric)
 
-    def forward(self, embeddings: Tensor, ref_emb: Tensor) -> Any:
-        """Return the loss of images ``[B, D]`` and their views, ``ref_emb``, row by row."""
-        for views in (embeddings, ref_emb):
-            if isinstance(views, (list, tuple)):
-                raise TypeError(
-                    f"SelfSupervisedLoss wants two views, embeddings and ref_emb, as one tensor each; got a "
-                    f"{type(views).__name__} of length {len(views)}; for V views, give the loss inside "
-                    "torch.cat(views) and the labels torch.arange(len(views[0])).repeat(V)"
-                )
-        check_batch(embeddings)
-        check_batch(ref_emb, names=("ref_emb", ""))
-        if embeddings.shape != ref_emb.shape:
-            raise ValueError(
-                f"SelfSupervisedLoss wants one view per image, in its row; got {tuple(embeddings.shape)} "
-                f"embeddings and {tuple(ref_emb.shape)} ref_emb"
+    def forward(self, embeddings: Tensor, ref_emb: Tensor | Sequence[Tensor]) -> Any:
+        """Return the loss of one view of each image, ``[B, D]``, and other views of them, row by row.
+
+        ``ref_emb`` is another view, ``[B, D]``, or a list or tuple of them.
+        """
+        others: list[Any] = [ref_emb]
+        if isinstance(ref_emb, (list, tuple)):
+            others = list(ref_emb)
+        if isinstance(embeddings, (list, tuple)) or not others:
+            raise TypeError(
+                "SelfSupervisedLoss wants one view as embeddings, and another one, or a list of them, as ref_emb; got "
+                f"{describe(embeddings)}, and {describe(ref_emb)}; of a list of views, type "
+                "loss(views[0], views[1:])"
             )
+        check_batch(embeddings)
+        for view in others:
+            check_batch(view, names=("ref_emb", ""))
+            if embeddings.shape != view.shape:
+                raise ValueError(
+                    f"SelfSupervisedLoss wants each view of an image in its row; got {tuple(embeddings.shape)} "
+                    f"embeddings and {tuple(view.shape)} ref_emb"
+                )
         labels = torch.arange(len(embeddings), device=embeddings.device)
         if self.symmetric:
-            return call_loss(self.loss, torch.cat([embeddings, ref_emb]), torch.cat([labels, labels]))
-        return call_loss(self.loss, embeddings, labels, ref_emb=ref_emb, ref_labels=labels.clone())
+            return call_loss(self.loss, torch.cat([embeddings, *others]), labels.repeat(1 + len(others)))
+        references = others[0] if len(others) == 1 else torch.cat(others)
+        return call_loss(self.loss, embeddings, labels, ref_emb=references, ref_labels=labels.repeat(len(others)))
 
     extra_repr = settings_repr
 

@@ -1,5 +1,6 @@
 """Recipes: TOML files with data set, network, loss, sampler, optimizer, schedule and evaluation of a training."""
 
+from .build import augmentation_of as augmentation_of
 from .build import build_dataset as build_dataset
 from .build import build_loss as build_loss
 from .build import build_network as build_network

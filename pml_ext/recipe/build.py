@@ -30,6 +30,7 @@ from .schema import (
     cut_of,
     frozen_patterns,
     problem_of,
+    transform_tables,
     unknown_key,
 )
 from .tables import merged
@@ -40,7 +41,7 @@ with needs_extra("train", "a recipe"):
 if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does not import torch
     import torch
 
-    from ..data import DataSplits, Pipeline
+    from ..data import DataSplits, ImageTransforms, Pipeline
     from ..losses.relations import Relation
     from ..networks.network import Network, Preprocessing, VectorInput
 
@@ -155,7 +156,7 @@ def _check_vectors(recipe: Recipe) -> None:
         if getattr(data.images, key) != field.default:
             unused.append(f"data.images.{key}")
     unused += [f"data.augment.{key}" for key in data.augment]
-    for key in ("workers", "cache", "unreadable"):
+    for key in ("workers", "cache", "unreadable", "views"):
         if getattr(data, key) != type(data).model_fields[key].default:
             unused.append(f"data.{key}")
     if recipe.engine.channels_last:
@@ -215,6 +216,50 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         smallest, largest = images.random_crop_scale
         scale = (smallest, largest)
     return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
+
+
+def augmentation_of(table: DataTable, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the settings of ``build_transforms`` in ``[data.augment]``, with its transforms built.
+
+    ConfigError for a transform that does not fit the images.
+    """
+    settings = dict(table.augment)
+    tables = settings.pop("transforms", [])
+    if tables:
+        transforms = _image_transforms("data.augment.transforms", tables)
+        transforms.try_on(preprocessing.channels, preprocessing.image_size)
+        settings["transforms"] = [transforms]
+    return settings
+
+
+def _image_transforms(key: str, tables: Any) -> ImageTransforms:
+    """Build transforms of images from a list of tables; ``key`` is the list's."""
+    from ..data import ImageTransforms, NamedTransform
+
+    built = []
+    try:
+        named = transform_tables(tables)
+    except ValueError as error:
+        raise ConfigError(f"{key}.{error}") from None
+    for number, table in enumerate(named):
+        place = f"{key}.{number}"
+        text = json.dumps(table.model_dump())
+        built.append(NamedTransform(place, table.name, text, _build_transform(place, table)))
+    return ImageTransforms(built)
+
+
+def _build_transform(key: str, table: NamedTable) -> Callable[[Any], Any]:
+    """Build a transform of images, with those in its own ``transforms``, as of ``RandomApply``."""
+    with located(f"{key}.name"):
+        factory = registry.factory("transform", table.name)
+    settings = table.settings
+    inner: dict[str, Any] = {}
+    if "transforms" in settings and "transforms" in registry.settings_of(factory):
+        transforms = _image_transforms(f"{key}.transforms", settings.pop("transforms"))
+        inner["transforms"] = [transform.function for transform in transforms.transforms]
+    options = options_of(key, table.name, factory, inner, settings)
+    with located(key, table):
+        return factory(**inner, **options)  # type: ignore[no-any-return]
 
 
 def _check_images(recipe: Recipe, channels: int, size: int) -> None:
@@ -448,6 +493,7 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
         _check_vectors(recipe)
     if listed is not None:
         check_listed(recipe, listed)
+    _check_views(recipe.data)
     _check_trackers(recipe.track)
     _check_optimizer("optimizer", recipe.optimizer, build)
     # Without this setting, no loss of the recipe needs to be known.
@@ -480,7 +526,22 @@ def _check_data(data: DataTable) -> None:
     with located("data.name"):
         factory = _dataset_factory(data.name)
     options_of("data", data.name, factory, _FILLED_FOR_DATA, data.settings)
-    options_of("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, data.augment)
+    settings = dict(data.augment)
+    transforms = settings.pop("transforms", [])
+    options_of("data.augment", "augment", build_transforms, _FILLED_FOR_TRANSFORMS, settings)
+    if transforms:
+        _image_transforms("data.augment.transforms", transforms)
+
+
+def _check_views(data: DataTable) -> None:
+    """Refuse several views of images that nothing changes."""
+    images = data.images
+    random_settings = [images.random_crop, images.random_crop_scale, images.flip, *data.augment.values()]
+    if data.views > 1 and not any(random_settings):
+        raise ConfigError(
+            f"data.views: found {data.views}, and views would be equal without augmentation; wanted [data.augment], "
+            "such as --set data.augment.random_crop=true"
+        )
 
 
 def _check_trunk(trunk: NamedTable) -> None:
@@ -690,6 +751,17 @@ def _checked_settings(
     return converted
 
 
+def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
+    """Return a value converted strictly as JSON is, where a text may be a path; or as it is, by types JSON lacks."""
+    try:
+        return adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        kinds = {problem["type"] for problem in error.errors()}
+        if "needs_python_object" not in kinds:  # of a type such as numbers.Number
+            raise
+        return adapter.validate_python(value, strict=True)
+
+
 _TYPES_OF_DEFAULTS = {bool: bool, str: str, int: float, float: float}  # a default of 1 may mean any number
 
 
@@ -711,7 +783,7 @@ def _converted(key: str, parameter: inspect.Parameter, value: Any) -> Any:
         annotation = _TYPES_OF_DEFAULTS.get(type(default), Any)
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
-        result = adapter.validate_json(json.dumps(value, default=str), strict=True)
+        result = _validated(adapter, value)
     except ValidationError as error:
         wanted = [problem["msg"].removeprefix("Input should be ") for problem in error.errors()]
         text = f"input should be {' or '.join(dict.fromkeys(wanted))}"

@@ -32,8 +32,12 @@ _BY_CLASS = (  # settings of [evaluation] for searches, classes and clusters
 def check_listed(recipe: Recipe, kind: Kind) -> None:
     """Refuse settings of a recipe that need labels, where the data are listed pairs or triplets."""
     name = recipe.data.name
-    if recipe.data.labels == "clusters":
-        raise ConfigError(f"data.labels: clusters are labels, and {name} lists {kind}; leave it out")
+    if recipe.data.labels != "given":
+        raise ConfigError(f"data.labels: {recipe.data.labels} are labels, and {name} lists {kind}; leave it out")
+    if recipe.data.views != 1:
+        raise ConfigError(
+            f"data.views: views of an image are positives by its label, and {name} lists {kind}; leave it out"
+        )
     if recipe.data.relation is not None:
         raise ConfigError(f"data.relation: it is one of labels, and {name} lists {kind}; leave it out")
     for key in _BY_CLASS:

@@ -30,7 +30,8 @@ _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a na
 _MOST_VARIANTS = 10_000
 # A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
 _DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
-_KINDS_OF_TABLES = {"data": "data set", "track": "tracker"}  # tables with another name than the kind that they name
+# tables with another name than the kind that they name
+_KINDS_OF_TABLES = {"data": "data set", "track": "tracker", "transforms": "transform"}
 Tables = dict[str, Any]
 
 
@@ -325,11 +326,13 @@ def _kind_named_by(key: str) -> str:
     owner, dot, last = key.rpartition(".")
     if last in _NAMES_ALONE:
         return last
+    if last == "transforms":
+        return "transform"
     if last != "name" or not dot:
         return ""
     table = owner.rpartition(".")[2].rpartition("_")[2]
     kind = _KINDS_OF_TABLES.get(table, table)
-    if kind in ("data set", "trunk", "tracker", *registry.KINDS):
+    if kind in ("data set", "trunk", "transform", "tracker", *registry.KINDS):
         return kind
     return ""
 

@@ -11,12 +11,14 @@ from ..errors import needs_extra, unknown
 
 with needs_extra("train", "a recipe"):
     from pydantic import (
+        AfterValidator,
         BaseModel,
         BeforeValidator,
         ConfigDict,
         Discriminator,
         Field,
         Tag,
+        TypeAdapter,
         ValidationError,
         model_validator,
     )
@@ -114,16 +116,38 @@ class PseudoTable(Table):
     batch_size: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2, max_length=2)] | None = None
 
 
+def transform_tables(value: Any) -> list[NamedTable]:
+    """Return the tables of a list of transforms, names alone among them; ValueError with the place in the list."""
+    adapter = TypeAdapter(Annotated[list[Annotated[NamedTable, _name_alone]], _listed])
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        raise ValueError(problem_of(error)) from None
+
+
+def _with_tables_of_transforms(augment: dict[str, Any]) -> dict[str, Any]:
+    """Return ``[data.augment]`` with all of its transforms as tables."""
+    if "transforms" not in augment:
+        return augment
+    try:
+        tables = transform_tables(augment["transforms"])
+    except ValueError as error:
+        raise ValueError(f"transforms.{error}") from None
+    return augment | {"transforms": [table.model_dump() for table in tables]}
+
+
 class DataTable(NamedTable):
     """``[data]``: the data set, its options, its images, and ``[data.augment]``, settings of ``build_transforms``."""
 
     workers: int = Field(0, ge=0, le=MOST)
     cache: Literal["none", "memory"] = "none"
     unreadable: Literal["stop", "skip"] = "stop"
-    augment: dict[str, Any] = {}
+    augment: Annotated[dict[str, Any], AfterValidator(_with_tables_of_transforms)] = {}
     images: ImagesTable = ImagesTable()
-    labels: Literal["given", "clusters"] = "given"  # of training images; clusters as [data.pseudo] says
+    # of training images; clusters as [data.pseudo] says; instance: each image is a class of its own
+    labels: Literal["given", "clusters", "instance"] = "given"
     pseudo: PseudoTable | None = None
+    views: Count = 1  # of each image in a training batch, each augmented by random numbers of its own
     relation: Annotated[NamedTable, _name_alone] | None = None  # between classes, by their names; see docs/relations.md
 
     @property
@@ -133,6 +157,11 @@ class DataTable(NamedTable):
         if path and kind == "pairs":
             return "pairs"
         return "triplets" if path and kind == "triplets" else None
+
+    @property
+    def labels_without_names(self) -> str:
+        """What the classes are where they are not those of the data, as texts begin: ``"clusters have"``."""
+        return "clusters have" if self.labels == "clusters" else "labels = 'instance' has"
 
     @model_validator(mode="after")
     def _tables_fit(self) -> Self:
@@ -145,8 +174,13 @@ class DataTable(NamedTable):
             raise ValueError("pseudo goes with labels = 'clusters'; add that, or leave [data.pseudo] out")
         if self.relation is not None and self.relation.name not in RELATIONS:
             raise ValueError(f"relation: {unknown('relation', self.relation.name, RELATIONS)}")
-        if self.relation is not None and self.labels == "clusters":
-            raise ValueError("relation: it follows from the names of classes, which clusters have not")
+        if self.relation is not None and self.labels != "given":
+            raise ValueError(f"relation: it follows from the names of classes, which {self.labels_without_names} not")
+        if self.labels == "instance" and self.views < 2:
+            raise ValueError(
+                f"views: found {self.views}; labels = 'instance' wants 2 or more, since an image's only positive "
+                "pairs are its views"
+            )
         if self.augment.get("random_crop") and (self.images.random_crop or self.images.random_crop_scale):
             raise ValueError("images and augment both say how images are cut; leave out augment.random_crop")
         return self
@@ -329,17 +363,20 @@ class StageTable(Table):
 
 
 class ScheduleTable(Table):
-    """``[schedule]``: number of epochs, stages included, and decay of the learning rate."""
+    """``[schedule]``: number of epochs, stages included, warm-up and decay of the learning rate."""
 
     epochs: Count
     name: Literal["constant", "multi-step", "cosine"] = "constant"
     milestones: list[Count] = []
     gamma: float = Field(0.1, gt=0, le=1)
+    warmup: float = Field(0.0, ge=0)  # epochs, or a part of one, in which the learning rate rises to the schedule's
 
     @model_validator(mode="after")
     def _milestones_fit(self) -> Self:
         if (self.name == "multi-step") != bool(self.milestones):
             raise ValueError("milestones (epochs) go with name = 'multi-step', and with it alone")
+        if self.warmup > self.epochs:
+            raise ValueError(f"warmup: found {self.warmup:g} epochs, and the run has {self.epochs}")
         return self
 
 
@@ -504,15 +541,24 @@ class Recipe(Table):
                 f"schedule.epochs: found {epochs}; the stages take {stage_epochs} epochs, so it must be more"
             )
         self._check_cuts()
-        if self.data.labels == "clusters" and self.evaluation.validation:
-            raise ValueError("evaluation.validation: it holds out classes by labels, which clusters have not")
+        if self.data.labels != "given" and self.evaluation.validation:
+            without = f"which {self.data.labels_without_names} not"
+            raise ValueError(f"evaluation.validation: it holds out classes by labels, {without}")
         if self.evaluation.verification is not None and self.data.relation is not None:
             raise ValueError("evaluation.verification: it takes pairs of equal classes, which data.relation replaces")
         for stage in self.all_stages():
+            assert stage.sampler is not None
+            self._check_sampler(stage.sampler)
             if stage.loss.memory is not None:
-                batch = stage.sampler.batch_size if stage.sampler else 0
-                self._check_memory(stage.loss.memory, batch)
+                self._check_memory(stage.loss.memory, stage.sampler.batch_size * self.data.views)
         return self
+
+    def _check_sampler(self, sampler: SamplerTable) -> None:
+        """Raise ValueError for a sampler of several images of a class where each image is a class."""
+        per_class = sampler.settings.get("m", 1)
+        if self.data.labels == "instance" and sampler.name != SHUFFLE and per_class != 1:
+            remedy = "wanted m = 1, or sampler.name = 'shuffle'"
+            raise ValueError(f"sampler.m: found {per_class!r}, and with labels = 'instance' a class has 1; {remedy}")
 
     def _check_cuts(self) -> None:
         """Raise ValueError for views that are not kept, and for cuts that do not fit the stages or the network."""
@@ -522,6 +568,13 @@ class Recipe(Table):
         if self.model.views > 1 and not keeps_views:
             kept = "goes with freeze = 'trunk' or a cut, whose features or activations are kept"
             raise ValueError(f"model.views: {self.model.views!r} {kept}")
+        too_few = self.data.views > max(1, self.model.views)
+        if keeps_views and not self.model.takes_vectors and too_few:
+            raise ValueError(
+                f"data.views: found {self.data.views}, and a frozen trunk or a cut keeps model.views = "
+                f"{self.model.views} of each image; wanted model.views = {self.data.views} or more, of which a batch "
+                "has different ones"
+            )
         if not has_stage_cut:
             return
         if self.model.freeze != "none" or self.model.lora is not None or self.model.init is not None:

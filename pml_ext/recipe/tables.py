@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
-KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo")
+KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo", "views")
 WORD_OR_TABLE = ("freeze",)  # keys whose word, "trunk", is not the name of their table
 NO_EFFECT = "without effect here"  # origin of settings that others make useless
 
@@ -92,7 +92,8 @@ def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[
     unused = []
     if settings["schedule.name"] != "multi-step":
         unused += ["schedule.milestones", "schedule.gamma"]
-    if settings["schedule.name"] == "constant" or "loss.optimizer.scheduled" in settings:
+    is_constant = settings["schedule.name"] == "constant" and not settings["schedule.warmup"]
+    if is_constant or "loss.optimizer.scheduled" in settings:
         unused.append("optimizer.scheduled")
     if "data.relation.name" not in settings:
         unused += [key for key in settings if key.endswith("loss.relation")]

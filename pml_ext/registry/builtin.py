@@ -1,4 +1,4 @@
-"""The core as a plugin: data sets, trunks, wrappers, tiled versions of PML's losses, and recipes of PML's losses."""
+"""The core as a plugin: data sets, transforms, trunks, wrappers, tiled versions and recipes of PML's losses."""
 
 from __future__ import annotations
 
@@ -78,6 +78,13 @@ def pml_ext_trunks() -> dict[str, Callable[..., Any]]:
     """Return our small networks and torchvision's classification models."""
     with needs_extra("train", "a trunk"):
         return _by_name("pml_ext.networks.trunks:builtin_trunks")
+
+
+@hookimpl
+def pml_ext_transforms() -> dict[str, Callable[..., Any]]:
+    """Return torchvision's transforms of one image."""
+    with needs_extra("train", "a transform"):
+        return _by_name("pml_ext.data:torchvision_transforms")
 
 
 @hookimpl

@@ -77,6 +77,7 @@ def _is_file(value: Any) -> bool:
 TABLES = {
     "data set": HookTable("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "trunk": HookTable("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
+    "transform": HookTable("pml_ext_transforms", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "metric": HookTable("pml_ext_metrics", _SNAKE, _is_metric, _A_METRIC),
     "tracker": HookTable("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "command": HookTable("pml_ext_commands", _KEBAB, _is_command, _A_COMMAND),

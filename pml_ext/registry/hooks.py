@@ -78,6 +78,15 @@ def pml_ext_trunks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-
 
 
 @hookspec
+def pml_ext_transforms() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Return factories of transforms of training images by name, for ``transforms`` of ``[data.augment]``.
+
+    ``factory(**options)`` returns a function from an image, uint8 ``[C, H, W]``, to one of the same type and shape. It
+    draws random numbers from torch's generator alone, and can be pickled. ``options`` are the settings in the recipe.
+    """
+
+
+@hookspec
 def pml_ext_metrics() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
     """Return metrics by name (``snake_case``), in the form of PML's ``calculate_NAME``.
 
@@ -139,7 +148,8 @@ class RunView(Protocol):
         """Yield :meth:`embeddings` ``[B, D]`` and :meth:`labels` ``[B]`` batch by batch, so that memory is bounded."""
 
     def labels(self, split: str) -> Tensor:
-        """Return the labels of a split, ``[N]``, int64, on the device; for ``"train"``, the epoch's clusters if any.
+        """Return the labels of a split, ``[N]``, int64, on the device.
 
+        For ``"train"``, without labels of the data: the epoch's clusters, or the images' numbers.
         DataError where the data are listed pairs or triplets, which have no labels.
         """

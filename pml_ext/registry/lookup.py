@@ -220,7 +220,7 @@ def recipes() -> dict[str, Traversable]:
 
 
 def factories(kind: str) -> dict[str, Any]:
-    """Return all values of ``"data set"``, ``"trunk"``, ``"metric"``, ``"tracker"``, ``"store"``, ``"paper"`` ...
+    """Return all values of ``"data set"``, ``"trunk"``, ``"transform"``, ``"metric"``, ``"tracker"``, ``"store"`` ...
 
     A value whose bare name is ambiguous or shadowed by another plugin is listed as ``entry-point:name``.
     """
@@ -240,7 +240,7 @@ def _by_shortest_name(kind: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def factory(kind: str, name: str) -> Callable[..., Any]:
-    """Return the factory of a ``"data set"``, ``"trunk"``, ``"tracker"`` or ``"store"``; see :func:`find`."""
+    """Return the factory of a ``"data set"``, ``"trunk"``, ``"transform"``, ``"tracker"`` ...; see :func:`find`."""
     _, found = find(kind, name)
     return found  # type: ignore[no-any-return]
 

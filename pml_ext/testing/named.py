@@ -1,4 +1,4 @@
-"""Contracts of what plugins name beside components: data sets, trunks, metrics, trackers, stores, commands."""
+"""Contracts of what plugins name beside components: data sets, transforms, trunks, metrics, trackers and others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import inspect
 import math
+import pickle
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,6 +24,8 @@ from .runner import CheckResult
 from .subject import SkipCheck
 
 _SIZES = ((3, 64), (1, 28), (3, 224))  # channels and pixels with which a trunk is tried, in this order
+_FORMS_OF_IMAGES = ((3, 40), (1, 28))  # channels and pixels with which a transform is tried
+_SEEDS_OF_TRANSFORMS = 16
 _NEEDED = "it needs {}, which a recipe's table gives; check it with functools.partial in a test of your own"
 
 
@@ -218,6 +221,53 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
     return f"{features.shape[1]} features of {channels} x {size} x {size}"
 
 
+def check_transform(named: Named) -> str:
+    """A transform gives uint8 of the same shape, draws from torch's generator alone, and can be sent to workers."""
+    _needs_no_options(named.value)
+    transform = named.value()
+    if not callable(transform):
+        raise AssertionError(f"it returns {type(transform).__name__}; wanted a function of an image")
+    try:
+        pickle.dumps(transform)
+    except Exception as error:
+        text = f"it cannot be pickled, which data.workers wants: {error_summary(error)}"
+        raise AssertionError(f"{text}; define functions and classes at the top of a module") from error
+    fitting = []
+    problems = []
+    for channels, size in _FORMS_OF_IMAGES:
+        try:
+            _check_transformed(transform, channels, size)
+        except AssertionError:
+            raise
+        except Exception as error:
+            problems.append(error_summary(error))
+            continue
+        fitting.append("gray" if channels == 1 else "color")
+    if not fitting:
+        raise AssertionError(f"it refuses gray and color images: {'; '.join(dict.fromkeys(problems))}")
+    return f"for {' and '.join(fitting)}"
+
+
+def _check_transformed(transform: Any, channels: int, size: int) -> None:
+    """Fail if an image's type or shape changes, or its pixels are others with the same seed of torch."""
+    for seed in range(_SEEDS_OF_TRANSFORMS):
+        torch.manual_seed(seed)
+        image = torch.randint(256, (channels, size, size), dtype=torch.uint8)
+        results = []
+        for _ in range(2):
+            torch.manual_seed(seed)
+            results.append(transform(image.clone()))
+        one, other = results
+        if not isinstance(one, torch.Tensor) or one.dtype != torch.uint8 or one.shape != image.shape:
+            found = type(one).__name__
+            if isinstance(one, torch.Tensor):
+                found = f"{one.dtype} of shape {tuple(one.shape)}"
+            raise AssertionError(f"it gives {found} for uint8 {tuple(image.shape)}; wanted the same type and shape")
+        if not torch.equal(one, other):
+            text = "with the same seed of torch it gives other pixels"
+            raise AssertionError(f"{text}; draw from torch's generator, not from random or numpy.random")
+
+
 def check_metric(named: Named) -> str:
     """A metric returns a finite number, the same for images in another order, with a gallery and without."""
     from ..evaluation.calculator import RetrievalAccuracyCalculator, needs_clusters
@@ -289,6 +339,7 @@ Contract = Callable[[Named], str | None]
 CONTRACTS: dict[str, list[Contract]] = {
     "data set": [check_documentation, check_data_set],
     "trunk": [check_documentation, check_trunk],
+    "transform": [check_documentation, check_transform],
     "metric": [check_documentation, check_metric],
     "tracker": [check_documentation, check_tracker],
     "store": [check_documentation, check_store],

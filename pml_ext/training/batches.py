@@ -54,7 +54,7 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
 
 
 def draw_for_all(
-    sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int
+    sampler: Any, batch_size: int, iterations: int, seed: int, epoch: int, views: int = 1
 ) -> tuple[Batches, list[Indices] | None]:
     """Return the epoch's batches as drawn by rank 0; seed torch's generator differently on other ranks.
 
@@ -72,7 +72,7 @@ def draw_for_all(
         of_tuples = [sampler.tuples.batch(numbers) for numbers in joined]
         joined = [batch.items for batch in of_tuples]
         indices = [batch.indices_tuple for batch in of_tuples]
-    return epoch_batches(joined, seed, epoch, rank(), num_processes()), indices
+    return epoch_batches(joined, seed, epoch, rank(), num_processes(), views), indices
 
 
 def with_indices(
@@ -86,18 +86,24 @@ def with_indices(
         yield images, None, tuple(index.to(device) for index in indices_tuple)
 
 
-def epoch_batches(joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1) -> Batches:
+def epoch_batches(
+    joined: list[list[int]], seed: int, epoch: int, rank: int = 0, processes: int = 1, views: int = 1
+) -> Batches:
     """Return an epoch's batches, of which rank r of W processes gets the r-th of W consecutive parts.
 
-    The augmentation of an image depends on the seed, the epoch and the place in it only, not on the number of
-    processes or workers.
+    Each image is there ``views`` times, one after the other. The augmentation of an image depends on the seed, the
+    epoch, the place in it and the view only, not on the number of processes or workers. The seeds of the views of an
+    image are consecutive numbers, so that of K views that a cache keeps they select different ones.
     """
     generator = np.random.default_rng((seed, epoch))
-    seeds = generator.integers(2**63, size=sum(map(len, joined))).tolist()
+    seeds = generator.integers(2**63 - (views - 1), size=sum(map(len, joined))).tolist()
     batches = []
     first = 0  # of the batch's seeds
     for images in joined:
-        whole = list(zip(images, seeds[first : first + len(images)], strict=True))
+        whole: list[Item] = []
+        for image, first_seed in zip(images, seeds[first : first + len(images)], strict=True):
+            for view in range(views):
+                whole.append((image, first_seed + view))
         first += len(images)
         start = len(whole) * rank // processes
         end = len(whole) * (rank + 1) // processes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ class Objective:
     miner: nn.Module | None = None  # called as miner(embeddings, labels) for the indices_tuple
     schedulers: Sequence[Any] = ()  # stepped at the end of every epoch
     recorded: Callable[[], Sequence[Any]] = field(default=tuple)  # values to record, once the loss is computed
+    warm_up: Callable[[], AbstractContextManager[None]] = nullcontext  # around each update, see training/warmup.py
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,9 @@ class Engine:
             pending = self._forward_and_backward(batch, objective)
             ahead = self.device.type != "cpu"  # the next batch is read while the device works
             batch = next(reading, None) if ahead else None
-            yield self._update(*pending, objective, parameters)
+            with objective.warm_up():
+                step = self._update(*pending, objective, parameters)
+            yield step
             if not ahead:
                 batch = next(reading, None)
         for scheduler in objective.schedulers:

@@ -138,14 +138,16 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
     """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
     stage = run.stages.of(run.epoch)
     run.enter_stage(stage)
+    losses = checkpointer.finished_losses()  # one for each finished iteration
     with signals.waiting(False):  # a signal ends the run at once: nothing of the epoch is lost yet
         unfinished = checkpointer.unfinished
         relabel(run, stage, None if unfinished is None else unfinished["pseudo_labels"])
         run.call_parts("start_epoch")
         run.changed()
-        objective, recorded = run.objective(stage, recorded=records is not None)
-        batches, listed = draw_for_all(stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch)
-    losses = checkpointer.finished_losses()  # one for each finished iteration
+        objective, recorded = run.objective(stage, recorded=records is not None, finished=len(losses))
+        batches, listed = draw_for_all(
+            stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch, run.recipe.data.views
+        )
     reader = run.reader_of(stage)
     reading = reader.read(batches[len(losses) :], run.pseudo_labels)
     indices = None if listed is None else listed[len(losses) :]

@@ -44,7 +44,7 @@ def warn_of_small_batches(run: Run) -> None:
 def _normalized_together(run: Run, stage: Stage) -> int:
     """Return the number of images whose statistics a batch norm joins: of a batch, or of a forward pass of it."""
     micro_batch = run.recipe.engine.micro_batch
-    images = stage.batch_size
+    images = stage.batch_size * run.recipe.data.views
     if run.listed is not None:  # batch_size counts pairs or triplets
         images *= run.listed.rows.shape[1]
     if micro_batch is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.benchmark import timer  # waits for the accelerator
@@ -113,6 +114,8 @@ def profile_recipe(
         drawn: list[list[int]] = []
         while len(drawn) < steps:
             drawn += draw(stage.sampler, stage.batch_size, min(stage.iterations, steps - len(drawn)))
+        views = recipe.data.views
+        rows_of_batches = [np.repeat(batch, views).tolist() for batch in drawn]
         objective, held = run.objective(stage, recorded=True)
         labels = run.pseudo_labels
         run.enter_stage(stage)
@@ -125,7 +128,7 @@ def profile_recipe(
                 known = reader.labels
             else:
                 known = torch.from_numpy(labels)
-            plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in drawn)
+            plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in rows_of_batches)
         else:
             if labels is None:
                 images = run.training_images
@@ -133,11 +136,13 @@ def profile_recipe(
                 images = run.training_images.replace(labels=labels)
             workers = recipe.data.workers
             context = worker_context() if workers > 0 else None
-            plain = DataLoader(images, batch_sampler=drawn, num_workers=workers, multiprocessing_context=context)
+            plain = DataLoader(
+                images, batch_sampler=rows_of_batches, num_workers=workers, multiprocessing_context=context
+            )
         records = stack.enter_context(contextlib.closing(Records(run.folder, 0, 0)))
 
         def record(step: Step) -> None:
             records.add(next(numbers), held.rows(step))
 
-        batches = reader.read(epoch_batches(drawn, run.seed, run.epoch), labels)
+        batches = reader.read(epoch_batches(drawn, run.seed, run.epoch, views=views), labels)
         return profile_steps(run.engine, objective, batches, plain, len(drawn), record, warm_up)

@@ -1,4 +1,4 @@
-"""Clusters of the training images as their labels (Kan et al., 2022, Sec. 4.6)."""
+"""Labels of training images without those of the data: clusters (Kan et al., 2022, Sec. 4.6), or their numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
     """Cluster the training images before an epoch, if clusters are the labels, and draw its batches from them.
 
     ``kept`` are the labels of an epoch that a resumed run goes on with. Epoch 1 has the labels from before training.
+    With ``labels = "instance"`` an image's number is its label.
     """
+    if run.recipe.data.labels == "instance":
+        run.pseudo_labels = np.arange(len(run.training_images))
     table = run.recipe.data.pseudo
     if table is None:
         return

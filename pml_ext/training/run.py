@@ -18,7 +18,7 @@ from ..distributed.devices import choose_device
 from ..errors import ConfigError, counted, shortened
 from ..networks.network import Preprocessing
 from ..networks.trunks import fit_whitened_pca, freeze
-from ..recipe import Recipe
+from ..recipe import Recipe, own_optimizer
 from ..recipe.schema import cut_of, frozen_patterns
 from . import checkpoint
 from .activations import TrunkCut, check_size, cut_trunk
@@ -28,8 +28,9 @@ from .features import FeatureReader
 from .folder import RECIPE
 from .listener import Listener, Silence
 from .records import RecordedValues
-from .stages import Stage, build_optimizers, build_stages, extend_schedule
+from .stages import Stage, build_optimizers, build_stages, extend_schedule, with_instances
 from .view import View
+from .warmup import WarmUp
 
 OnNonfinite = Literal["stop", "skip"]  # reaction to a NaN or infinite loss, embedding or gradient
 
@@ -75,7 +76,10 @@ class Run(View):
         self._on_nonfinite = on_nonfinite
         super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
-        self.stages = build_stages(recipe, self.training_images, self.device, seed)
+        labeled = self.training_images
+        if recipe.data.labels == "instance":
+            labeled = with_instances(labeled)
+        self.stages = build_stages(recipe, labeled, self.device, seed)
         self._cuts: dict[tuple[str, str], TrunkCut] = {}  # by block and precision
         self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
         self.history = RunHistory()
@@ -149,8 +153,11 @@ class Run(View):
             reader.close()
         self._readers.clear()
 
-    def objective(self, stage: Stage, recorded: bool) -> tuple[Objective, RecordedValues]:
-        """Return the objective of a stage and its recorded values; its steps record them only if ``recorded``."""
+    def objective(self, stage: Stage, recorded: bool, finished: int = 0) -> tuple[Objective, RecordedValues]:
+        """Return the objective of a stage and its recorded values; its steps record them only if ``recorded``.
+
+        ``finished`` is the number of the epoch's iterations that a resumed run has behind it.
+        """
         optimizers = dict(self.optimizers)
         schedulers = list(self.schedules.values())
         if stage.optimizer is not None:
@@ -159,7 +166,17 @@ class Run(View):
             schedulers.append(stage.scheduler)
         values = RecordedValues(stage.loss, stage.miner, optimizers)
         record = values.values if recorded else tuple
-        return Objective(stage.trained, optimizers, stage.mining, schedulers, record), values
+        objective = Objective(stage.trained, optimizers, stage.mining, schedulers, record)
+        if self.recipe.schedule.warmup:
+            objective.warm_up = self._warm_up(stage, finished).next_iteration
+        return objective, values
+
+    def _warm_up(self, stage: Stage, finished: int) -> WarmUp:
+        """Return the warm-up of an epoch, for the networks and for parameters of a loss that are scheduled."""
+        warmed = list(self.optimizers.values())
+        if stage.optimizer is not None and own_optimizer(self.recipe.optimizer, stage.table.loss).scheduled:
+            warmed.append(stage.optimizer)
+        return WarmUp(self.recipe.schedule.warmup, self.epoch, stage.iterations, finished, warmed)
 
     def enter_stage(self, stage: Stage) -> None:
         """Set the learning rates of an epoch that begins a stage, and freeze the parts of the trunk that are named.
@@ -185,7 +202,10 @@ class Run(View):
             self.engine.use_trunk(self.trained_trunk(stage))
 
     def call_after_step(self, stage: Stage, indices: torch.Tensor, step: Step) -> None:
-        """Call ``after_step`` of the stage's components with indices and embeddings of all processes."""
+        """Call ``after_step`` of the stage's components with indices and embeddings of all processes.
+
+        Of several views of an image, they get the first.
+        """
         watching = []
         for part in stage.parts():
             if callable(getattr(part, "after_step", None)):
@@ -195,6 +215,9 @@ class Run(View):
         seen = {"indices": indices, "embeddings": step.embeddings}
         if self.processes > 1:
             seen = join({"indices": indices.cpu(), "embeddings": step.embeddings.cpu()})
+        views = self.recipe.data.views
+        if views > 1:
+            seen = {name: rows[::views] for name, rows in seen.items()}
         for part in watching:
             self.call(part, "after_step", seen["indices"], seen["embeddings"])
 

@@ -283,6 +283,12 @@ def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> 
     return images.replace(labels=labels, class_names=[f"cluster {number}" for number in range(table.clusters)])
 
 
+def with_instances(images: LabeledImages) -> LabeledImages:
+    """Return images each of which is a class of its own."""
+    names = [f"image {number}" for number in range(len(images))]
+    return images.replace(labels=np.arange(len(images)), class_names=names)
+
+
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:

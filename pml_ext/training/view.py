@@ -26,6 +26,7 @@ from ..networks.network import Preprocessing, VectorInput
 from ..pairwise import ListedTuples
 from ..recipe import (
     Recipe,
+    augmentation_of,
     build_dataset,
     build_network,
     build_relation,
@@ -78,7 +79,7 @@ class View:
         self._kept: dict[Any, Any] = {}  # results computed with the network's current weights
         checkpoint.seed_all(seed)
         self.unreadable: dict[str, dict[str, str]] = {}  # by split: paths that could not be read, and why
-        self.pseudo_labels: NDArray[np.int64] | None = None  # of the training images, where clusters are their labels
+        self.pseudo_labels: NDArray[np.int64] | None = None  # of the training images, in place of the data's
         self._load_data(root, tell)
         self.network = build_network(recipe.model, self._preprocessing)
         if self.processes > 1:
@@ -127,7 +128,8 @@ class View:
             self._preprocessing = vector_input_of(self.recipe, splits)
             return None
         self._preprocessing, cuts = preprocessing_of(self.recipe, splits)
-        augmented, plain = self._preprocessing.transforms(cuts, **self.recipe.data.augment)
+        augment = augmentation_of(self.recipe.data, self._preprocessing)
+        augmented, plain = self._preprocessing.transforms(cuts, **augment)
         for name, images in self.splits.items():
             steps = augmented if name == "train" else plain
             self.splits[name] = self._prepared(name, images, steps, tell).with_transform(plain)

@@ -40,7 +40,10 @@ def test_a_recipe_has_all_settings_with_their_origins(tmp_path):
     assert (origins["loss.epsilon"], origins["schedule.epochs"]) == ("paper", "mine")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("digits", "data set"), ("convnet", "trunk"), ("folder", "data set")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("digits", "data set"), ("convnet", "trunk"), ("folder", "data set"), ("RandomErasing", "transform")],
+)
 def test_data_sets_and_trunks_have_options_that_a_recipe_sets(name, kind):
     (shown,) = describe(name)
     assert shown["kind"] == kind
@@ -49,7 +52,7 @@ def test_data_sets_and_trunks_have_options_that_a_recipe_sets(name, kind):
     assert describe(name, kind) == [shown]
 
 
-@pytest.mark.parametrize("name", ["digits", "convnet", "folder"])
+@pytest.mark.parametrize("name", ["digits", "convnet", "folder", "RandomErasing"])
 def test_data_sets_and_trunks_have_their_documentation(name):
     (shown,) = describe(name)
     assert shown["text"]
@@ -57,7 +60,7 @@ def test_data_sets_and_trunks_have_their_documentation(name):
 
 def test_unknown_names_have_the_nearest_of_their_kind():
     with pytest.raises(
-        UnknownNameError, match="no component, recipe, table, data set or trunk 'digit'; nearest: .*dig"
+        UnknownNameError, match="no component, recipe, table, data set, transform or trunk 'digit'; nearest: .*dig"
     ):
         describe("digit")
     with pytest.raises(UnknownNameError, match="no trunk 'convnt'; nearest: convnet"):

@@ -9,6 +9,9 @@ def test_list_and_show_and_plugins(pml_ext_command, tmp_path):
     assert {"cbml/digits", "pml/multi-similarity/omniglot-small"} <= {entry["name"] for entry in listed["recipes"]}
     names = {e["name"] for e in listed["datasets"]}
     assert {"digits", "digits-unseen", "omniglot-small", "cub", "inshop", "folder:PATH", "table:FILE.csv"} <= names
+    assert {"RandomErasing", "ColorJitter", "RandomApply"} <= {entry["name"] for entry in listed["transforms"]}
+    assert "RandomErasing" in pml_ext_command("list", "transforms").stdout
+    assert "value" in pml_ext_command("show", "RandomErasing").stdout
     assert {"convnet", "mlp", "torchvision/resnet50"} <= {entry["name"] for entry in listed["trunks"]}
     table = pml_ext_command("list", "miners").stdout
     assert any(line.startswith("hard-pair") and "HardPairMiner" in line for line in table.splitlines())

@@ -19,6 +19,7 @@ from pml_ext import (
     DistributedMiner,
     MultipleLosses,
     RegularizedLoss,
+    SelfSupervisedLoss,
     registry,
 )
 
@@ -86,6 +87,23 @@ def of_two_encoders(dropout, cached, mine=None, around=lambda model: model):
     value = wrapped(inputs, labels)
     value.backward()
     return [value.detach(), *(p.grad for p in model.parameters())]
+
+
+def of_views(mine=None):
+    """The loss of three views and the gradients of one batch, or of a process's part."""
+    inputs, _ = next(batches())
+    if mine is not None:
+        rows = slice(0, 11) if mine == 0 else slice(11, 16)
+        inputs = inputs[rows]
+    model = network()
+    embed = model if mine is None else nn.parallel.DistributedDataParallel(model)
+    one, two, three = embed(torch.cat([inputs, inputs + 0.1, 0.9 * inputs])).chunk(3)
+    values = []
+    for symmetric in (True, False):
+        loss = DistributedLoss(SelfSupervisedLoss(losses.NTXentLoss(), symmetric))
+        values.append(loss(one, ref_emb=[two, three]))
+    sum(values).backward()
+    return [*(value.detach() for value in values), *(p.grad for p in model.parameters())]
 
 
 def registered():
@@ -195,6 +213,10 @@ def main(folder):
     refused("labels", lambda: loss(torch.zeros(8, 4), labels if rank else None))
     local = miners.MultiSimilarityMiner()(torch.eye(8) + rank * torch.ones(8, 8).tril(), labels * (1 - rank))
     refused("tuple", lambda: loss(torch.eye(8), labels, local))
+
+    results["views", rank] = of_views(rank)
+    list_of_references = [torch.eye(8), torch.eye(8)]
+    refused("list", lambda: loss(torch.eye(8), labels, ref_emb=list_of_references))
 
     # gradient caching of two networks inside DistributedDataParallel
     for dropout in (0.0, 0.5):

@@ -54,6 +54,13 @@ def test_cached_gradients_of_two_encoders(two, dropout):
             torch.testing.assert_close(found, CASES.of_two_encoders(dropout, False), rtol=0, atol=1e-12)
 
 
+def test_three_views_in_two_processes_are_those_of_one(two):
+    expected = CASES.of_views()
+    for rank in range(2):
+        torch.testing.assert_close(two[rank]["results"]["views", rank], expected, rtol=0, atol=1e-12)
+        assert "ref_emb of ContrastiveLoss must be one tensor; several views" in two[rank]["errors"]["list"]
+
+
 def test_every_registered_loss_is_compared():
     ours = {c.name for c in registry.components("loss") if not c.name.startswith("pml/")}
     assert ours - {"regularized", "multiple", "cross-batch-memory"} <= set(NAMES)

@@ -29,6 +29,11 @@ loss.memory = { size = 200, start_epoch = 2 }
 [sweep.rows.proxies]
 extends = "pml/proxy-anchor/digits"
 sampler = { name = "shuffle", batch_size = 75 }
+[sweep.rows.instances]
+data = { labels = "instance", views = 3, augment = { transforms = [{ name = "RandomRotation", degrees = 15 }] } }
+loss = { name = "pml/ntxent" }
+sampler = { name = "shuffle", batch_size = 75 }
+schedule.warmup = 1.5
 """
 
 
@@ -77,7 +82,7 @@ def two(tmp_path_factory, recipe):
 @pytest.mark.usefixtures("without_report")
 def test_two_processes_are_one(tmp_path, two, recipe):
     results = train(str(recipe), out=tmp_path / "one", overrides=QUICK, device="cpu")
-    for variant, one, other in zip(("memory", "proxies"), results, two[1]["runs"], strict=True):
+    for variant, one, other in zip(("memory", "proxies", "instances"), results, two[1]["runs"], strict=True):
         folders = tmp_path / "one" / variant, two[0] / variant
         losses = [loss_series(folder, [])["loss"] for folder in folders]
         assert losses[0][0] == losses[1][0] == list(range(1, 11))

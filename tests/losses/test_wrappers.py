@@ -107,13 +107,50 @@ def test_losses_that_views_do_not_fit(loss, text):
         SelfSupervisedLoss(loss)
 
 
+def loop_over_views(views, anchors, temperature=0.1):
+    """NT-Xent with the views of one image as positives: its pairs one after the other, from the equation."""
+    rows = [(image, view) for view in range(len(views)) for image in range(len(views[0]))]
+    unit = {(image, view): views[view][image] / views[view][image].norm() for image, view in rows}
+    terms = []
+    for anchor in rows:
+        if anchor[1] not in anchors:
+            continue
+        compared = [row for row in rows if (row[1] > 0 if anchors == [0] else row != anchor)]
+        exponents = {row: (unit[anchor] @ unit[row] / temperature).exp() for row in compared}
+        negatives = sum(exponents[row] for row in compared if row[0] != anchor[0])
+        for row in compared:
+            if row[0] == anchor[0]:
+                terms.append(-(exponents[row] / (exponents[row] + negatives)).log())
+    return sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_several_views_have_the_values_of_a_loop(count, symmetric, kind):
+    generator = torch.Generator().manual_seed(count)
+    views = torch.randn(count, 6, 4, generator=generator, dtype=torch.float64).requires_grad_()
+    loss = SelfSupervisedLoss(losses.NTXentLoss(temperature=0.1), symmetric)(views[0], kind(views[1:]))
+    expected = loop_over_views(views, list(range(count)) if symmetric else [0])
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
+    found, wanted = (torch.autograd.grad(value, views)[0] for value in (loss, expected))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    if count == 2:
+        torch.testing.assert_close(SelfSupervisedLoss(losses.NTXentLoss(0.1), symmetric)(*views), loss, rtol=0, atol=0)
+
+
 def test_views_that_do_not_fit():
     x, y = views()
-    with pytest.raises(ValueError, match=r"one view per image, in its row; got \(10, 4\) embeddings and \(9, 4\)"):
-        SelfSupervisedLoss(CBMLLoss())(x, y[:9])
-    for given in ((x, [y, y]), ([x, y, y], x), ((x, y), None)):
-        with pytest.raises(TypeError, match=r"two views, .* as one tensor each; got .* V views.*repeat\(V\)"):
+    for given in (y[:9], [y, y[:9]]):
+        with pytest.raises(ValueError, match=r"each view .* in its row; got \(10, 4\) embeddings and \(9, 4\)"):
+            SelfSupervisedLoss(CBMLLoss())(x, given)
+    for given in (([x, y, y], x), ((x, y), None), (x, [])):
+        with pytest.raises(TypeError, match=r"wants one view as embeddings.* type loss\(views\[0\], views\[1:\]\)"):
             SelfSupervisedLoss(CBMLLoss())(*given)
+    with pytest.raises(TypeError, match="ref_emb must be a floating point tensor"):
+        SelfSupervisedLoss(CBMLLoss())(x, None)
+    with pytest.raises(TypeError, match="ref_emb of CBMLLoss must be one tensor"):
+        DistributedLoss(CBMLLoss())(x, torch.arange(10), ref_emb=[y, y])
 
 
 @pytest.mark.parametrize("name", ["cbml", "tiled-multi-similarity"])

@@ -14,11 +14,15 @@ from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
 from pml_ext.data import DataSplits, LabeledImages
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import (
+    augmentation_of,
     build_dataset,
     build_loss,
     load_recipes,
     loss_context,
+    names_in,
     origin_of,
+    plugins_in,
+    preprocessing_of,
     reported_phases,
     stage_before_whole,
     variant_tables,
@@ -168,3 +172,52 @@ def test_options_of_data_sets_are_checked_by_their_annotations(monkeypatch):
     assert build_dataset(one("cbml/digits", *overrides).data, None) is Mode.fast
     with pytest.raises(ConfigError, match=r"data: digits refuses size = 7: size must be at most 5, not 7"):
         build_dataset(one("cbml/digits", "data.size=7").data, None)
+
+
+PLUGIN_WITH_A_TRANSFORM = """
+from pml_ext.plugin import hookimpl
+
+class Noise:
+    '''Noise of one strength.'''
+    def __init__(self, strength: int = 10):
+        self.strength = strength
+    def __call__(self, image):
+        import torch
+        noise = torch.randint(self.strength + 1, image.shape)
+        return (image + noise).clamp(max=255).to(torch.uint8)
+
+@hookimpl
+def pml_ext_transforms():
+    return {"noise": Noise}
+"""
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_transforms_of_torchvision_and_of_plugins_are_built_with_their_settings(install_plugin):
+    install_plugin("noisy", PLUGIN_WITH_A_TRANSFORM)
+    inner = "{name='RandomApply', p=1.0, transforms=['RandomInvert', {name='RandomRotation', degrees=15}]}"
+    recipe = one("cbml/digits", f"data.augment.transforms=[{{name='noise', strength=3}}, {inner}]")
+    preprocessing, cuts = preprocessing_of(recipe, build_dataset(recipe.data, None))
+    settings = augmentation_of(recipe.data, preprocessing)
+    (steps,) = settings["transforms"]
+    noise, apply = (transform.function for transform in steps.transforms)
+    assert noise.strength == 3
+    assert [type(each).__name__ for each in apply.transforms] == ["RandomInvert", "RandomRotation"]
+    assert apply.transforms[1].degrees == [-15.0, 15.0]
+    augmented, _ = preprocessing.transforms(cuts, **settings)
+    assert '{"name": "noise", "strength": 3}' in repr(augmented)  # tells kept features apart
+    assert "noisy" in plugins_in(recipe.as_dict())
+    with pytest.raises(ConfigError, match="transforms.0.strength: found 'x'; input should be a valid integer"):
+        one("cbml/digits", "data.augment.transforms=[{name='noise', strength='x'}]")
+
+
+def test_a_transform_that_does_not_fit_the_images_is_refused_by_its_place():
+    recipe = one("cbml/digits", "data.augment.transforms=['RandomInvert', {name='Resize', size=9}]")
+    preprocessing, _ = preprocessing_of(recipe, build_dataset(recipe.data, None))
+    wanted = r"data.augment.transforms.1: Resize gives uint8 \[1, 9, 9\]; wanted uint8 \[1, 8, 8\]"
+    with pytest.raises(ConfigError, match=wanted):
+        augmentation_of(recipe.data, preprocessing)
+
+
+def test_transforms_that_a_recipe_names_are_found():
+    assert ("transform", "RandomAffine") in names_in("pml/ntxent/digits-unlabeled")

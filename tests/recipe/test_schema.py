@@ -61,3 +61,60 @@ def test_what_is_wrong_is_one_line_with_the_key(override, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipes("cbml/digits", [override])
     assert "\n" not in str(caught.value)
+
+
+TRANSFORMS = "data.augment.transforms="
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.views=0"], "data.views: found 0; input should be greater than or equal to 1"),
+        (["data.labels=instance"], "data: views: found 1; labels = 'instance' wants 2 or more"),
+        (["data.labels=instance", "data.views=2"], "sampler.m: found 8, and with labels = 'instance' a class has 1"),
+        (["data.labels=instance", "data.views=2", "data.relation=hierarchy"], "which labels = 'instance' has not"),
+        (["data.name=digits-unseen", "data.views=2"], "data.views: found 2, and views would be equal without augment"),
+        (["data.views=2", "loss.memory.size=100"], "loss.memory.size: found 100; .* at least one batch, here 160"),
+        (
+            ["data.views=3", "model.freeze=trunk", "model.trunk.weights=random", "model.views=2"],
+            "data.views: found 3, and a frozen trunk or a cut keeps model.views = 2 .*; wanted model.views = 3 or more",
+        ),
+        (
+            ["data={labels='instance', views=2}", "sampler.m=1", "evaluation={validation=0.2, select='map_at_r'}"],
+            "evaluation.validation: it holds out classes by labels, which labels = 'instance' has not",
+        ),
+        (["schedule.warmup=16"], "schedule: warmup: found 16 epochs, and the run has 15"),
+        (["schedule.warmup=-1"], "schedule.warmup: found -1; input should be greater than or equal to 0"),
+        (["schedule.warmup=nan"], "schedule.warmup: found nan"),
+        (["schedule.warmup=short"], "schedule.warmup: found 'short'; input should be a valid number"),
+        ([TRANSFORMS + "3"], "data.augment: transforms.0: found 3"),
+        ([TRANSFORMS + "[{p=0.5}]"], "data.augment: transforms.0.name: missing"),
+        (["data.augment.transfroms=[]"], "data.augment.transfroms: no setting of augment .*; nearest: transforms"),
+        ([TRANSFORMS + "RandomErasng"], "transforms.0.name: no transform 'RandomErasng'; nearest: RandomErasing"),
+        ([TRANSFORMS + "MixUp"], "data.augment.transforms.0.name: no transform 'MixUp'"),
+        ([TRANSFORMS + "[{name='RandomErasing', scal=[0.1, 0.2]}]"], "no setting of RandomErasing 'scal'; near.*scale"),
+        ([TRANSFORMS + "[{name='RandomErasing', p='x'}]"], "transforms.0.p: found 'x'; input should be a valid number"),
+        ([TRANSFORMS + "[{name='RandomErasing', p=2.0}]"], "transforms.0: RandomErasing refuses p = 2.0: .*interval"),
+        ([TRANSFORMS + "RandomRotation"], "data.augment.transforms.0.degrees: missing, and RandomRotation has no"),
+        (
+            [TRANSFORMS + "[{name='RandomApply', transforms=['RandomInvrt']}]"],
+            "data.augment.transforms.0.transforms.0.name: no transform 'RandomInvrt'; nearest: RandomInvert",
+        ),
+        (
+            [TRANSFORMS + "[{name='RandomApply', transforms=[4]}]"],
+            "data.augment.transforms.0.transforms.0: found 4",
+        ),
+    ],
+)
+def test_views_transforms_and_warm_up_that_do_not_fit(overrides, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipes("cbml/digits", overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_transforms_are_a_list_of_tables():
+    named = one("cbml/digits", TRANSFORMS + "RandomInvert").data.augment
+    assert named == {"shift": 1, "transforms": [{"name": "RandomInvert"}]}
+    several = one("cbml/digits", TRANSFORMS + "['RandomInvert', {name='RandomErasing', p=0.1}]").data.augment
+    assert several["transforms"] == [{"name": "RandomInvert"}, {"name": "RandomErasing", "p": 0.1}]
+    assert "transforms" not in one("cbml/digits").data.augment

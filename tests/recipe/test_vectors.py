@@ -67,6 +67,8 @@ def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
         ("data.images.crop=224", "data.images.crop: it is for images, and vectors:.* has vectors; leave it out"),
         ("data.images.flip=true", "data.images.flip: it is for images"),
         ("data.augment.shift=2", "data.augment.shift: it is for images"),
+        ("data.augment.transforms=RandomInvert", "data.augment.transforms: it is for images"),
+        ("data.views=2", "data.views: it is for images"),
         ("data.cache=memory", "data.cache: it is for images"),
         ("data.workers=2", "data.workers: it is for images"),
         ("data.unreadable=skip", "data.unreadable: it is for images"),

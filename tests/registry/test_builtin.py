@@ -42,6 +42,7 @@ def test_data_sets_trunks_and_trackers_are_factories():
     for kind, table in (
         ("data set", builtin.pml_ext_datasets()),
         ("trunk", builtin.pml_ext_trunks()),
+        ("transform", builtin.pml_ext_transforms()),
         ("tracker", builtin.pml_ext_trackers()),
     ):
         assert table

@@ -1,7 +1,8 @@
-"""Contracts of data sets, trunks, metrics, trackers, stores and commands: bugs are found, ours keep them."""
+"""Contracts of data sets, transforms, trunks, metrics, trackers and others: bugs are found, ours keep them."""
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,29 @@ class OnlyFinished(Tracker):
         return metrics["after"]
 
 
+class Transform:
+    """Inverts half of the images."""
+
+    def __call__(self, image):
+        return 255 - image if torch.rand(()) < 0.5 else image
+
+
+class OfNumpy:
+    """Inverts images that numpy draws."""
+
+    def __call__(self, image):
+        return 255 - image if np.random.random() < 0.5 else image
+
+
+def of_color():
+    """Swaps colors, which a gray image has not."""
+    return swapped
+
+
+def swapped(image):
+    return torch.stack([image[2], image[1], image[0]])
+
+
 def store(address, table, size):
     """A store."""
 
@@ -106,6 +130,11 @@ BUGS = {
     "maps": ("trunk", Maps, r"give \(4, 5, 1\); wanted features \[4, F\]"),
     "no module": ("trunk", lambda channels, size: 5, "it returns int; wanted a torch.nn.Module"),
     "not built": ("trunk", lambda channels, size: 1 / 0, "cannot be built for .*ZeroDivisionError"),
+    "floats of images": ("transform", lambda: torch.Tensor.float, "it gives torch.float32 of shape .*the same type"),
+    "not called": ("transform", lambda: 3, "it returns int; wanted a function of an image"),
+    "of numpy": ("transform", OfNumpy, "with the same seed of torch it gives other pixels; draw from torch's"),
+    "not sent": ("transform", lambda: lambda image: image, "cannot be pickled, which data.workers wants"),
+    "fails": ("transform", lambda: torch.linalg.inv, "it refuses gray and color images: RuntimeError"),
     "half": ("tracker", lambda folder: object(), "returns object without the method log"),
     "failed run": ("tracker", OnlyFinished, "KeyError: 'after'"),
     "one argument": ("store", lambda address: None, r"factory\(address, table, size, ...\), but too many"),
@@ -138,6 +167,8 @@ def test_a_bug_is_found_and_named(kind, value, text):
         ("data set", rows),
         ("data set", missing),
         ("trunk", Trunk),
+        ("transform", Transform),
+        ("transform", of_color),
         ("tracker", Tracker),
         ("store", store),
     ],
@@ -147,6 +178,9 @@ def test_correct_ones_pass(kind, value):
 
 
 def test_ours_keep_their_contracts():
+    for name in ("RandomErasing", "ColorJitter", "RandomRotation"):
+        (named,) = find_named_by_name(name)
+        assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
     for kind, name in (("trunk", "convnet"), ("trunk", "mlp"), ("data set", "digits"), ("tracker", "tensorboard")):
         (named,) = [each for each in find_named_by_name(name) if each.kind == kind]
         assert [(r.check, r.text) for r in check_named(named) if r.fails] == []

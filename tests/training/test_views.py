@@ -1,0 +1,218 @@
+"""Several views of an image in a batch, with labels and without: seeds, kept features, components, resumed runs."""
+
+import numpy as np
+import pytest
+import torch
+from pytorch_metric_learning.losses import ContrastiveLoss, NTXentLoss
+
+import pml_ext
+from pml_ext import registry
+from pml_ext.data import LabeledImages, build_transforms, prepare
+from pml_ext.recipe import load_recipe
+from pml_ext.training import view
+from pml_ext.training.batches import BatchReader, epoch_batches
+from pml_ext.training.features import FeatureReader, Features
+from pml_ext.training.launch import train
+from pml_ext.training.outcome import _normalized_together
+from pml_ext.training.profile import profile_recipe
+from pml_ext.training.run import Run
+
+from .made_up_photos import write_photos
+from .short_runs import SHORT, assert_the_same_when_resumed, finished
+
+CPU = torch.device("cpu")
+UNLABELED = ["data.labels=instance", "data.views=2", "sampler={name='shuffle', batch_size=40}", "sampler.iterations=4"]
+UNLABELED += ["loss={name='pml/ntxent', temperature=0.1}", "evaluation.baselines=false"]
+TWO_EPOCHS = ["schedule.epochs=2", "schedule.milestones=[1]"]
+pytestmark = pytest.mark.usefixtures("without_report")
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_views_follow_each_other_with_seeds_that_do(processes):
+    drawn = [[3, 1, 4], [1, 5]]
+    whole = epoch_batches(drawn, 7, 2, views=3)
+    assert [[index for index, _ in batch] for batch in whole] == [[3] * 3 + [1] * 3 + [4] * 3, [1] * 3 + [5] * 3]
+    for batch in whole:
+        for first in range(0, len(batch), 3):
+            seeds = [seed for _, seed in batch[first : first + 3]]
+            assert seeds == [seeds[0], seeds[0] + 1, seeds[0] + 2]
+    parts = [epoch_batches(drawn, 7, 2, rank, processes, views=3) for rank in range(processes)]
+    for number, batch in enumerate(whole):
+        sizes = [len(part[number]) for part in parts]
+        assert [item for part in parts for item in part[number]] == batch
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_one_view_has_the_seeds_that_it_had():
+    drawn = [[3, 1, 4], [1, 5]]
+    seeds = np.random.default_rng((7, 2)).integers(2**63, size=5).tolist()
+    wanted = [[(3, seeds[0]), (1, seeds[1]), (4, seeds[2])], [(1, seeds[3]), (5, seeds[4])]]
+    assert epoch_batches(drawn, 7, 2) == epoch_batches(drawn, 7, 2, views=1) == wanted
+
+
+def test_first_draws_of_the_views_of_an_image_do_not_go_together():
+    """The views' seeds are consecutive; the numbers that they begin with are as those of any two seeds."""
+    (items,) = epoch_batches([list(range(4000))], 0, 1, views=2)
+    draws = []
+    for _, seed in items:
+        generator = torch.Generator().manual_seed(seed)
+        draws.append(torch.rand(5, generator=generator))
+    one, other = torch.stack(draws[::2]), torch.stack(draws[1::2])
+    joint = np.corrcoef(one.T.numpy(), other.T.numpy())[:5, 5:]
+    assert np.abs(joint).max() < 4 / 4000**0.5
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_two_views_differ_and_have_one_label(tmp_path, cached):
+    """The same with workers, and from a cache."""
+    pixels = torch.randint(256, (6, 1, 12, 12), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = LabeledImages(pixels, [0, 1, 2] * 2, ["a", "b", "c"], channels=1)
+    augmented, _ = build_transforms(12, 1, shift=3)
+    if cached:
+        write_photos(tmp_path, classes=2, each=3)
+        files = sorted(tmp_path.rglob("*.png"))
+        images = LabeledImages(files, [0, 1, 2] * 2, ["a", "b", "c"], channels=1)
+        images, _ = prepare(images, augmented, "memory")
+        assert images.cache is not None
+    epoch = epoch_batches([[5, 0, 1], [2, 3, 4]], 3, 1, views=2)
+    drawn = []
+    for workers in (0, 1):
+        reader = BatchReader(images.with_transform(augmented), workers, CPU)
+        drawn.append(list(reader.read(epoch)))
+        reader.close()
+    for (one, labels), (other, same_labels) in zip(*drawn, strict=True):
+        assert torch.equal(one, other)
+        assert torch.equal(labels, same_labels)
+        assert torch.equal(labels[::2], labels[1::2])
+        assert all(not torch.equal(first, second) for first, second in zip(one[::2], one[1::2], strict=True))
+    assert drawn[0][0][1].tolist() == [2, 2, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("kept", [2, 3, 5])
+def test_of_kept_views_a_batch_has_different_ones(kept):
+    features = [Features.of_vectors(torch.full((4, 1), float(number))) for number in range(kept)]
+    reader = FeatureReader(features, np.arange(4), CPU)
+    rows = torch.cat([x for x, _ in reader.read(epoch_batches([[0, 1, 2, 3]] * 50, 0, 1, views=2))])
+    assert (rows[::2] != rows[1::2]).all()
+    assert set(rows.flatten().tolist()) == set(range(kept))
+
+
+class Watching(ContrastiveLoss):
+    """Keeps the labels of its batches, and what it is told after steps."""
+
+    seen: list = []  # noqa: RUF012
+
+    def prepare(self, run):
+        self.seen.append(run.labels("train").tolist())
+
+    def forward(self, embeddings, labels, *more):
+        self.labels = labels
+        self.embeddings = embeddings.detach()
+        return super().forward(embeddings, labels, *more)
+
+    def after_step(self, run, indices, embeddings):
+        assert torch.equal(self.labels[::2], self.labels[1::2])
+        assert torch.equal(embeddings, self.embeddings[::2])
+        self.seen.append((indices.tolist(), self.labels.tolist()))
+
+
+def test_no_label_of_a_training_image_is_looked_at(tmp_path, monkeypatch):
+    """Runs on true and on garbled labels are the same; an image's number is its label, and steps name it once."""
+    real = view.build_dataset
+
+    def garbled(*arguments):
+        splits = real(*arguments)
+        splits.train.labels[:] = np.random.default_rng(0).permutation(splits.train.labels)
+        return splits
+
+    Watching.seen.clear()
+    with registry.isolated():
+        pml_ext.register(Watching, name="watching")
+        true, _ = finished(tmp_path / "true", *UNLABELED, "loss={name='watching'}", *TWO_EPOCHS)
+        prepared, *steps = Watching.seen
+        monkeypatch.setattr(view, "build_dataset", garbled)
+        other, _ = finished(tmp_path / "garbled", *UNLABELED, "loss={name='watching'}", *TWO_EPOCHS)
+    assert prepared == list(range(899))
+    assert len(steps) == 8
+    for indices, labels in steps:
+        assert len(set(indices)) == 40
+        assert labels[::2] == indices
+    for part in ("trunk", "embedder"):
+        assert all(torch.equal(true[part][name], other[part][name]) for name in true[part])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["data.augment.transforms=[{name='RandomErasing', p=0.5}, {name='RandomRotation', degrees=15}]"],
+        ["loss.memory={size=200, start_epoch=2}", "loss.miner=pml/multi-similarity", "engine.micro_batch=30"],
+        pytest.param(["data.workers=1", "data.labels=given", "data.views=3"], marks=pytest.mark.slow),
+        pytest.param(["data.labels=clusters", "data.pseudo={clusters=60}"], marks=pytest.mark.slow),
+    ],
+    ids=["transforms", "memory", "labels", "clusters"],
+)
+def test_a_run_that_was_stopped_goes_on_exactly(tmp_path, settings):
+    assert_the_same_when_resumed(tmp_path, *UNLABELED, *settings)
+
+
+def test_micro_batches_give_the_gradients_of_the_whole_batch(tmp_path):
+    norms = ["model.freeze_batch_norm=true", "optimizer.name=sgd", *TWO_EPOCHS]
+    whole, _ = finished(tmp_path / "whole", *UNLABELED, *norms)
+    parts, _ = finished(tmp_path / "parts", *UNLABELED, *norms, "engine.micro_batch=30")
+    for part in ("trunk", "embedder"):
+        for name, value in whole[part].items():
+            torch.testing.assert_close(parts[part][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_trunk_trains_a_head_without_labels(tmp_path):
+    frozen = ["model.freeze=trunk", "model.views=3", "model.embedder=mlp", "model.hidden_sizes=[16]"]
+    state, _ = finished(tmp_path / "run", *UNLABELED, *frozen, *TWO_EPOCHS)
+    assert all(value.isfinite().all() for value in state["embedder"].values())
+
+
+def test_classes_are_images_for_losses_with_classes(tmp_path):
+    settings = [*SHORT, *UNLABELED, "loss={name='pml/proxy-anchor'}"]
+    run = Run(load_recipe("cbml/digits", settings), "cbml/digits", tmp_path)
+    assert len(run.stages[0].loss.proxies) == len(run.training_images) == 899
+    assert run.network_json()["classes"] == list(range(10))
+    assert _normalized_together(run, run.stages[0]) == 80
+
+
+def test_the_bench_of_steps_takes_views():
+    profile = profile_recipe("cbml/digits", overrides=[*SHORT, *UNLABELED], device="cpu", steps=3, warm_up=1)
+    assert profile.steps == 3
+
+
+def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
+    """A first step without labels has the value of SelfSupervisedLoss on the embeddings of the two views."""
+    recipe = load_recipe("cbml/digits", [*SHORT, *UNLABELED, "model.freeze_batch_norm=true"])
+    run = Run(recipe, "cbml/digits", tmp_path)
+    run.epoch = 1
+    stage = run.stages[0]
+    run.enter_stage(stage)
+    batches = epoch_batches([list(range(0, 80, 2))], 0, 1, views=2)
+    labels = np.arange(len(run.training_images))
+    objective, _ = run.objective(stage, recorded=False)
+    (images, _) = next(iter(run.reader_of(stage).read(batches)))
+    run.trunk.eval()
+    with torch.no_grad():
+        embeddings = run.embedder(run.trunk(images))
+    wanted = pml_ext.SelfSupervisedLoss(NTXentLoss(temperature=0.1))(embeddings[::2], embeddings[1::2])
+    (step,) = run.engine.epoch(run.reader_of(stage).read(batches, labels), objective)
+    run.close_readers()
+    assert step.loss == pytest.approx(float(wanted), rel=1e-5)
+
+
+def test_runs_train_from_a_cache_in_memory(tmp_path):
+    place = tmp_path / "photos"
+    place.mkdir()
+    write_photos(place, classes=4, each=8)
+    settings = [f"data.name=folder:{place}", "data.image_size=16", "data.split=image", "data.cache=memory"]
+    settings += ["data.augment.shift=2", "sampler.batch_size=8", "sampler.iterations=2"]
+    short = [*SHORT, *UNLABELED, *settings, *TWO_EPOCHS]
+    for name, cache in (("cached", "memory"), ("read", "none")):
+        train("cbml/digits", overrides=[*short, f"data.cache={cache}"], out=tmp_path / name)
+    states = []
+    for name in ("cached", "read"):
+        states.append(torch.load(tmp_path / name / "checkpoints" / "model.pt", weights_only=True)["trunk"])
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
