@@ -63,10 +63,6 @@ def test_metrics_and_phases_of_lists(recipe):
         (["loss.memory.size=64"], "loss.memory: it pairs past images by labels"),
         (["loss.regularizer=metric-variance"], "loss.regularizer: metric-variance needs labels"),
         (["sampler.name=pml/m-per-class", "sampler.m=2"], "sampler: pml/m-per-class draws images by labels, and pairs"),
-        (
-            ["data.views=2", "data.augment.shift=1"],
-            "data.views: each image of a batch is there once where pairs:mine.csv",
-        ),
         (["data.labels=clusters"], "data.labels: clusters are labels, and pairs:mine.csv lists pairs"),
         (["data.relation=shared-label"], "data.relation: it is one of labels"),
         (["evaluation.recall_at=[1, 10]"], "evaluation.recall_at: it is for images with labels"),
@@ -94,3 +90,11 @@ def test_a_regularizer_without_labels_and_the_choice_by_validation(recipe):
 def test_a_list_without_a_path(recipe):
     with pytest.raises(ConfigError, match=r"wanted pairs:FILE.csv, a file with the columns image1, image2, same and"):
         load_recipe(recipe, ["data.name=pairs:"])
+
+
+def test_listed_images_have_no_views(tmp_path):
+    file = tmp_path / "images.toml"
+    file.write_text(RECIPE.replace('vectors = "mine.npz"', "augment.shift = 1").replace('"identity"', '"convnet"'))
+    assert load_recipe(str(file)).data.listed == "pairs"
+    with pytest.raises(ConfigError, match="data.views: each image of a batch is there once where pairs:mine.csv"):
+        load_recipe(str(file), ["data.views=2"])
