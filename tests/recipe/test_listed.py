@@ -96,5 +96,5 @@ def test_listed_images_have_no_views(tmp_path):
     file = tmp_path / "images.toml"
     file.write_text(RECIPE.replace('vectors = "mine.npz"', "augment.shift = 1").replace('"identity"', '"convnet"'))
     assert load_recipe(str(file)).data.listed == "pairs"
-    with pytest.raises(ConfigError, match="data.views: each image of a batch is there once where pairs:mine.csv"):
+    with pytest.raises(ConfigError, match="data.views: views of an image are positives by its label"):
         load_recipe(str(file), ["data.views=2"])
