@@ -95,6 +95,8 @@ def origins_of(settings: Mapping[str, Any], origins: Mapping[str, str]) -> dict[
     is_constant = settings["schedule.name"] == "constant" and not settings["schedule.warmup"]
     if is_constant or "loss.optimizer.scheduled" in settings:
         unused.append("optimizer.scheduled")
+    if settings.get("data.views") == 1:
+        unused.append("data.views")
     if "data.relation.name" not in settings:
         unused += [key for key in settings if key.endswith("loss.relation")]
     found = {}

@@ -16,7 +16,7 @@ from pml_ext.data import omniglot, photographs
 from pml_ext.data.published import Count
 from pml_ext.networks.network import Network
 from pml_ext.recipe import build_dataset, load_recipes, preprocessing_of, quoted
-from pml_ext.recipe.build import build_trunk
+from pml_ext.recipe.build import augmentation_of, build_trunk
 from pml_ext.training.stages import build_stages
 
 from ..data import made_up
@@ -91,7 +91,7 @@ def check_network(recipe, place, built):
     size = (preprocessing.channels, preprocessing.image_size, preprocessing.image_size)
 
     def check_pipeline():
-        augmented, plain = preprocessing.transforms(cuts, **recipe.data.augment)
+        augmented, plain = preprocessing.transforms(cuts, **augmentation_of(recipe.data, preprocessing))
         for images, steps in itertools.product([splits.train, *splits.tested().values()], (augmented, plain)):
             assert images.with_transform(steps)[0][0].shape == size
 
