@@ -29,7 +29,7 @@ from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
 from ..errors import DataError, one_line, shortened
 from ..networks.modes import preserved_modes
-from ..samplers import TupleSampler
+from ..pairwise import ListedTuples
 from .engine import Batch
 from .signals import ENDING
 from .workers import worker_context
@@ -44,13 +44,19 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
 
     Of listed pairs or triplets, return their numbers.
     """
-    if isinstance(sampler, TupleSampler):
+    if _listed(sampler) is not None:
         return [batch.tuples for batch in islice(sampler, iterations)]
     if isinstance(sampler, BatchSampler):
         batches = sampler
     else:
         batches = BatchSampler(sampler, batch_size, drop_last=True)
     return [list(map(int, batch)) for batch in islice(batches, iterations)]
+
+
+def _listed(sampler: Any) -> ListedTuples | None:
+    """Return the tuples that a sampler of listed pairs or triplets draws; None for a sampler of images."""
+    tuples = getattr(sampler, "tuples", None)
+    return tuples if isinstance(tuples, ListedTuples) else None
 
 
 def draw_for_all(
@@ -68,8 +74,9 @@ def draw_for_all(
         torch.manual_seed(hash((seed, epoch, rank())))
     joined = from_rank_0(drawn)
     indices = None
-    if isinstance(sampler, TupleSampler):
-        of_tuples = [sampler.tuples.batch(numbers) for numbers in joined]
+    tuples = _listed(sampler)
+    if tuples is not None:
+        of_tuples = [tuples.batch(numbers) for numbers in joined]
         joined = [batch.items for batch in of_tuples]
         indices = [batch.indices_tuple for batch in of_tuples]
     return epoch_batches(joined, seed, epoch, rank(), num_processes(), views), indices

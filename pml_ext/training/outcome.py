@@ -120,11 +120,13 @@ def warn_of_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batc
 def check_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batches) -> None:
     """Raise TrainingError at the end of an epoch if the loss of every iteration of the run so far was 0.
 
-    A run that has learned something may go on with a loss of 0. A memory has the time to fill once.
+    A run that has learned something, or goes on from another run's weights, may have a loss of 0. A memory has the
+    time to fill once.
     """
     if max_over_ranks(int(any(losses))):  # NaN, of an iteration that was left out, is no 0
         run.history.has_loss = True
-    if run.history.has_loss or _memory_fills(run, stage):
+    goes_on = run.history.has_loss or run.recipe.model.init is not None
+    if goes_on or _memory_fills(run, stage):
         return
     reason = _why_zero(run, stage, batches[:FIRST_LOSSES])
     if "; " not in reason:

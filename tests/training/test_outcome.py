@@ -138,6 +138,15 @@ def test_a_run_that_has_learned_may_end_with_a_loss_of_0(tmp_path):
     assert state["has_loss"] is True
 
 
+@pytest.mark.usefixtures("without_report")
+def test_a_run_from_trained_weights_may_have_a_loss_of_0(tmp_path):
+    quick(tmp_path / "first")
+    settings = ['loss={name="pml/triplet-margin", margin=-9}', f"model.init={tmp_path / 'first'}"]
+    ear = Ear()
+    quick(tmp_path / "second", *settings, "sampler.iterations=10", listener=ear)
+    assert ear.warnings[0].startswith("the loss is 0 in all of the first 10 iterations, so nothing is learned: ")
+
+
 def test_a_collapsed_run_ends_with_a_report_and_warnings(tmp_path):
     ear = Ear()
     metrics = quick(tmp_path / "out", "optimizer.lr=1e8", listener=ear)
