@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,9 +30,11 @@ from ..distributed import from_rank_0, num_processes, rank
 from ..errors import DataError, one_line, shortened
 from ..networks.modes import preserved_modes
 from ..pairwise import ListedTuples
-from .engine import Batch
 from .signals import ENDING
 from .workers import worker_context
+
+if TYPE_CHECKING:  # a query imports no losses
+    from .engine import Batch
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 Batches = list[list[Item]]
