@@ -3,8 +3,7 @@
 Where images are no squares, features of their middle and of whole images, squashed to squares, are compared first.
 Candidates stand in the order of their cost. A later one is taken only if it is better, on training classes that were
 held out for that, than all before it, and the difference is significant. So the network that is delivered is not worse
-than the pretrained features that it starts from, as far as these classes tell. The last blocks are tried with half of
-the epochs that they get where they are taken. Test images are not looked at.
+than the pretrained features that it starts from, as far as these classes tell. Test images are not looked at.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ FEWEST_CLASSES = 12  # training classes, of which three are held out; fewer tell
 SIGNIFICANT = 0.05  # p of a paired t-test over the classes
 MOST_VIEWS = 8  # augmented views of an image whose activations are kept
 VIEWS_IN_ALL = 15_000  # of all training images: about two minutes on two cores
-TRIAL_EPOCHS = 0.5  # of the epochs of the last blocks, which a trial takes
 LEAST_ASPECT = 1.1  # median of the longer side over the shorter, from which on the middle of an image is less than it
 SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as well
 TIMED_IMAGES = 32
@@ -284,18 +282,11 @@ class _Trials:
         if candidate.recipe == PRETRAINED:
             share = left / self._images.training_classes
             chosen.append(f"sampler.iterations={iterations_of(self._images, share)}")
-        if candidate.title == LAST_BLOCKS:
-            chosen.append(f"schedule.epochs={_epochs_of_a_trial()}")
         chosen += [*self._overrides, f"evaluation.validation={HELD_OUT}", "evaluation.select=map_at_r"]
         chosen += [f"evaluation.every={MOST}", "evaluation.baselines=false", "evaluation.training_images=0", "track=[]"]
         recipe = load_recipe(candidate.recipe, chosen)
         place = Path(tempfile.mkdtemp(dir=self._folder))
         return Run(recipe, candidate.recipe, place, self._seed, self._device, self._data, self._listener)
-
-
-def _epochs_of_a_trial() -> int:
-    """Return the epochs of a trial of the last blocks: fewer than those of the training that may follow."""
-    return round(TRIAL_EPOCHS * load_recipe(PRETRAINED).schedule.epochs)
 
 
 def _features_and_head(run: Run, _: Records) -> dict[str, Any]:
@@ -331,7 +322,7 @@ def _estimated_seconds(images: OwnImages, frozen: Candidate, device: str, data: 
     trained = images.training_images
     epochs = load_recipe(PRETRAINED).schedule.epochs
     embedded = 2 * trained + trained * views_of(trained) + 4 * images.tested_images
-    seen = 64 * iterations_of(images) * (epochs + _epochs_of_a_trial())
+    seen = 64 * iterations_of(images) * 2 * epochs  # in the trial and in the training
     return per_image * (embedded + STEP * seen)
 
 

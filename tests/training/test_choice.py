@@ -80,18 +80,6 @@ def test_candidates_are_recipes_in_the_order_of_cost(photos):
     assert recipes[3].sampler.iterations == 20
 
 
-def test_last_blocks_are_tried_with_half_of_the_epochs(photos, tmp_path):
-    if choice.why_not():
-        pytest.skip("the extra photos is not installed, whose trunk the recipes name")
-    images = describe_images(photos)
-    last_blocks = choice.candidates(images)[3]
-    trials = choice._Trials(images, [], tmp_path, 0, "cpu", None, Silence(), print)
-    assert load_recipe(last_blocks.recipe, last_blocks.settings).schedule.epochs == 8
-    assert trials._run(last_blocks).recipe.schedule.epochs == 4
-    trials = choice._Trials(images, ["schedule.epochs=3"], tmp_path, 0, "cpu", None, Silence(), print)
-    assert trials._run(last_blocks).recipe.schedule.epochs == 3
-
-
 def test_candidates_may_see_whole_images(photos):
     found = describe_images(photos)
     assert found.aspect == 1
