@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,7 @@ def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
         returned = place / f"{name}.pickle"
         with FileLock(place / f"{name}.lock"):
             if not returned.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker whose filling failed
                 returned.write_bytes(pickle.dumps(fill(folder)))
         return folder, pickle.loads(returned.read_bytes())
 
