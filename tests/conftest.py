@@ -1,6 +1,8 @@
 """Fixtures that several parts share."""
 
 import os
+import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,6 +10,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +102,30 @@ def without_report() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:  # of its own, which a test's undo() leaves alone
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         yield
+
+
+@pytest.fixture(scope="session")
+def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], Any]], tuple[Path, Any]]:
+    """Fills a folder in the first worker of pytest-xdist that asks for it: the folder, and what the filling returned.
+
+    Tests leave the folder as it is, for those of the other workers.
+    """
+    from filelock import FileLock
+
+    place = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        place = place.parent
+
+    def make(name: str, fill: Callable[[Path], Any]) -> tuple[Path, Any]:
+        folder = place / name
+        returned = place / f"{name}.pickle"
+        with FileLock(place / f"{name}.lock"):
+            if not returned.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker whose filling failed
+                returned.write_bytes(pickle.dumps(fill(folder)))
+        return folder, pickle.loads(returned.read_bytes())
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -11,49 +11,62 @@ from pml_ext.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(not allocator._has_glibc(), reason="glibc's allocator is on Linux")
 
-COUNT = """
+ASK = """
+import os
+from pml_ext import keep_freed_memory as keep
+
+"""
+COUNT = (
+    ASK
+    + """
 import resource
 import torch
-from pml_ext import keep_freed_memory as keep
 
 def faults_of(tensors):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(tensors):
         torch.ones(50 * 2**20 // 4)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+faults_of(2)
+print(keep("cuda"), keep("cuda:1"), keep(torch.device("mps")))
+os.environ["PML_EXT_ALLOCATOR"] = "default"
+print(keep(), faults_of(20))
+del os.environ["PML_EXT_ALLOCATOR"]
+print(keep(), keep(), keep(torch.device("cpu")), keep("cpu:0"))
+faults_of(20)
+print(faults_of(20))
 """
+)
 
 
 def printed(code, **environment):
-    """Return what a new process prints, whose environment has no settings of an allocator but the given ones."""
+    """Return the lines of a new process, whose environment has no settings of an allocator but the given ones."""
     clean = {name: value for name, value in os.environ.items() if name not in (allocator.VARIABLE, "LD_PRELOAD")}
-    command = [sys.executable, "-c", COUNT + code]
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=clean | environment, check=True)
-    return done.stdout.split()
+    return done.stdout.splitlines()
 
 
 def test_freed_tensors_are_reused_without_page_faults():
-    before, answer, again, after = printed(
-        "faults_of(2); print(faults_of(20), keep(), keep()); faults_of(20); print(faults_of(20))"
-    )
-    assert answer == again == "True"
-    assert int(before) > 10_000
-    assert int(after) < int(before) / 10
-
-
-def test_the_variable_leaves_the_allocator_as_it_is():
-    answer, faults = printed("print(keep()); faults_of(2); print(faults_of(20))", PML_EXT_ALLOCATOR="default")
+    """Unless the work is on another device, or the variable leaves the allocator as it is."""
+    others, default, answers, after = printed(COUNT)
+    assert others == "False False False"
+    answer, before = default.split()
     assert answer == "False"
-    assert int(faults) > 10_000
+    assert int(before) > 10_000
+    assert answers == "True True True True"
+    assert int(after) < int(before) / 10
 
 
 @pytest.mark.parametrize("library", ["libjemalloc.so.2", "/usr/lib/libtcmalloc_minimal.so.4", "a.so:libmimalloc.so"])
 def test_a_preloaded_allocator_is_left_alone(library):
-    assert printed("print(keep())", LD_PRELOAD=library) == ["False"]
+    assert printed(ASK + "print(keep())", LD_PRELOAD=library) == ["False"]
 
 
 def test_other_preloaded_libraries_do_not_matter():
-    assert printed("print(keep())", LD_PRELOAD="libjemallocator-notes.so /opt/jemalloc/libother.so")[0] == "True"
+    libraries = "libjemallocator-notes.so /opt/jemalloc/libother.so"
+    assert printed(ASK + "print(keep())", LD_PRELOAD=libraries) == ["True"]
 
 
 def test_a_loaded_allocator_is_found_by_its_file(tmp_path, monkeypatch):
@@ -68,11 +81,6 @@ def test_a_loaded_allocator_is_found_by_its_file(tmp_path, monkeypatch):
         "7f00-7f01 r-xp 0000 08:01 1    /usr/lib/libc.so.6\n7f02-7f03 r-xp 0 08:01 2 /lib/libjemalloc.so.2\n"
     )
     assert allocator._has_other_allocator()
-
-
-def test_work_on_other_devices_changes_nothing():
-    assert printed("print(keep('cuda'), keep('cuda:1'), keep(torch.device('mps')))") == ["False"] * 3
-    assert printed("print(keep(torch.device('cpu')), keep('cpu:0'))") == ["True", "True"]
 
 
 @pytest.mark.parametrize(("platform", "library"), [("darwin", None), ("win32", None), ("linux", ""), ("linux", None)])

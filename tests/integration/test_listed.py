@@ -276,18 +276,23 @@ def test_too_few_tuples_for_a_batch(lists, tmp_path):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_processes_are_one(lists, tmp_path, kind):
+@pytest.mark.usefixtures("without_report")
+def test_two_processes_are_one(lists, tmp_path):
     settings = ["evaluation.figures=few", "schedule.epochs=2"]
-    one = run(lists, kind, tmp_path / "one", *settings)
-    done = torchrun("train", lists / f"{kind}.toml", "--out", tmp_path / "two", "--json", settings=settings)
+    rows = [f'[sweep.rows.{kind}]\nextends = "{lists}/{kind}.toml"\n' for kind in KINDS]
+    both = tmp_path / "both.toml"
+    both.write_text("".join(rows))
+    done = torchrun("train", both, "--out", tmp_path / "two", "--json", settings=settings, restarts=0)
     assert done.returncode == 0, done.stderr
-    two = json.loads(done.stdout)
-    assert two["processes"] == 2
-    for phase in ("raw", "after"):
-        assert two[phase] == pytest.approx(one[phase], abs=0.02)
-    losses = [loss_series(tmp_path / name, [])["loss"][1] for name in ("one", "two")]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-    states = [checkpoint.load(tmp_path / name / "checkpoints" / "model.pt")["embedder"] for name in ("one", "two")]
-    for name, value in states[0].items():
-        torch.testing.assert_close(value, states[1][name], rtol=1e-3, atol=1e-5)
+    found = json.loads(done.stdout)["runs"]
+    for kind, two in zip(KINDS, found, strict=True):
+        one = run(lists, kind, tmp_path / "one" / kind, *settings)
+        assert two["processes"] == 2
+        for phase in ("raw", "after"):
+            assert two[phase] == pytest.approx(one[phase], abs=0.02)
+        folders = tmp_path / "one" / kind, tmp_path / "two" / kind
+        losses = [loss_series(folder, [])["loss"][1] for folder in folders]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+        states = [checkpoint.load(folder / "checkpoints" / "model.pt")["embedder"] for folder in folders]
+        for name, value in states[0].items():
+            torch.testing.assert_close(value, states[1][name], rtol=1e-3, atol=1e-5)

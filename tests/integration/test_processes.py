@@ -32,15 +32,16 @@ sampler = { name = "shuffle", batch_size = 75 }
 [sweep.rows.instances]
 data = { labels = "instance", views = 3, augment = { transforms = [{ name = "RandomRotation", degrees = 15 }] } }
 loss = { name = "pml/ntxent" }
-sampler = { name = "shuffle", batch_size = 75 }
+sampler = { name = "shuffle", batch_size = 24 }
 schedule.warmup = 1.5
 """
 
 
 FORKED = """
 import sys
+import torchvision.transforms.v2
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-import pml_ext.training.run
+import pml_ext.training.report, pml_ext.training.run
 from pml_ext.cli import main
 
 def work(*arguments):

@@ -14,12 +14,6 @@ from pml_ext.training.launch import FailedRunsError, draw_report, plan, summariz
 from ..training.whole_runs import QUICK, quick
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    out = tmp_path_factory.mktemp("run") / "digits"
-    return out, quick(out)
-
-
 def test_an_existing_folder_is_refused_and_left_alone(finished):
     out, _ = finished
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}

@@ -12,9 +12,8 @@ def own_cache(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory):
+def finished(make_once, tmp_path_factory):
     """The folder of a short run on digits with its report, which tests leave as it is, and its metrics."""
-    out = tmp_path_factory.mktemp("run") / "digits"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        return out, quick(out)
+        return make_once("finished-run", quick)

@@ -83,6 +83,7 @@ def test_what_is_gone_is_made_again_without_failing_figures(finished, tmp_path, 
         draw_report(tmp_path)
 
 
+@pytest.mark.usefixtures("without_report")
 @pytest.mark.parametrize("content", [b"", b"no sums\n", b"\xff\n"])
 @pytest.mark.parametrize("again", ["report", "resume"])
 def test_damaged_checksums_are_written_again(finished, tmp_path, pml_ext_command, content, again):

@@ -146,7 +146,9 @@ def test_no_label_of_a_training_image_is_looked_at(tmp_path, monkeypatch):
     [
         ["data.augment.transforms=[{name='RandomErasing', p=0.5}, {name='RandomRotation', degrees=15}]"],
         ["loss.memory={size=200, start_epoch=2}", "loss.miner=pml/multi-similarity", "engine.micro_batch=30"],
-        pytest.param(["data.workers=1", "data.labels=given", "data.views=3"], marks=pytest.mark.slow),
+        pytest.param(
+            ["data.workers=1", "data.labels=given", "data.views=3", "sampler.batch_size=20"], marks=pytest.mark.slow
+        ),
         pytest.param(["data.labels=clusters", "data.pseudo={clusters=60}"], marks=pytest.mark.slow),
     ],
     ids=["transforms", "memory", "labels", "clusters"],

@@ -122,14 +122,11 @@ class Killed(RunJob):
 
 
 def test_a_killed_process_is_replaced_and_its_run_resumed(tmp_path, here):
-    said, (job,) = [], jobs(tmp_path)
+    """Also where the process has data-loader workers, which it may start."""
+    said, (job,) = [], jobs(tmp_path, more="data = { workers = 1 }")
     assert metrics([Killed(**vars(job))], Processes(1), lambda job, text: said.append(text)) == here[:1]
     assert (job.plan.folder.parent / "killed").exists()
     assert any("its worker died; another one resumes it" in str(each) for each in said)
-
-
-def test_a_job_in_a_process_has_data_loader_workers(tmp_path, here):
-    assert metrics(jobs(tmp_path, more="data = { workers = 1 }"), Processes(1)) == here[:1]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
