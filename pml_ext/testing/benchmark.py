@@ -34,8 +34,10 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
 LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # default of scale()
 ENOUGH = 5.0  # total seconds after which a function with three rounds is not run again
+NEAREST = ("pml/contrastive", "pml/triplet-margin", "pml/multi-similarity", "pml/n-pairs", "pml/angular")  # PML's
 LIMIT = 300.0  # seconds that a function may take
 MEMORY = 16 << 30  # bytes that a function may take
+_PIXELS = 28  # of the images of a network's step
 _COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
 
 
@@ -63,7 +65,7 @@ class Shape:
         return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
 
 
-SHAPES = (Shape(1024, 512, 4), Shape(120, 512, 8))
+SHAPES = (Shape(32, 64, 4), Shape(64, 128, 4), Shape(1024, 512, 4))
 START = Shape(1024, 128, 4)
 
 
@@ -78,6 +80,7 @@ class Row:
     peak_bytes: int = 0  # peak memory beyond the inputs
     traffic: float = 0.0  # memory traffic of operators, in float32 matrices of batch x batch
     limit: float = 0.0  # milliseconds for this traffic at copy bandwidth
+    per_second: float = 0.0  # embeddings, or images of a network's step
     rounds: int = 0
     failed: str = ""  # reason for missing numbers
 
@@ -119,6 +122,7 @@ def bench(
     device: str = "auto",
     threads: int | None = None,
     tiled: bool = False,
+    most_seconds: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Measure losses.
@@ -131,6 +135,8 @@ def bench(
         device: as in :func:`pml_ext.distributed.devices.choose_device`.
         threads: number of torch's CPU threads while measuring; None keeps the current number.
         tiled: whether the floor is :func:`tiled_floor`, for large batches.
+        most_seconds: a loss is left out of a shape if a pass would take longer, by its time at the shape before and
+            the square of the batch. None leaves out none.
         progress: called with a line before each shape.
 
     Returns:
@@ -148,9 +154,15 @@ def bench(
     torch.set_num_threads(threads or before)
     rows: list[Row] = []
     left_out: set[str] = set()
+    before_this: Shape | None = None
     try:
         for shape, every in functions.items():
             progress(f"measuring at {shape}, {repeats} rounds")
+            if most_seconds is not None and before_this is not None:
+                slow = _too_slow(rows, before_this, shape, most_seconds)
+                rows.extend(slow)
+                left_out.update(row.loss for row in slow)
+            before_this = shape
             remaining = {name: function for name, function in every.items() if name not in left_out}
             for row in _measure(shape, remaining, repeats, place):
                 rows.append(row)
@@ -161,6 +173,51 @@ def bench(
     finally:
         torch.set_num_threads(before)
     return rows
+
+
+def _too_slow(rows: Sequence[Row], before: Shape, shape: Shape, most_seconds: float) -> list[Row]:
+    """Return rows of the losses that would take longer at a shape, by their times at the shape before."""
+    found = []
+    for row in rows:
+        seconds = row.milliseconds / 1e3 * (shape.batch / before.batch) ** 2
+        if row.shape == str(before) and not row.failed and seconds > most_seconds:
+            reason = f"left out: about {seconds:.0f} s a pass; --shapes={shape} measures it"
+            found.append(Row(str(shape), row.loss, failed=reason))
+    return found
+
+
+def bench_network(
+    loss: str = "tiled-multi-similarity",
+    images: int = 64,
+    *,
+    repeats: int = 20,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Row:
+    """Measure a step of a whole network: forward and backward of ``convnet`` on images of 28 x 28, and of a loss."""
+    place = torch.device(choose_device(device))
+    network = registry.factory("trunk", "convnet")(1, _PIXELS).to(place)
+    with torch.no_grad():
+        size = network(torch.zeros(2, 1, _PIXELS, _PIXELS, device=place)).shape[1]
+    module = _built(loss, Shape(images, size, 4)).to(place)
+    x = torch.randn(images, 1, _PIXELS, _PIXELS, generator=torch.Generator().manual_seed(0)).to(place)
+    labels = (torch.arange(images) // 4).to(place)
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        result: Tensor = module(network(images), labels)
+        return result
+
+    shape = f"{images}x1x{_PIXELS}x{_PIXELS}"
+    progress(f"measuring a network's step at {shape}, {repeats} rounds")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        _seconds(step, x, labels)  # warms up
+        median = statistics.median([_seconds(step, x, labels) for _ in range(repeats)])
+    finally:
+        torch.set_num_threads(before)
+    return Row(shape, f"convnet + {loss}", milliseconds=1e3 * median, per_second=images / median, rounds=repeats)
 
 
 def _names_of(losses: Sequence[str | nn.Module]) -> list[str]:
@@ -210,6 +267,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
             peak_bytes=peaks[name],
             traffic=traffic[name] / (4 * shape.batch**2),
             limit=traffic[name] * per_byte,
+            per_second=1e3 * shape.batch / median,
             rounds=len(times[name]),
         )
         rows.append(row)

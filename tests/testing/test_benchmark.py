@@ -1,5 +1,7 @@
 """Measurements of bench, and the output of its command."""
 
+import time
+
 import pytest
 import torch
 
@@ -76,6 +78,28 @@ def test_traffic_of_a_loss_is_bounded(name, most):
     function = benchmark.floor if name == "floor" else registry.build(name, "loss")
     x = torch.randn(1024, 8, generator=torch.Generator().manual_seed(0)).requires_grad_()
     assert benchmark.traffic_bytes(function, x, torch.arange(1024) // 4) / (4 * 1024**2) <= most
+
+
+def test_a_slow_loss_is_left_out_of_a_larger_batch():
+    class Slow(torch.nn.Module):
+        def forward(self, embeddings, labels):
+            time.sleep(0.01)
+            return embeddings.sum()
+
+    shapes = [Shape(8, 4, 2), Shape(80, 4, 2)]
+    rows = bench([Slow()], shapes, repeats=1, device="cpu", most_seconds=0.9)
+    assert [(row.shape, row.loss, bool(row.failed)) for row in rows if row.loss == "Slow"] == [
+        ("8x4x2", "Slow", False),
+        ("80x4x2", "Slow", True),
+    ]
+    assert "--shapes=80x4x2 measures it" in rows[2].failed
+    assert len(bench([Slow()], shapes, repeats=1, device="cpu")) == 4
+
+
+def test_the_step_of_a_network():
+    row = benchmark.bench_network("cbml", 8, repeats=2, device="cpu", threads=1)
+    assert (row.shape, row.loss, row.rounds) == ("8x1x28x28", "convnet + cbml", 2)
+    assert row.per_second == pytest.approx(8e3 / row.milliseconds)
 
 
 def test_shapes_and_bad_input():
