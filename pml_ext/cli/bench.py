@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ..testing.benchmark import Row
 
 SHAPES = "32x64x4,64x128x4,1024x512x4"
-ROUNDS = 20
-MOST_SECONDS = 0.5  # of a pass at the shapes above
+ROUNDS = 10
+MOST_TRAFFIC = 1000.0  # matrices, up to which a loss is measured at the last of these shapes
 STEPS = 60
 
 
@@ -42,7 +42,8 @@ def bench(
     Times forward and backward passes of losses, also PML's (pml/multi-similarity). The floor is the work that every
     pair loss needs: normalization, one product of all pairs, exp and a mean. The column matrices has the memory traffic
     of all operators in float32 matrices of batch x batch, which no other load of the machine changes; limit is the time
-    of this traffic at the speed of a copy. Without LOSS and --shapes, the last row is the step of a whole network.
+    of this traffic at the speed of a copy. Without LOSS and --shapes, losses of more than 1,000 matrices are measured
+    in small batches alone, and the last row is the step of a whole network.
     With --run, the steps of a training are compared with a bare loop over the same batches.
     """
     # torch.utils.benchmark imports this module, which warns where CUDA_HOME is set and there is no CUDA device.
@@ -79,7 +80,7 @@ def bench(
             repeats=repeats or ROUNDS,
             device=device,
             threads=threads,
-            most_seconds=MOST_SECONDS if shapes is None else None,
+            most_traffic=MOST_TRAFFIC if shapes is None else None,
             progress=stderr().print,
         )
         if not losses and shapes is None:

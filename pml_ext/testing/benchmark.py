@@ -118,11 +118,11 @@ def bench(
     losses: Sequence[str | nn.Module] | None = None,
     shapes: Sequence[Shape] = SHAPES,
     *,
-    repeats: int = 20,
+    repeats: int = 10,
     device: str = "auto",
     threads: int | None = None,
     tiled: bool = False,
-    most_seconds: float | None = None,
+    most_traffic: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Measure losses.
@@ -135,13 +135,13 @@ def bench(
         device: as in :func:`pml_ext.distributed.devices.choose_device`.
         threads: number of torch's CPU threads while measuring; None keeps the current number.
         tiled: whether the floor is :func:`tiled_floor`, for large batches.
-        most_seconds: a loss is left out of a shape if a pass would take longer, by its time at the shape before and
-            the square of the batch. None leaves out none.
+        most_traffic: a loss with a larger memory traffic, in matrices, is left out of the shapes that follow. None
+            leaves out none.
         progress: called with a line before each shape.
 
     Returns:
         For each shape: the floor, then the losses. A loss that fails at a shape, or would exceed :data:`LIMIT` or
-        :data:`MEMORY` at twice the batch, is not run at later shapes.
+        :data:`MEMORY` at twice the batch, or has more than ``most_traffic``, is not run at later shapes.
     """
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
@@ -154,43 +154,27 @@ def bench(
     torch.set_num_threads(threads or before)
     rows: list[Row] = []
     left_out: set[str] = set()
-    before_this: Shape | None = None
     try:
         for shape, every in functions.items():
             progress(f"measuring at {shape}, {repeats} rounds")
-            if most_seconds is not None and before_this is not None:
-                slow = _too_slow(rows, before_this, shape, most_seconds)
-                rows.extend(slow)
-                left_out.update(row.loss for row in slow)
-            before_this = shape
             remaining = {name: function for name, function in every.items() if name not in left_out}
             for row in _measure(shape, remaining, repeats, place):
                 rows.append(row)
                 too_slow = 4 * row.milliseconds > 1e3 * LIMIT
                 too_large = 4 * row.peak_bytes > MEMORY
-                if row.failed or too_slow or too_large:
+                much_traffic = most_traffic is not None and row.traffic > most_traffic
+                if row.failed or too_slow or too_large or much_traffic:
                     left_out.add(row.loss)
     finally:
         torch.set_num_threads(before)
     return rows
 
 
-def _too_slow(rows: Sequence[Row], before: Shape, shape: Shape, most_seconds: float) -> list[Row]:
-    """Return rows of the losses that would take longer at a shape, by their times at the shape before."""
-    found = []
-    for row in rows:
-        seconds = row.milliseconds / 1e3 * (shape.batch / before.batch) ** 2
-        if row.shape == str(before) and not row.failed and seconds > most_seconds:
-            reason = f"left out: about {seconds:.0f} s a pass; --shapes={shape} measures it"
-            found.append(Row(str(shape), row.loss, failed=reason))
-    return found
-
-
 def bench_network(
     loss: str = "tiled-multi-similarity",
     images: int = 64,
     *,
-    repeats: int = 20,
+    repeats: int = 10,
     device: str = "auto",
     threads: int | None = None,
     progress: Callable[[str], None] = lambda line: None,

@@ -54,22 +54,22 @@ def test_a_loss_that_failed_has_no_numbers():
 
 
 def test_the_default_run_ends_with_a_network(pml_ext_command, monkeypatch):
-    """Its shapes are small to large, and what would take long at the large one is left out."""
+    """Its shapes are small to large, and losses of much traffic are left out of the large one."""
     shapes = [Shape.parse(text) for text in bench.SHAPES.split(",")]
     assert shapes == list(SHAPES)
     calls = []
 
     def measure(losses, shapes, **options):
-        calls.append((losses, shapes, options["most_seconds"]))
+        calls.append((losses, shapes, options["most_traffic"]))
         return [Row("8x4x2", "mine", milliseconds=1.0, per_second=8000.0, rounds=2)]
 
     monkeypatch.setattr(benchmark, "bench", measure)
     done = pml_ext_command("bench", "--repeats=2", "--device=cpu", "--threads=1")
     assert done.returncode == 0, done.stderr
-    losses, measured_shapes, most_seconds = calls[0]
+    losses, measured_shapes, most_traffic = calls[0]
     assert {"cbml", "pml/contrastive"} <= set(losses)
     assert measured_shapes == shapes
-    assert most_seconds == bench.MOST_SECONDS
+    assert most_traffic == bench.MOST_TRAFFIC
     last = done.stdout.splitlines()[-1].split()
     assert last[:4] == ["64x1x28x28", "convnet", "+", "tiled-multi-similarity"]
     assert last[-1] == "2"
