@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SHAPES = "32x64x4,64x128x4,1024x512x4"
 ROUNDS = 10
-MOST_TRAFFIC = 1000.0  # matrices, up to which a loss is measured at the last of these shapes
+MOST_TRAFFIC = 300.0  # matrices, up to which a loss is measured at the last of these shapes
 STEPS = 60
 
 
@@ -42,7 +42,7 @@ def bench(
     Times forward and backward passes of losses, also PML's (pml/multi-similarity). The floor is the work that every
     pair loss needs: normalization, one product of all pairs, exp and a mean. The column matrices has the memory traffic
     of all operators in float32 matrices of batch x batch, which no other load of the machine changes; limit is the time
-    of this traffic at the speed of a copy. Without LOSS and --shapes, losses of more than 1,000 matrices are measured
+    of this traffic at the speed of a copy. Without LOSS and --shapes, losses of more than 300 matrices are measured
     in small batches alone, and the last row is the step of a whole network.
     With --run, the steps of a training are compared with a bare loop over the same batches.
     """
