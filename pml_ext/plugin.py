@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from .pairwise import masked_mean as masked_mean
     from .pairwise import masked_min as masked_min
     from .pairwise import masked_sum as masked_sum
-    from .pairwise import moments_of_pairs as moments_of_pairs
     from .pairwise import normalize as normalize
     from .pairwise import pair_masks as pair_masks
     from .pairwise import pair_to_full_precision as pair_to_full_precision

@@ -36,6 +36,21 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
 
 
+class SumOfReducers(MultipleReducers):  # type: ignore[misc]
+    """PML's ``MultipleReducers``, which sums a reducer's value of each sub-loss, without a copy into one tensor."""
+
+    def forward(self, loss_dict: dict[str, Any], embeddings: Tensor, labels: Tensor | None) -> Tensor:
+        """Return the sum of the values."""
+        self.reset_stats()
+        values: list[Tensor] = []
+        for name, info in loss_dict.items():
+            values.append(reducer_of(self, name)({name: info}, embeddings, labels))
+        total, *others = values
+        for value in others:
+            total = total + value
+        return total
+
+
 # PML's reducers that can be computed from row sums of a matrix of elements.
 _OF_SUMS = (reducers.MeanReducer, reducers.SumReducer, reducers.AvgNonZeroReducer, reducers.ThresholdReducer)
 
@@ -52,7 +67,9 @@ def reducer_of(reducer: BaseReducer, name: str) -> BaseReducer:
     """Return the reducer of a sub-loss: the reducer itself, or its part of ``MultipleReducers``."""
     if not isinstance(reducer, MultipleReducers):
         return reducer
-    return dict(reducer.reducers.items()).get(name, reducer.default_reducer)
+    if name in reducer.reducers:
+        return reducer.reducers[name]
+    return reducer.default_reducer
 
 
 def takes_row_sums(reducer: BaseReducer, pairs: bool) -> bool:

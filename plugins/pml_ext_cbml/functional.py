@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from pml_ext.plugin import exp_bounded, moments_of_pairs
+from pml_ext.plugin import exp_bounded, masked_mean, masked_sum, transformed
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -57,12 +59,90 @@ def metric_variance(
     """
     if counts is None:
         counts = positives.sum(1, dtype=similarity.dtype), negatives.sum(1, dtype=similarity.dtype)
-    num_positives, num_negatives = counts
-    mean_pos, mean_neg, squares = moments_of_pairs(similarity, positives, negatives, counts)
+    masks_and_counts = (positives, negatives, *counts)
+    if transformed(similarity):
+        return _variance_written_out(similarity, *masks_and_counts, gamma, reduction, detach_target)
+    variance: Tensor = _MetricVariance.apply(similarity, *masks_and_counts, gamma, reduction, detach_target)  # type: ignore[no-untyped-call]
+    return variance
+
+
+def _variance_written_out(
+    similarity: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    num_positives: Tensor,
+    num_negatives: Tensor,
+    gamma: float,
+    reduction: str,
+    detach_target: bool,
+) -> Tensor:
+    """Return :func:`metric_variance` by plain operations, which have derivatives of any order."""
+    mean_pos = masked_mean(similarity, positives, num_positives)
+    mean_neg = masked_mean(similarity, negatives, num_negatives)
     target = gamma * mean_pos + (1 - gamma) * mean_neg
     if detach_target:
         target = target.detach()
-    variance = squares + num_negatives * (mean_neg - target).square()  # the sum of (s - target)^2
+    variance = masked_sum((similarity - target[:, None]).square(), negatives)
     if reduction == "mean":
         variance = variance / num_negatives.clamp(min=1)
-    return variance * (num_positives > 0).to(variance.dtype)  # a product keeps NaN, a mask would hide it
+    return variance * num_positives.clamp(max=1)  # a product keeps NaN, a mask would hide it
+
+
+class _MetricVariance(torch.autograd.Function):
+    r"""The metric variance with its gradient written out, in a third of autograd's operations.
+
+    With the factor :math:`f_i` of an anchor's sum, which is :math:`1 / |N_i|` or 1, and 0 without positives,
+
+    .. math::
+        \frac{\partial}{\partial s_{ij}} f_i \sum_{k \in N_i} (s_{ik} - \xi_i)^2 = 2 f_i \Big[
+        [j \in N_i] (s_{ij} - \xi_i) + |N_i| (\xi_i - \mu^N_i) \frac{\partial \xi_i}{\partial s_{ij}} \Big]
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        similarity: Tensor,
+        positives: Tensor,
+        negatives: Tensor,
+        num_positives: Tensor,
+        num_negatives: Tensor,
+        gamma: float,
+        reduction: str,
+        detach_target: bool,
+    ) -> Tensor:
+        one_or_more_pos = num_positives.clamp(min=1)
+        one_or_more_neg = num_negatives.clamp(min=1)
+        mean_pos = torch.where(positives, similarity, 0).sum(1) / one_or_more_pos
+        deviations = torch.where(negatives, similarity, 0)
+        mean_neg = deviations.sum(1) / one_or_more_neg
+        target = torch.lerp(mean_neg, mean_pos, gamma)
+        deviations.addcmul_(negatives, target[:, None], value=-1)
+        factor = num_positives.clamp(max=1)
+        if reduction == "mean":
+            factor = factor / one_or_more_neg
+
+        gap = target - mean_neg
+        ratio = num_negatives / one_or_more_pos
+        ctx.save_for_backward(
+            similarity, positives, negatives, num_positives, num_negatives, deviations, factor, gap, ratio
+        )
+        ctx.settings = (gamma, reduction, detach_target)
+        variance: Tensor = torch.linalg.vector_norm(deviations, dim=1).square() * factor
+        return variance
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        similarity, *masks_and_counts, deviations, factor, gap, ratio = ctx.saved_tensors
+        none = (None,) * 7
+        if torch.is_grad_enabled():  # double backward
+            variance = _variance_written_out(similarity, *masks_and_counts, *ctx.settings)
+            return (*torch.autograd.grad(variance, similarity, grad, create_graph=True), *none)
+        positives, negatives = masks_and_counts[:2]
+        gamma, _, detach_target = ctx.settings
+        scale = 2 * factor * grad
+        gradient = deviations * scale[:, None]
+        if not detach_target:
+            by_target = gap * scale  # the derivative by the target, divided by the number of negatives
+            gradient.addcmul_(negatives, by_target[:, None], value=1 - gamma)
+            gradient.addcmul_(positives, (by_target * ratio)[:, None], value=gamma)
+        return (gradient, *none)

@@ -258,15 +258,15 @@ class CBMLLoss(PairLoss):
             counts=(num_pos, num_neg),
         )
 
-        counted = (num_pos > 0) & (num_neg > 0)
+        factor = torch.minimum(num_pos, num_neg).clamp(max=1)  # 0 for an anchor without positives or negatives
         if self.skip_unmined:
-            counted = counted & (hard[0] | hard[1]).any(1)
-        factor = counted.to(similarity.dtype)  # a product keeps NaN, a mask would hide it
-        positive = positive * factor
-        negative = negative * factor
-        variance = variance * factor
-        self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance)
-        return per_anchor(positive + negative + self.mvc_weight * variance)
+            factor = factor * (hard[0] | hard[1]).any(1)
+        if self.collect_stats:
+            self.record(
+                positive_loss=positive * factor, negative_loss=negative * factor, variance_loss=variance * factor
+            )
+        total = positive + negative + self.mvc_weight * variance
+        return per_anchor(total * factor)  # a product keeps NaN, a mask would hide it
 
     def _pair_terms(
         self,

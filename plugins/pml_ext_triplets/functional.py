@@ -18,6 +18,7 @@ from pml_ext.plugin import all_places, in_parts, transformed
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
 _MANY = 24  # with more positives per anchor, one sort is cheaper than one pass per positive
+_DIFFERENCES = 1 << 18  # entries up to which the hinges of several positives are computed in one operation
 _ENTRIES = 1 << 20  # triplets in memory at a time where rows are gathered, as for smooth kinds
 
 
@@ -62,11 +63,11 @@ class Hinge(Kind):
         """Return the distances, or their squares if ``squared``."""
         return distances.square() if self.squared else distances
 
-    def slope(self, distances: Tensor) -> Tensor:
+    def slope(self, distances: Tensor) -> Tensor | float:
         """Return the derivative of :meth:`compared`."""
         if self.squared:
             return 2 * distances
-        return torch.ones_like(distances)
+        return 1.0
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
         """Return the loss of triplets."""
@@ -113,7 +114,10 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
         anchors, positives = listed
     starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
     places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
-    return Positives(anchors, positives, places, max(1, len(torch.unique(places))))
+    most = 1
+    if len(places):
+        most += int(places.max())
+    return Positives(anchors, positives, places, most)
 
 
 def every_place(mask: Tensor) -> Positives:
@@ -233,7 +237,7 @@ def _hinge_sums(
         sums, counts, active, by_negative = _hinges_by_passes(far, d_ap, kind, everything, weights)
     if everything:
         counts = _where_pairs_stand(d_ap, negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
-    by_pair = active * _where_pairs_stand(d_ap, kind.slope(d_ap), 0.0)
+    by_pair = active * kind.slope(d_ap)  # 0 in the padding
     return sums, counts, by_pair if weights is None else by_pair * weights, by_negative
 
 
@@ -247,21 +251,24 @@ _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hing
 
 def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:
     """Compute hinges by a few passes over the matrix for each positive of an anchor."""
-    compared = kind.compared(far)
-    thresholds = _where_pairs_stand(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
-    sums = torch.zeros_like(d_ap)
-    counts = torch.zeros_like(d_ap)
-    active = torch.zeros_like(d_ap)
+    compared = kind.compared(far)[:, None]
+    thresholds = kind.compared(d_ap) + kind.margin
+    if kind.squared:  # the padding is squared too
+        thresholds = _where_pairs_stand(d_ap, thresholds, -_FAR)
+    sums: list[Tensor] = []
+    counts: list[Tensor] = []
+    active: list[Tensor] = []
     above: Tensor | None = None  # per negative: the number, or summed weight, of the thresholds above it
-    excess = torch.empty_like(far)
+    size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())))
+    excess = far.new_empty(far.shape[0], min(size, d_ap.shape[1]), far.shape[1])
     for first in range(0, d_ap.shape[1], _AT_ONCE):
         some = slice(first, first + _AT_ONCE)
-        inside = compared[:, None] < thresholds[:, some, None]
+        inside = compared < thresholds[:, some, None]
         if kind.squared:
             in_s = far[:, None] < kind.limit(d_ap)[:, some, None]
-            counts[:, some] = in_s.sum(2, dtype=far.dtype)
+            counts.append(in_s.sum(2, dtype=far.dtype))
             inside = inside if everything else inside & in_s
-        active[:, some] = inside.sum(2, dtype=far.dtype)
+        active.append(inside.sum(2, dtype=far.dtype))
         if weights is None:
             some_above = inside.view(torch.uint8).sum(1, dtype=torch.uint8)
         else:
@@ -270,13 +277,18 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
             above = some_above
         else:
             above = above.add_(some_above)
-        for k in range(inside.shape[1]):
-            torch.sub(thresholds[:, first + k, None], compared, out=excess).clamp_(min=0)
-            sums[:, first + k] = (excess.mul_(inside[:, k]) if kind.squared else excess).sum(1)
+        for k in range(0, inside.shape[1], size):
+            these = inside[:, k : k + size]
+            values = excess[:, : these.shape[1]]
+            torch.sub(thresholds[:, some][:, k : k + size, None], compared, out=values).clamp_(min=0)
+            if kind.squared:
+                values.mul_(these)
+            sums.append(values.sum(2))
     assert above is not None
+    all_active = torch.cat(active, 1)
     if kind.squared:
-        return sums, counts, active, above * kind.slope(far)
-    return sums, active, active, above
+        return torch.cat(sums, 1), torch.cat(counts, 1), all_active, above * kind.slope(far)
+    return torch.cat(sums, 1), all_active, all_active, above
 
 
 def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:

@@ -16,14 +16,15 @@ from .output import print_result, stderr
 if TYPE_CHECKING:
     from ..testing.benchmark import Row
 
-SHAPES = "1024x512x4,120x512x8"
-ROUNDS = 20
+SHAPES = "32x64x4,64x128x4,1024x512x4"
+ROUNDS = 10
+MOST_TRAFFIC = 300.0  # matrices, up to which a loss is measured at the last of these shapes
 STEPS = 60
 
 
 def bench(
     losses: Annotated[
-        list[str] | None, Argument(metavar="[LOSS ...]", help="Names (default: all of the plugins).")
+        list[str] | None, Argument(metavar="[LOSS ...]", help="Names (default: all of the plugins, and PML's nearest).")
     ] = None,
     shapes: Annotated[str | None, Option(help=f"BATCHxSIZExPER_CLASS,... (default {SHAPES}).")] = None,
     repeats: Annotated[int | None, Option(min=1, help=f"Rounds (default {ROUNDS}; {STEPS} with --run).")] = None,
@@ -40,7 +41,9 @@ def bench(
 
     Times forward and backward passes of losses, also PML's (pml/multi-similarity). The floor is the work that every
     pair loss needs: normalization, one product of all pairs, exp and a mean. The column matrices has the memory traffic
-    of all operators in float32 matrices of batch x batch; limit is the time of this traffic at the speed of a copy.
+    of all operators in float32 matrices of batch x batch, which no other load of the machine changes; limit is the time
+    of this traffic at the speed of a copy. Without LOSS and --shapes, losses of more than 300 matrices are measured
+    in small batches alone, and the last row is the step of a whole network.
     With --run, the steps of a training are compared with a bare loop over the same batches.
     """
     # torch.utils.benchmark imports this module, which warns where CUDA_HOME is set and there is no CUDA device.
@@ -72,16 +75,22 @@ def bench(
         )
     else:
         measured = benchmark.bench(
-            losses or None,
+            losses or [*benchmark.default_losses(), *benchmark.NEAREST],
             parsed,
             repeats=repeats or ROUNDS,
             device=device,
             threads=threads,
+            most_traffic=MOST_TRAFFIC if shapes is None else None,
             progress=stderr().print,
         )
+        if not losses and shapes is None:
+            step = benchmark.bench_network(
+                repeats=repeats or ROUNDS, device=device, threads=threads, progress=stderr().print
+            )
+            measured.append(step)
     rows = [_cells(row) for row in measured]
-    columns = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "rounds"]
-    print_result(as_json, measured, columns=columns, rows=rows, right=range(2, 8))
+    columns = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "per s", "rounds"]
+    print_result(as_json, measured, columns=columns, rows=rows, right=range(2, 9))
 
 
 def _bench_recipe(
@@ -102,9 +111,10 @@ def _bench_recipe(
 
 
 def _cells(row: Row) -> list[str]:
-    """Return the cells of a row of the table; those of numbers are empty for a loss that failed."""
-    numbers = [row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit]
-    if row.failed:
-        empty = ["" for _ in numbers]
-        return [row.shape, row.loss, *empty, row.failed]
-    return [row.shape, row.loss, *(f"{number:.2f}" for number in numbers), str(row.rounds)]
+    """Return the cells of a row of the table; numbers that were not measured are empty."""
+    cells = [row.shape, row.loss]
+    for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit):
+        cells.append(f"{number:.2f}" if number else "")
+    cells.append(f"{row.per_second:,.0f}" if row.per_second else "")
+    cells.append(row.failed or str(row.rounds))
+    return cells

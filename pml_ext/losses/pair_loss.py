@@ -357,9 +357,11 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             whole_classes=not inputs.references,
             lists_all=lists_all,
         )
-        self._sums = {}
+        if self.collect_stats:
+            self._sums = {}
         terms = self.equation(self._pairs(inputs, tile))
-        self._set_statistics(self._sums)
+        if self.collect_stats:
+            self._set_statistics(self._sums)
         if lists_all:
             return self._reduced_uniformly(terms)
         return terms

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..distances import EuclideanDistance
 from ..pairwise import in_parts, log_one_plus_exp, log_sum_exp, log_sums_exp, masked_mean, masked_sum, with_log_weights
-from ..pml import BaseDistance, BaseReducer
-from ..reducers import SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
+from ..pml import BaseDistance, BaseReducer, MultipleReducers
+from ..reducers import SumOfReducers, SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_number
 from .pair_loss import LossInputs, PairLoss, PairLossSettings
 from .pairs import Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
@@ -36,11 +36,14 @@ class _TiledLoss(PairLoss):
 class _SummedByRow(_TiledLoss):
     """Base of losses that sum pairs or triplets over each row, with reducers that need only these sums."""
 
+    reducer: BaseReducer
     _of_pairs: ClassVar[bool]  # whether pairs are summed, not triplets
 
     def set_reducer(self, reducer: BaseReducer | None) -> None:
         """Set the reducer; raise ValueError if it needs more than sums over rows."""
         super().set_reducer(reducer)
+        if reducer is None and type(self.reducer) is MultipleReducers:
+            self.reducer = SumOfReducers(dict(self.reducer.reducers.items()), self.reducer.default_reducer)
         for name in self._sub_loss_names():
             reducer_of_term = reducer_of(self.reducer, name)
             if not takes_row_sums(reducer_of_term, self._of_pairs):
@@ -102,9 +105,8 @@ class TiledContrastiveLoss(_SummedByRow):
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return two terms with one sum per anchor each."""
-        sign = -1 if self.distance.is_inverted else 1
-        positive = (sign * (pairs.matrix - self.pos_margin)).clamp(min=0)
-        negative = (sign * (self.neg_margin - pairs.matrix)).clamp(min=0)
+        positive = torch.relu(self.distance.margin(pairs.matrix, self.pos_margin))
+        negative = torch.relu(self.distance.margin(self.neg_margin, pairs.matrix))
         if pairs.weights is not None:
             positive = positive * torch.where(pairs.positives, pairs.weights, 1)
         pos_times = None
@@ -343,4 +345,4 @@ class TiledTripletMarginLoss(_SummedByRow):
         excess: Tensor = self.distance.margin(d_ap, d_an) + self.margin
         if self.smooth_loss:
             return torch.nn.functional.softplus(excess)
-        return excess.clamp(min=0)
+        return torch.relu(excess)

@@ -32,7 +32,6 @@ from .reductions import masked_max as masked_max
 from .reductions import masked_mean as masked_mean
 from .reductions import masked_min as masked_min
 from .reductions import masked_sum as masked_sum
-from .reductions import moments_of_pairs as moments_of_pairs
 from .reductions import with_log_weights as with_log_weights
 from .similarity import cosine_similarity as cosine_similarity
 from .similarity import euclidean_distances as euclidean_distances

@@ -24,52 +24,6 @@ def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Te
     return masked_sum(values, mask) / count.clamp(min=1)
 
 
-def moments_of_pairs(
-    matrix: Tensor, positives: Tensor, negatives: Tensor, counts: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Return means of each row's positives and negatives, and the negatives' sum of squared deviations, ``[B]`` each.
-
-    .. math::
-        \mu^P_i = \frac{1}{|P_i|} \sum_{j \in P_i} s_{ij}, \qquad
-        \mu^N_i = \frac{1}{|N_i|} \sum_{j \in N_i} s_{ij}, \qquad
-        v_i = \sum_{j \in N_i} (s_{ij} - \mu^N_i)^2
-
-    ``matrix`` and the masks are ``[B, R]``; ``counts`` are the masks' sums, floating point, ``[B]``. Without pairs
-    the results are 0. The backward pass writes one matrix, from the deviations that the forward pass saved, and can be
-    differentiated again. Under torch.func and in forward mode, plain operations give derivatives of any order.
-    """
-    if transformed(matrix):
-        mean_pos = masked_mean(matrix, positives, counts[0])
-        mean_neg = masked_mean(matrix, negatives, counts[1])
-        squares = masked_sum((matrix - mean_neg[:, None]).square(), negatives)
-        return mean_pos, mean_neg, squares
-    counts = counts[0].clamp(min=1), counts[1].clamp(min=1)
-    results: tuple[Tensor, Tensor, Tensor] = _MomentsOfPairs.apply(matrix, positives, negatives, *counts)  # type: ignore[no-untyped-call]
-    return results
-
-
-class _MomentsOfPairs(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, matrix: Tensor, positives: Tensor, negatives: Tensor, num_pos: Tensor, num_neg: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        deviations = torch.where(negatives, matrix, 0)
-        mean = deviations.sum(1) / num_neg
-        deviations.addcmul_(negatives, mean[:, None], value=-1)
-        ctx.save_for_backward(matrix, positives, negatives, num_pos, num_neg, deviations)
-        squares = torch.linalg.vector_norm(deviations, dim=1).square()
-        return masked_mean(matrix, positives, num_pos), mean, squares
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        matrix, positives, negatives, num_pos, num_neg, deviations = ctx.saved_tensors
-        if torch.is_grad_enabled():  # double backward: recompute from the matrix
-            deviations = torch.where(negatives, matrix - masked_mean(matrix, negatives, num_neg)[:, None], 0)
-        gradient = deviations * (2 * grads[2])[:, None]
-        gradient.addcmul_(positives, (grads[0] / num_pos)[:, None])
-        return gradient.addcmul_(negatives, (grads[1] / num_neg)[:, None]), None, None, None, None
-
-
 def masked_max(values: Tensor, mask: Tensor) -> Tensor:
     """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none."""
     return torch.where(mask, values, -torch.inf).amax(1)
@@ -126,13 +80,16 @@ def _lowest(like: Tensor) -> float:
     return torch.finfo(like.dtype).min / 4
 
 
-def _outside(like: Tensor, slope: float) -> float:
-    """Return the fill value outside a mask: its exponent is very low but finite."""
-    return math.copysign(_lowest(like) / max(1.0, abs(slope)), -slope)
+def _exponents(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Tensor:
+    """Return the exponents :math:`k (s_{ij} - c)` inside a mask, and a very low number outside."""
+    exponents = matrix
+    if slope != 1 or center != 0:
+        exponents = torch.rsub(matrix, -slope * center, alpha=-slope)  # one pass for k s - k c
+    return torch.where(mask, exponents, _lowest(matrix))
 
 
 def _written_out(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Tensor:
-    exponents = slope * torch.where(mask, matrix - center, _outside(matrix, slope))
+    exponents = _exponents(matrix, mask, slope, center)
     return torch.where(mask.any(1), exponents.logsumexp(1), _lowest(matrix))
 
 
@@ -145,16 +102,16 @@ class _LogSumsExp(torch.autograd.Function):
         shares = []
         weights = []
         for mask, slope, center in zip(masks, slopes, centers, strict=True):
-            outside = _outside(matrix, slope)
-            masked = torch.where(mask, matrix, outside)
-            greatest = masked.amax(1) if slope > 0 else masked.amin(1)
-            shares.append(torch.softmax(masked if slope == 1 else masked.mul_(slope), 1))
-            there = greatest != outside
-            value = slope * (greatest - center) - shares[-1].amax(1).log()
-            results.append(torch.where(there, value, _lowest(matrix)))
-            weights.append(slope * there)
+            exponents = _exponents(matrix, mask, slope, center)
+            greatest = exponents.amax(1)
+            share = torch.softmax(exponents, 1)
+            # The greatest exponential is this share of the sum. A row without entries keeps the very low number.
+            results.append(greatest - share.amax(1).log())
+            shares.append(share)
+            weights.append(slope * (greatest != _lowest(matrix)))
         ctx.save_for_backward(matrix, *masks, *shares, *weights)
         ctx.slopes = slopes
+        ctx.centers = centers
         return tuple(results)
 
     @staticmethod
@@ -165,8 +122,8 @@ class _LogSumsExp(torch.autograd.Function):
         shares = saved[count : 2 * count]
         weights = saved[2 * count :]
         if torch.is_grad_enabled():  # double backward: recompute from the matrix
-            kept = zip(masks, ctx.slopes, strict=True)
-            shares = [torch.softmax(k * torch.where(mask, matrix, _outside(matrix, k)), 1) for mask, k in kept]
+            sums = zip(masks, ctx.slopes, ctx.centers, strict=True)
+            shares = [torch.softmax(_exponents(matrix, *each), 1) for each in sums]
         scales = [(grad * weight)[:, None] for grad, weight in zip(grads, weights, strict=True)]
         gradient = shares[0] * scales[0]
         for share, scale in zip(shares[1:], scales[1:], strict=True):

@@ -54,9 +54,9 @@ class _Normalize(torch.autograd.Function):
         if torch.is_grad_enabled():  # double backward: recompute from the input
             norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             rows = x / norm.clamp(min=_EPS)
-        scales = torch.where(norm == 0, 0, norm.clamp(min=_LEAST).reciprocal())
+        scales = norm.sign() / norm.clamp(min=_LEAST)  # 0 for a row of zeros
         is_long = norm >= _EPS  # shorter rows are divided by a constant
-        along = torch.linalg.vecdot(grad, rows, dim=1)[:, None] * is_long
+        along = (grad * rows).sum(1, keepdim=True) * is_long
         return torch.addcmul(grad, rows, along, value=-1) * scales  # type: ignore[no-any-return]
 
 
@@ -111,7 +111,9 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized:
 
 def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
     squares = x.square().sum(1, keepdim=True)
-    others = y.square().sum(1)
+    others = squares[:, 0]
+    if y is not x:
+        others = y.square().sum(1)
     rounding: Tensor | int
     if normalized:
         rounding = 0
@@ -132,14 +134,16 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
         near_length = _NEAR**2
     else:
         near_length = _NEAR**2 / 2 * (squares + others)
-    rows, columns = torch.where(squared < near_length)  # also catches negative rounding errors
-    step = max(1, _CHUNK // x.shape[1])
-    near = []
-    for start in range(0, len(rows), step):
-        part = slice(start, start + step)
-        near.append((x[rows[part]] - y[columns[part]]).square().sum(1))
-    if near:
-        squared.index_put_((rows, columns), torch.cat(near))
+    near = squared < near_length  # also catches negative rounding errors
+    if y is x:
+        squared.fill_diagonal_(0)
+        near.fill_diagonal_(False)
+    rows, columns = torch.where(near)
+    if len(rows):
+        step = max(1, _CHUNK // x.shape[1])
+        for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
+            differences = x[some_rows] - y[some_columns]
+            squared.index_put_((some_rows, some_columns), differences.square().sum(1))
     if normalized:
         return squared
     return torch.where(squared <= rounding, 0, squared)
@@ -185,7 +189,7 @@ class _EuclideanDistances(torch.autograd.Function):
             zero = distances == 0
             weights = torch.where(zero, 0, grad / torch.where(zero, 1, distances))
         else:
-            weights = torch.where(distances > 0, grad / distances, 0)
+            weights = (grad / distances).masked_fill_(distances == 0, 0)
 
         def gradient(rows: Tensor, weights: Tensor, others: Tensor) -> Tensor:
             product = weights @ others

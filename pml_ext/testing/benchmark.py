@@ -34,8 +34,10 @@ Compute = Callable[[Tensor, Tensor], Tensor]
 FLOOR = "floor"
 LOSSES = ("cbml", "angular", "n-pair-angular", "batch-all-triplets", "tiled-multi-similarity")  # default of scale()
 ENOUGH = 5.0  # total seconds after which a function with three rounds is not run again
+NEAREST = ("pml/contrastive", "pml/triplet-margin", "pml/multi-similarity", "pml/n-pairs", "pml/angular")  # PML's
 LIMIT = 300.0  # seconds that a function may take
 MEMORY = 16 << 30  # bytes that a function may take
+_PIXELS = 28  # of the images of a network's step
 _COPIED = 4096  # rows of the largest matrix copied to measure memory bandwidth
 
 
@@ -63,7 +65,7 @@ class Shape:
         return {"num_classes": -(-self.batch // self.per_class), "embedding_size": self.size}
 
 
-SHAPES = (Shape(1024, 512, 4), Shape(120, 512, 8))
+SHAPES = (Shape(32, 64, 4), Shape(64, 128, 4), Shape(1024, 512, 4))
 START = Shape(1024, 128, 4)
 
 
@@ -78,6 +80,7 @@ class Row:
     peak_bytes: int = 0  # peak memory beyond the inputs
     traffic: float = 0.0  # memory traffic of operators, in float32 matrices of batch x batch
     limit: float = 0.0  # milliseconds for this traffic at copy bandwidth
+    per_second: float = 0.0  # embeddings, or images of a network's step
     rounds: int = 0
     failed: str = ""  # reason for missing numbers
 
@@ -115,10 +118,11 @@ def bench(
     losses: Sequence[str | nn.Module] | None = None,
     shapes: Sequence[Shape] = SHAPES,
     *,
-    repeats: int = 20,
+    repeats: int = 10,
     device: str = "auto",
     threads: int | None = None,
     tiled: bool = False,
+    most_traffic: float | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> list[Row]:
     """Measure losses.
@@ -131,11 +135,13 @@ def bench(
         device: as in :func:`pml_ext.distributed.devices.choose_device`.
         threads: number of torch's CPU threads while measuring; None keeps the current number.
         tiled: whether the floor is :func:`tiled_floor`, for large batches.
+        most_traffic: a loss with a larger memory traffic, in matrices, is left out of the shapes that follow. None
+            leaves out none.
         progress: called with a line before each shape.
 
     Returns:
         For each shape: the floor, then the losses. A loss that fails at a shape, or would exceed :data:`LIMIT` or
-        :data:`MEMORY` at twice the batch, is not run at later shapes.
+        :data:`MEMORY` at twice the batch, or has more than ``most_traffic``, is not run at later shapes.
     """
     place = torch.device(choose_device(device))
     chosen = default_losses() if losses is None else losses
@@ -156,11 +162,46 @@ def bench(
                 rows.append(row)
                 too_slow = 4 * row.milliseconds > 1e3 * LIMIT
                 too_large = 4 * row.peak_bytes > MEMORY
-                if row.failed or too_slow or too_large:
+                much_traffic = most_traffic is not None and row.traffic > most_traffic
+                if row.failed or too_slow or too_large or much_traffic:
                     left_out.add(row.loss)
     finally:
         torch.set_num_threads(before)
     return rows
+
+
+def bench_network(
+    loss: str = "tiled-multi-similarity",
+    images: int = 64,
+    *,
+    repeats: int = 10,
+    device: str = "auto",
+    threads: int | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Row:
+    """Measure a step of a whole network: forward and backward of ``convnet`` on images of 28 x 28, and of a loss."""
+    place = torch.device(choose_device(device))
+    network = registry.factory("trunk", "convnet")(1, _PIXELS).to(place)
+    with torch.no_grad():
+        size = network(torch.zeros(2, 1, _PIXELS, _PIXELS, device=place)).shape[1]
+    module = _built(loss, Shape(images, size, 4)).to(place)
+    x = torch.randn(images, 1, _PIXELS, _PIXELS, generator=torch.Generator().manual_seed(0)).to(place)
+    labels = (torch.arange(images) // 4).to(place)
+
+    def step(images: Tensor, labels: Tensor) -> Tensor:
+        result: Tensor = module(network(images), labels)
+        return result
+
+    shape = f"{images}x1x{_PIXELS}x{_PIXELS}"
+    progress(f"measuring a network's step at {shape}, {repeats} rounds")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        _seconds(step, x, labels)  # warms up
+        median = statistics.median([_seconds(step, x, labels) for _ in range(repeats)])
+    finally:
+        torch.set_num_threads(before)
+    return Row(shape, f"convnet + {loss}", milliseconds=1e3 * median, per_second=images / median, rounds=repeats)
 
 
 def _names_of(losses: Sequence[str | nn.Module]) -> list[str]:
@@ -210,6 +251,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
             peak_bytes=peaks[name],
             traffic=traffic[name] / (4 * shape.batch**2),
             limit=traffic[name] * per_byte,
+            per_second=1e3 * shape.batch / median,
             rounds=len(times[name]),
         )
         rows.append(row)

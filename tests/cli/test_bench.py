@@ -6,7 +6,8 @@ import re
 import pytest
 
 from pml_ext.cli import bench
-from pml_ext.testing.benchmark import Row
+from pml_ext.testing import benchmark
+from pml_ext.testing.benchmark import SHAPES, Row, Shape
 
 
 def test_command_writes_a_table_or_json(pml_ext_command):
@@ -14,7 +15,7 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     done = pml_ext_command(*quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB matrices limit ms rounds"
+    assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB matrices limit ms per s rounds"
     assert len(lines) == 2 + 2 * 3
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr
@@ -49,4 +50,26 @@ def test_a_recipe_has_a_step_and_a_bare_loop(pml_ext_command):
 
 def test_a_loss_that_failed_has_no_numbers():
     row = Row("8x4x2", "mine", failed="ValueError: no")
-    assert bench._cells(row) == ["8x4x2", "mine", "", "", "", "", "", "ValueError: no"]
+    assert bench._cells(row) == ["8x4x2", "mine", "", "", "", "", "", "", "ValueError: no"]
+
+
+def test_the_default_run_ends_with_a_network(pml_ext_command, monkeypatch):
+    """Its shapes are small to large, and losses of much traffic are left out of the large one."""
+    shapes = [Shape.parse(text) for text in bench.SHAPES.split(",")]
+    assert shapes == list(SHAPES)
+    calls = []
+
+    def measure(losses, shapes, **options):
+        calls.append((losses, shapes, options["most_traffic"]))
+        return [Row("8x4x2", "mine", milliseconds=1.0, per_second=8000.0, rounds=2)]
+
+    monkeypatch.setattr(benchmark, "bench", measure)
+    done = pml_ext_command("bench", "--repeats=2", "--device=cpu", "--threads=1")
+    assert done.returncode == 0, done.stderr
+    losses, measured_shapes, most_traffic = calls[0]
+    assert {"cbml", "pml/contrastive"} <= set(losses)
+    assert measured_shapes == shapes
+    assert most_traffic == bench.MOST_TRAFFIC
+    last = done.stdout.splitlines()[-1].split()
+    assert last[:4] == ["64x1x28x28", "convnet", "+", "tiled-multi-similarity"]
+    assert last[-1] == "2"

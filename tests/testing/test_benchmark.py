@@ -78,6 +78,22 @@ def test_traffic_of_a_loss_is_bounded(name, most):
     assert benchmark.traffic_bytes(function, x, torch.arange(1024) // 4) / (4 * 1024**2) <= most
 
 
+def test_much_traffic_is_left_out_of_larger_batches():
+    losses = ["softmax", "cbml"]
+    shapes = [Shape(8, 4, 2), Shape(16, 4, 2)]
+    _, little, much = bench(losses, shapes[:1], repeats=1, device="cpu")
+    between = (little.traffic + much.traffic) / 2
+    rows = bench(losses, shapes, repeats=1, device="cpu", most_traffic=between)
+    left = [row.loss for row in rows if row.shape == "16x4x2" and row.loss != "floor"]
+    assert left == ["softmax"]
+
+
+def test_the_step_of_a_network():
+    row = benchmark.bench_network("cbml", 8, repeats=2, device="cpu", threads=1)
+    assert (row.shape, row.loss, row.rounds) == ("8x1x28x28", "convnet + cbml", 2)
+    assert row.per_second == pytest.approx(8e3 / row.milliseconds)
+
+
 def test_shapes_and_bad_input():
     assert Shape.parse(" 1024x512x4") == Shape(1024, 512, 4)
     assert str(Shape(120, 512, 8)) == "120x512x8"
