@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -20,12 +21,6 @@ from pytorch_metric_learning.reducers import MultipleReducers as MultipleReducer
 from pytorch_metric_learning.reducers import per_anchor_reducer
 from pytorch_metric_learning.trainers import MetricLossOnly as MetricLossOnly  # PML 3 takes away
 from pytorch_metric_learning.utils import common_functions as common_functions  # PML 3 takes away
-from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY as EQUALITY
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as AccuracyCalculator
-from pytorch_metric_learning.utils.inference import CustomKNN as CustomKNN
-from pytorch_metric_learning.utils.inference import FaissKMeans as FaissKMeans
-from pytorch_metric_learning.utils.inference import FaissKNN as FaissKNN
-from pytorch_metric_learning.utils.logging_presets import HookContainer as HookContainer  # PML 3 takes away
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_pairs as convert_to_pairs
 from pytorch_metric_learning.utils.loss_and_miner_utils import convert_to_triplets as convert_to_triplets
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices as get_all_pairs_indices
@@ -52,7 +47,32 @@ class LossSettings(RegularizerSettings, total=False):
     embedding_reg_weight: float
 
 
+# Names whose modules import scikit-learn or faiss, which losses do without: imported when they are first asked for.
+_IMPORTED_LATER = {
+    "EQUALITY": "accuracy_calculator",
+    "AccuracyCalculator": "accuracy_calculator",
+    "CustomKNN": "inference",
+    "FaissKMeans": "inference",
+    "FaissKNN": "inference",
+    "HookContainer": "logging_presets",  # PML 3 takes away
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Return one of :data:`_IMPORTED_LATER`."""
+    if name not in _IMPORTED_LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"pytorch_metric_learning.utils.{_IMPORTED_LATER[name]}")
+    return getattr(module, name)
+
+
 if TYPE_CHECKING:  # PML is untyped: stubs with the types of settings and calls
+    from pytorch_metric_learning.utils.accuracy_calculator import EQUALITY as EQUALITY
+    from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator as AccuracyCalculator
+    from pytorch_metric_learning.utils.inference import CustomKNN as CustomKNN
+    from pytorch_metric_learning.utils.inference import FaissKMeans as FaissKMeans
+    from pytorch_metric_learning.utils.inference import FaissKNN as FaissKNN
+    from pytorch_metric_learning.utils.logging_presets import HookContainer as HookContainer
 
     class _CalledAsLoss:
         def __call__(

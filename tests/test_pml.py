@@ -34,3 +34,11 @@ def test_settings_are_the_keyword_arguments_of_the_bases():
 def test_the_mean_of_an_anchor_counts_its_values():
     values = torch.tensor([[1.0, 3.0, 0.0], [0.0, 0.0, 0.0]])
     assert pml.per_anchor_mean(values, torch.tensor([2, 0])).tolist() == [2.0, 0.0]
+
+
+def test_a_name_that_is_imported_later_is_pmls():
+    from pytorch_metric_learning.utils.inference import FaissKNN
+
+    assert pml.FaissKNN is FaissKNN
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = pml.Nothing

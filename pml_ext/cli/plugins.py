@@ -71,10 +71,13 @@ def check(
 
     A plugin's data sets, transforms, trunks, metrics, trackers, stores and commands are checked with its components.
     """
+    from ..testing.checks import fork_worker
     from ..testing.named import check_named, find_named, find_named_by_name
     from ..testing.runner import CheckResult, check_component
     from ..testing.subject import find_components
 
+    if not fast:
+        fork_worker()
     all_named = find_named(what)
     try:
         components = find_components(what)

@@ -30,8 +30,9 @@ class Batch:
     labels: Tensor
 
     def ordered(self, order: Tensor) -> Batch:
-        """Return the batch in another order, with the embeddings as a new leaf."""
-        return Batch(new_leaf(self.embeddings[order]), self.labels[order])
+        """Return the batch in another order, with the embeddings as a new leaf, with gradient if they have it."""
+        embeddings = new_leaf(self.embeddings[order]).requires_grad_(self.embeddings.requires_grad)
+        return Batch(embeddings, self.labels[order])
 
 
 def new_leaf(x: Tensor) -> Tensor:

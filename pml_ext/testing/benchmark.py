@@ -11,6 +11,7 @@ import itertools
 import math
 import re
 import statistics
+import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,10 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode  # documented in torch's notes on extending it
 from torch.utils._pytree import tree_leaves
-from torch.utils.benchmark import timer
 
 from .. import registry
-from ..distributed.devices import choose_device
+from ..distributed.devices import accelerator, choose_device
 from ..errors import ConfigError, one_line
 from ..losses import RegularizedLoss
 from ..pairwise import in_tiles, rows_per_tile, tiles_of_rows
@@ -235,9 +235,9 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
             times[name].append(_seconds(function, *inputs))
         except (RuntimeError, MemoryError) as error:
             errors[name] = one_line(error)
-        start = timer()
+        start = _seconds_of_clock()
         copy.copy_(source)
-        copies.append(timer() - start)
+        copies.append(_seconds_of_clock() - start)
     medians = {name: 1e3 * statistics.median(times[name]) for name in functions if name not in errors}
     lowest = medians.get(FLOOR, math.nan)
     per_byte = 1e3 * statistics.median(copies or [math.nan]) / (2 * copy.nbytes)
@@ -285,9 +285,16 @@ def _built(loss: str | nn.Module, shape: Shape) -> nn.Module:
 
 def _seconds(function: Compute, embeddings: Tensor, labels: Tensor) -> float:
     embeddings.grad = None
-    start = timer()  # waits for the accelerator
+    start = _seconds_of_clock()
     function(embeddings, labels).backward()  # type: ignore[no-untyped-call]
-    return timer() - start
+    return _seconds_of_clock() - start
+
+
+def _seconds_of_clock() -> float:
+    """Return a clock's seconds, after what the accelerator has been given is done."""
+    if accelerator():  # as torch.utils.benchmark.timer does, which imports a compiler of C++
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def peak_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
@@ -322,6 +329,10 @@ _FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without 
 
 class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Total bytes of the operators' inputs and outputs, and peak bytes of live tensors."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch asks: with True, the first operation imports its compiler, which takes seconds
 
     def __init__(self, *inputs: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

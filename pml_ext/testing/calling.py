@@ -14,8 +14,9 @@ from .. import pml, registry
 from .batches import Batch, batch_of
 from .comparing import equal, gradient, gradients, sorted_rows, weighted
 from .second_device import TORCH
-from .subject import CLASSES, SkipCheck, Subject, takes_labels
+from .subject import CLASSES, SkipCheck, Subject, set_seed, takes_labels
 
+_IMAGES_PER_CLASS = 8  # the most with which a regularizer of fixed rows is tried
 KIT = str(Path(__file__).parent)  # frames in this folder are not the author's code
 
 
@@ -25,9 +26,7 @@ def needs(subject: Subject, *capabilities: str, fixed: bool = False, repeatable:
         raise SkipCheck(f"it does not declare {' and '.join(sorted(missing))}")
     if (fixed or repeatable) and is_random(subject):
         raise SkipCheck("its values are random")
-    batch = batch_of(subject)
-    component = subject.make()
-    if repeatable and not equal(seeded(component, batch), seeded(component, batch)):
+    if repeatable and not is_repeatable(subject):
         raise SkipCheck("its values depend on earlier calls")
 
 
@@ -44,7 +43,7 @@ def call(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
 
 def seeded(component: Any, batch: Batch, *more: Any, **named: Any) -> Any:
     """Return the result of :func:`call` after ``torch.manual_seed(0)``."""
-    torch.manual_seed(0)
+    set_seed(0)
     return call(component, batch, *more, **named)
 
 
@@ -79,6 +78,8 @@ def reordered(component: Any, batch: Batch, order: Tensor) -> list[Tensor]:
         return [sorted_rows(tuple(order[index] for index in result))]
     if result.ndim:
         return [result.detach()[back][:, back]]
+    if not batch.embeddings.requires_grad:
+        return [result.detach()]
     return [result.detach(), gradient(result, other.embeddings)[back]]
 
 
@@ -112,16 +113,18 @@ def takes_references(subject: Subject) -> bool:
 
 
 def has_fixed_rows(subject: Subject) -> bool:
-    """Return whether a regularizer accepts the kit's ordinary batch, but none with another number of rows."""
+    """Return whether a regularizer accepts batches of some numbers of rows, but not of others."""
     if subject.kind != "regularizer":
         return False
     if "fixed rows" not in subject.cache:
-        subject.cache["fixed rows"] = False
-        call(subject.make(), batch_of(subject))
-        try:
-            call(subject.make(), batch_of(subject, (CLASSES, 3)))
-        except Exception:
-            subject.cache["fixed rows"] = True
+        accepted = set()
+        for images in range(1, _IMAGES_PER_CLASS + 1):
+            try:
+                call(subject.make(), batch_of(subject, (CLASSES, images)))
+                accepted.add(True)
+            except Exception:
+                accepted.add(False)
+        subject.cache["fixed rows"] = len(accepted) == 2
     return bool(subject.cache["fixed rows"])
 
 
@@ -146,10 +149,19 @@ def is_random(subject: Subject) -> bool:
         batch = batch_of(subject)
         values = []
         for seed in (0, 1):
-            torch.manual_seed(seed)
+            set_seed(seed)
             values.append(call(subject.make(), batch))
         subject.cache["random"] = not equal(*values)
     return bool(subject.cache["random"])
+
+
+def is_repeatable(subject: Subject) -> bool:
+    """Return whether a second call of one object gives the same value."""
+    if "repeatable" not in subject.cache:
+        batch = batch_of(subject)
+        component = subject.make()
+        subject.cache["repeatable"] = equal(seeded(component, batch), seeded(component, batch))
+    return bool(subject.cache["repeatable"])
 
 
 def error_location(error: BaseException) -> str:

@@ -104,8 +104,13 @@ def sorted_rows(indices: tuple[Tensor, ...]) -> Tensor:
         positive_rows = torch.stack([anchors, positives, torch.zeros_like(anchors)], 1)
         negative_rows = torch.stack([other_anchors, negatives, torch.ones_like(other_anchors)], 1)
         rows = torch.cat([positive_rows, negative_rows])
-    unique: Tensor = torch.unique(rows, dim=0)
-    return unique
+    if not rows.numel() or int(rows.min()) < 0:
+        return torch.unique(rows, dim=0)  # type: ignore[no-any-return]
+    base = int(rows.max()) + 1
+    if base**3 >= 2**63:
+        return torch.unique(rows, dim=0)  # type: ignore[no-any-return]
+    numbers = torch.unique((rows[:, 0] * base + rows[:, 1]) * base + rows[:, 2])  # many times faster than by rows
+    return torch.stack([numbers // base**2, numbers // base % base, numbers % base], 1)
 
 
 def check_tuple(actual: Any, labels: Tensor, ref_labels: Tensor, where: str = "", twice: bool = False) -> None:

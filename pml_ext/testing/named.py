@@ -21,7 +21,7 @@ from ..registry.discovery import TABLES
 from .batches import shuffle
 from .calling import error_location, error_summary
 from .runner import CheckResult
-from .subject import SkipCheck
+from .subject import SkipCheck, set_seed
 
 _SIZES = ((3, 64), (1, 28), (3, 224))  # channels and pixels with which a trunk is tried, in this order
 _FORMS_OF_IMAGES = ((3, 40), (1, 28))  # channels and pixels with which a transform is tried
@@ -82,7 +82,7 @@ def check_named(named: Named) -> list[CheckResult]:
         status = "passed"
         try:
             with torch.random.fork_rng(()):
-                torch.manual_seed(0)
+                set_seed(0)
                 text = check(named) or ""
         except SkipCheck as reason:
             status = "skipped"
@@ -251,11 +251,11 @@ def check_transform(named: Named) -> str:
 def _check_transformed(transform: Any, channels: int, size: int) -> None:
     """Fail if an image's type or shape changes, or its pixels are others with the same seed of torch."""
     for seed in range(_SEEDS_OF_TRANSFORMS):
-        torch.manual_seed(seed)
+        set_seed(seed)
         image = torch.randint(256, (channels, size, size), dtype=torch.uint8)
         results = []
         for _ in range(2):
-            torch.manual_seed(seed)
+            set_seed(seed)
             results.append(transform(image.clone()))
         one, other = results
         if not isinstance(one, torch.Tensor) or one.dtype != torch.uint8 or one.shape != image.shape:

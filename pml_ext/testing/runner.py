@@ -9,8 +9,6 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
-import torch
-
 from .calling import error_location, error_summary, has_fixed_rows
 from .checks import (
     CHECKS,
@@ -22,10 +20,32 @@ from .checks import (
     check_docstring,
     settings_of_process,
 )
-from .subject import Settings, SkipCheck, Subject, subject_of
+from .subject import Settings, SkipCheck, Subject, kept_generators, set_seed, subject_of
 
-# Classes of PML that fail a check by the design of their paper.
-_BY_DESIGN = {"CircleLoss": {"check_gradients": "its weights are constants in the gradient, as in the paper"}}
+_PACKAGED = "it takes batches of packaged triplets alone: anchor, positive, negative"
+_PACKAGED_CHECKS = (
+    "check_degenerate_batches",
+    "check_mined_indices",
+    "check_mined_references",
+    "check_calls_are_independent",
+    "check_order_does_not_matter",
+    "check_dimensions",
+    "check_arguments",
+)
+_NOT_REDUCED = "it returns the dictionary that it is given"
+_NOT_REDUCED_CHECKS = (
+    "check_reducer",
+    "check_pickle",
+    "check_calls_are_independent",
+    "check_modes",
+    "check_order_does_not_matter",
+)
+# Classes of PML that fail a check by design, such as that of their paper.
+_BY_DESIGN = {
+    "CircleLoss": {"check_gradients": "its weights are constants in the gradient, as in the paper"},
+    "EmbeddingsAlreadyPackagedAsTriplets": dict.fromkeys(_PACKAGED_CHECKS, _PACKAGED),
+    "DoNothingReducer": dict.fromkeys(_NOT_REDUCED_CHECKS, _NOT_REDUCED),
+}
 
 Reference = Callable[..., Any]
 Expected = Mapping[str, str]
@@ -165,9 +185,6 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
     result = functools.partial(CheckResult, subject.name, name)
     subject.cache.setdefault("settings of the process", settings_of_process())  # before the component's first call
     silenced = logging.root.manager.disable
-    devices: Iterable[int] = ()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        devices = range(torch.cuda.device_count())
     try:
         if check not in (check_constructor, check_docstring):
             _require(subject, check_constructor)
@@ -175,8 +192,8 @@ def _run(subject: Subject, check: Check, expected: Expected) -> CheckResult:
         if needs_calls and check_call_forms.__name__ not in expected:
             _require(subject, check_call_forms)
         logging.disable(logging.WARNING)  # messages of PML's trainers and torch.compile
-        with torch.random.fork_rng(devices), warnings.catch_warnings(action="ignore"):
-            torch.manual_seed(0)
+        with kept_generators(), warnings.catch_warnings(action="ignore"):
+            set_seed(0)
             note = check(subject)
     except SkipCheck as reason:
         return result("skipped", str(reason))

@@ -79,6 +79,10 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     device = DEVICE
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch asks: with True, the first operation imports its compiler, which takes seconds
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.waits: Counter[str] = Counter()

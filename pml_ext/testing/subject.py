@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -9,7 +10,7 @@ import inspect
 import itertools
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,27 @@ class SkipCheck(Exception):
     """A check does not apply; the text says why."""
 
 
+def set_seed(number: int) -> None:
+    """Seed torch's generators as ``torch.manual_seed`` does, but not those of devices that this process has not used.
+
+    For a device that is not initialized, ``torch.manual_seed`` takes milliseconds to note the seed for later.
+    """
+    if torch.cuda.is_initialized() or torch.xpu.is_initialized() or torch.backends.mps.is_available():  # type: ignore[no-untyped-call]
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
+@contextlib.contextmanager
+def kept_generators() -> Iterator[None]:
+    """Put back the states of torch's generators afterwards, also those of the GPUs if this process has used one."""
+    devices: Iterable[int] = ()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices = range(torch.cuda.device_count())
+    with torch.random.fork_rng(devices):
+        yield
+
+
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A component under check."""
@@ -54,18 +76,26 @@ class Subject:
     @property
     def capabilities(self) -> frozenset[str]:
         """The capabilities that an instance declares."""
-        return registry.capabilities(self.make())
+        if "capabilities" not in self.cache:
+            self.cache["capabilities"] = registry.capabilities(self.make())
+        return self.cache["capabilities"]  # type: ignore[no-any-return]
 
     @property
     def has_class_rows(self) -> bool:
         """Whether a tensor has a dimension that is a multiple of num_classes, so that labels index it."""
-        component = self.make()
-        if not isinstance(component, torch.nn.Module):
-            return False
-        for tensor in (*component.parameters(), *component.buffers()):
-            if any(length and length % self.classes == 0 for length in tensor.shape):
-                return True
+        if "class rows" not in self.cache:
+            self.cache["class rows"] = _has_class_rows(self.make(), self.classes)
+        return bool(self.cache["class rows"])
+
+
+def _has_class_rows(component: Any, classes: int) -> bool:
+    if not isinstance(component, torch.nn.Module):
         return False
+    for tensor in (*component.parameters(), *component.buffers()):
+        if any(length and length % classes == 0 for length in tensor.shape):
+            return True
+    attributes = [value for value in vars(component).values() if isinstance(value, torch.Tensor)]
+    return any(value.ndim > 0 and len(value) == classes for value in attributes)  # such as a weight per class
 
 
 Check = Callable[[Subject], str | None]
@@ -192,8 +222,8 @@ def _of_class(cls: type, fixed: dict[str, Any], first: dict[str, Any], sizes: di
         return cls(**fill_settings(cls, context, chosen, known)[0], **chosen)
 
     def make(other: Mapping[str, Any] | None = None) -> Any:
-        with torch.random.fork_rng():
-            torch.manual_seed(0)  # instances with random parameters are equal
+        with kept_generators():
+            set_seed(0)  # instances with random parameters are equal
             return _in_float64(build(first if other is None else other))
 
     size = settings.get("embedding_size", sizes["embedding_size"])

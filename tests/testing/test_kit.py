@@ -1,12 +1,14 @@
 """The conformance kit: our own components pass; expected failures, targets and messages of the checks."""
 
 import functools
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, regularizers
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
 
 import pml_ext
 from pml_ext import registry
@@ -107,6 +109,15 @@ class StartsAtZero(correct.Parameter):
         torch.nn.init.zeros_(self.scale)
 
 
+class Quantile(reducers.BaseReducer):
+    """A reducer whose value is finite where a few of its values are not."""
+
+    def element_reduction(self, losses, *_):
+        return torch.quantile(losses, 0.75)
+
+    pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
+
+
 RIGHT = {
     "per proxy": (PerProxy, ["check_reducers", "check_indices_belong_to_values", "check_classes_separate"]),
     "buffer in place": (MovesBuffer, ["check_torch_func", "check_state_dict", "check_eval_keeps_state"]),
@@ -119,6 +130,15 @@ RIGHT = {
         functools.partial(regularizers.SparseCentersRegularizer, centers_per_class=4),
         ["check_call_forms", "check_degenerate_batches", "check_sizes", "check_gradients"],
     ),
+    "few rows of weights": (
+        functools.partial(regularizers.SparseCentersRegularizer, centers_per_class=2),
+        ["check_call_forms", "check_degenerate_batches", "check_sizes", "check_gradients"],
+    ),
+    "weight per class": (reducers.ClassWeightedReducer(torch.ones(6)), ["check_inputs_unchanged", "check_sizes"]),
+    "no triplets": (reducers.PerAnchorReducer, ["check_reducer"]),
+    "quantile": (Quantile, ["check_nan_shows", "check_reducer"]),
+    "packaged": (miners.EmbeddingsAlreadyPackagedAsTriplets, ["check_mined_indices", "check_degenerate_batches"]),
+    "not reduced": (reducers.DoNothingReducer, ["check_reducer", "check_modes"]),
     "many labels": (
         functools.partial(correct.FewClasses, labels=[number // 5 for number in range(60)]),
         ["check_sampler", "check_sampler_state"],
@@ -146,3 +166,16 @@ def test_settings_of_pmls_losses_raise_no_false_alarm(name, table):
     known = tomllib.loads((Path(__file__).parent / "pml_failures.toml").read_text())[name]
     loss = functools.partial(registry.get(f"pml/{name}", "loss").cls, **table)
     assert failing(loss, fast=True).keys() <= {f"check_{check}" for check in known}
+
+
+_WITHOUT_HEAVY_IMPORTS = """
+import sys
+from pytorch_metric_learning.losses import MultiSimilarityLoss
+from pml_ext.testing import check_component
+check_component(MultiSimilarityLoss, on_fail=None, checks=["check_gradients", "check_devices", "check_memory_growth"])
+assert not {"torch._dynamo", "torch.utils.cpp_extension", "sklearn"} & {*sys.modules}
+"""
+
+
+def test_checks_but_the_compilers_import_no_compiler():
+    subprocess.run([sys.executable, "-c", _WITHOUT_HEAVY_IMPORTS], check=True, cwd=Path(__file__).parents[2])

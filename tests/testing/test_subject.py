@@ -10,7 +10,7 @@ from pytorch_metric_learning import losses
 import pml_ext
 from pml_ext.errors import ConfigError
 from pml_ext.testing import check_component, parametrize_with_checks
-from pml_ext.testing.subject import find_components, subject_of
+from pml_ext.testing.subject import find_components, kept_generators, set_seed, subject_of
 from tests.testing.planted import correct
 
 
@@ -70,3 +70,12 @@ def test_a_size_that_nothing_tells_is_named():
     assert re.search("cannot be called with embeddings of 3 numbers and 6 classes: .*embedding_size=...", result.text)
     (result,) = check_component(Hidden(), checks=["check_call_forms"], embedding_size=17)
     assert result.status == "passed"
+
+
+def test_generators_are_seeded_and_put_back():
+    before = torch.get_rng_state()
+    with kept_generators():
+        set_seed(3)
+        drawn = torch.rand(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))

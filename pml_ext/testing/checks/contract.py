@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,9 +13,18 @@ from torch.func import functional_call
 from ... import pml
 from ...losses.relations import SharedLabel, related_pairs
 from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
-from ..calling import call, call_forms, compute, is_random, needs, outcome, seeded, used
+from ..calling import call, call_forms, compute, error_summary, is_random, needs, outcome, seeded, used
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients, weighted
-from ..subject import CLASSES, SIZE, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
+from ..subject import (
+    CLASSES,
+    SkipCheck,
+    Subject,
+    applies_to,
+    label_arguments,
+    set_seed,
+    takes_labels,
+    with_noise,
+)
 
 _WANTED = (
     "wanted {'loss': {'losses': values, 'indices': what each is of, 'reduction_type': 'element', 'pos_pair', "
@@ -25,6 +33,8 @@ _WANTED = (
 _TYPES = ("element", "pos_pair", "neg_pair", "triplet", "already_reduced")
 _OPPOSITE = 0.1  # gradients with a cosine below minus this are opposite
 _ZERO = 1e-12  # a gradient of zero, after rounding
+_DIRECTIONS = 4  # along which a gradient is compared with differences of the value
+_STEP = 1e-6  # of these differences
 _FULL = (torch.float32, torch.float64)
 _MADE_BY_PML = {"embedding_reg_loss", "weight_reg_loss"}  # sub-losses that it adds by itself
 
@@ -51,7 +61,7 @@ def check_call_forms(subject: Subject) -> None:
     if subject.kind != "loss" or "labels" not in subject.capabilities:
         return
     if torch.equal(seeded(subject.make(), batch), value):  # else: check_determinism
-        torch.manual_seed(0)
+        set_seed(0)
         close(subject.make()(batch.embeddings, labels=batch.labels), value, "labels by name give another value")
         close(seeded(subject.make(), batch, None), value, "indices_tuple=None gives another value")
 
@@ -59,7 +69,7 @@ def check_call_forms(subject: Subject) -> None:
 def _check_terms(subject: Subject, batch: Batch) -> None:
     """Fail if ``compute_loss`` returns a dictionary that PML does not accept; ignore errors that it raises."""
     try:
-        torch.manual_seed(0)
+        set_seed(0)
         terms = compute(subject.make(), batch)
     except Exception:
         return
@@ -87,7 +97,7 @@ def check_reducers(subject: Subject) -> None:
     losses = [subject.make() for _ in range(2)]
     for loss in losses:
         loss.embedding_regularizer = loss.weight_regularizer = None  # PML's, whose terms are reduced already
-    torch.manual_seed(0)
+    set_seed(0)
     terms = compute(losses[0], batch)
     _check_terms(subject, batch)
     values = {name: info["losses"] for name, info in terms.items() if isinstance(info["losses"], Tensor)}
@@ -102,6 +112,48 @@ def check_reducers(subject: Subject) -> None:
     losses[1].set_reducer(pml.reducers.SumReducer())
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
+    _check_not_divided_twice(subject)
+
+
+def _check_not_divided_twice(subject: Subject) -> None:
+    """Fail if images that no pair of a tuple has divide all values: then the reducer's mean divides a second time."""
+    if not {"labels", "indices_tuple"} <= subject.capabilities or is_random(subject):
+        return
+    whole = batch_of(subject, (4, 6))
+    listed = torch.arange(len(whole.labels)) % 6 < 3
+    few = Batch(whole.embeddings[listed], whole.labels[listed])
+    many = Batch(torch.cat([few.embeddings, whole.embeddings[~listed]]), torch.cat([few.labels, whole.labels[~listed]]))
+    pairs = pml.get_all_pairs_indices(few.labels)
+    found = []
+    for batch in (few, many):
+        loss = subject.make()
+        if isinstance(getattr(loss, "reducer", None), pml.reducers.SumReducer):
+            return
+        try:
+            terms = loss.compute_loss(batch.embeddings, batch.labels, pairs, batch.embeddings, batch.labels)
+        except Exception:  # see the other checks
+            return
+        found.append(terms)
+    for name, info in found[0].items():
+        if info["reduction_type"] == "already_reduced" or not isinstance(info["losses"], Tensor):
+            continue
+        values = []
+        for terms in found:
+            index = _as_tuple(terms[name]["indices"])
+            of_pairs = terms[name]["losses"].flatten()  # some of PML's losses give [N, 1]
+            if len(of_pairs) == len(index[0]):
+                values.append(_by_index(index, of_pairs, len(many.labels)))
+        if len(values) < 2:
+            continue
+        one, other = values
+        ratios = (other / one)[one != 0]
+        for power in (1, 2):
+            share = (len(few.labels) / len(many.labels)) ** power
+            if len(ratios) and torch.allclose(ratios, torch.full_like(ratios, share), rtol=1e-6):
+                raise AssertionError(
+                    f"images that no pair of indices_tuple has multiply all values by {share:.3g}: they are divided by "
+                    "the size of the batch, and then by the reducer's mean; leave the mean to the reducer"
+                )
 
 
 @applies_to("loss")
@@ -180,7 +232,7 @@ def check_parameters_get_gradients(subject: Subject) -> None:
         raise SkipCheck("it has no parameters")
     reached: set[str] = set()
     for seed in range(3):
-        torch.manual_seed(seed)
+        set_seed(seed)
         slopes = gradients(call(component, batch_of(subject, seed=seed)), [*named.values()])
         reached |= {name for name, slope in zip(named, slopes, strict=True) if float(slope.abs().max()) > _ZERO}
     if missing := ", ".join(name for name in named if name not in reached):
@@ -332,7 +384,11 @@ def check_dtypes(subject: Subject) -> None:
         given = f"{dtype} embeddings"
         component = module(dtype)
         kept = {name: x.dtype for name, x in component.state_dict().items() if isinstance(x, Tensor)}
-        value = seeded(component, batch)
+        try:
+            value = seeded(component, batch)
+        except (RuntimeError, NotImplementedError) as error:
+            text = f"{given} stop it: {error_summary(error)}"
+            raise AssertionError(f"{text}; not all operations take them: cast them to float32 first") from error
         for name, x in component.state_dict().items():
             if isinstance(x, Tensor) and x.dtype != kept.get(name, x.dtype):
                 raise AssertionError(f"{given} leave {name} in {x.dtype} for good; cast a copy in each call")
@@ -401,13 +457,11 @@ def check_gradients(subject: Subject) -> None:
     batch = batch_of(subject, (3, 3))
     other = batch_of(subject, (3, 2), seed=1)
     component = subject.make()
-    check = functools.partial(torch.autograd.gradcheck, atol=1e-4, raise_exception=False)
-    quick = subject.size > SIZE
 
     def of_embeddings(x: Tensor) -> Any:
         return call(component, Batch(x, batch.labels))
 
-    if not check(of_embeddings, (batch.embeddings,), fast_mode=quick):
+    if not _agrees_with_differences(of_embeddings, [batch.embeddings]):
         raise AssertionError(_gradient_text("the embeddings", of_embeddings, [batch.embeddings], 0))
     for named in call_forms(subject, batch, other).values():
         if "ref_emb" not in named:
@@ -416,7 +470,7 @@ def check_gradients(subject: Subject) -> None:
         def of_references(x: Tensor, given: dict[str, Any] = named) -> Any:
             return call(component, batch, **{**given, "ref_emb": x})
 
-        if not check(of_references, (other.embeddings,), fast_mode=quick):
+        if not _agrees_with_differences(of_references, [other.embeddings]):
             raise AssertionError(_gradient_text("ref_emb", of_references, [other.embeddings], 0))
     noisy = with_noise(subject.make())  # a metric may begin as the identity
     moved = {name: new_leaf(parameter) for name, parameter in noisy.named_parameters() if parameter.requires_grad}
@@ -425,11 +479,37 @@ def check_gradients(subject: Subject) -> None:
         return functional_call(component, dict(zip(moved, values, strict=True)), given)
 
     given = (batch.embeddings.detach(), *label_arguments(component, batch.labels))
-    if moved and not check(by_parameters, tuple(moved.values()), fast_mode=True):
+    if moved and not _agrees_with_differences(by_parameters, list(moved.values())):
         texts = []
         for place, name in enumerate(moved):
             texts.append(_gradient_text(name, by_parameters, list(moved.values()), place))
         raise AssertionError(max(texts, key=len))  # those that agree have no numbers
+
+
+def _agrees_with_differences(function: Callable[..., Any], leaves: list[Tensor]) -> bool:
+    """Return whether the gradient of the leaves agrees with differences of the value along random directions.
+
+    A part that is wrong in any coordinate shows along each of them, so that no coordinate needs a call of its own.
+    """
+    value = weighted(function(*leaves))
+    slopes = gradients(value, leaves)
+    size = float(torch.stack([slope.square().sum() for slope in slopes]).sum().sqrt())
+    tolerance = 1e-4 * (1 + size) + 1e-8 * abs(float(value))
+    generator = torch.Generator().manual_seed(11)
+    for _ in range(_DIRECTIONS):
+        directions = [torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype) for leaf in leaves]
+        products = [(slope * direction).sum() for slope, direction in zip(slopes, directions, strict=True)]
+        along = float(torch.stack(products).sum())
+        ends = []
+        for sign in (1, -1):
+            moved = []
+            for leaf, direction in zip(leaves, directions, strict=True):
+                moved.append(new_leaf(leaf + sign * _STEP * direction))
+            ends.append(float(weighted(function(*moved))))
+        difference = (ends[0] - ends[1]) / (2 * _STEP)
+        if not abs(difference - along) <= tolerance:  # NaN does not agree
+            return False
+    return True
 
 
 def _gradient_text(name: str, function: Callable[..., Any], leaves: list[Tensor], place: int) -> str:
@@ -438,15 +518,14 @@ def _gradient_text(name: str, function: Callable[..., Any], leaves: list[Tensor]
     leaf = leaves[place]
     found = gradient(weighted(function(*leaves)), leaf).flatten()
     wanted = torch.zeros_like(found)
-    step = 1e-6
     with torch.no_grad():
         for entry in range(min(leaf.numel(), 200)):
             ends = []
             for sign in (1, -1):
                 moved = leaf.detach().clone()
-                moved.view(-1)[entry] += sign * step
+                moved.view(-1)[entry] += sign * _STEP
                 ends.append(float(weighted(function(*leaves[:place], moved, *leaves[place + 1 :]))))
-            wanted[entry] = (ends[0] - ends[1]) / (2 * step)
+            wanted[entry] = (ends[0] - ends[1]) / (2 * _STEP)
     gap = (found - wanted)[: min(leaf.numel(), 200)].abs()
     worst = int(gap.argmax())
     if gap[worst] < 1e-5:

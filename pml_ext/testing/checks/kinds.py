@@ -17,7 +17,7 @@ from ...registry.components import CAPABILITIES
 from ..batches import CLOSE, batch_of, new_leaf, shuffle
 from ..calling import call, error_location, is_random, needs, seeded
 from ..comparing import all_close, check_tuple, close, gradient, sorted_rows, weighted
-from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, with_noise
+from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed, with_noise
 from .reference import declared, variants
 
 
@@ -253,7 +253,7 @@ def _check_sampler_state(subject: Subject, settings: Mapping[str, Any]) -> None:
 
 
 def _seed(number: int) -> None:
-    torch.manual_seed(number)
+    set_seed(number)
     np.random.seed(number)
 
 
@@ -341,19 +341,33 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
 
 
 @applies_to("reducer")
-def check_reducer(subject: Subject) -> None:
-    """A reducer returns a scalar for elements, pairs and triplets, and 0 with a gradient if there are no values."""
+def check_reducer(subject: Subject) -> str | None:
+    """A reducer returns a scalar for elements, pairs and triplets, and 0 with a gradient if there are no values.
+
+    It may refuse some of them with NotImplementedError.
+    """
     batch = batch_of(subject)
     reducer = subject.make()
     rows = torch.arange(8)
     losses = batch.embeddings[:8].square().sum(1)
-    for kind, count in (("element", 1), ("pos_pair", 2), ("neg_pair", 2), ("triplet", 3)):
+    refused = []
+    kinds = {"element": 1, "pos_pair": 2, "neg_pair": 2, "triplet": 3}
+    for kind, count in kinds.items():
         indices = rows if count == 1 else (rows,) * count
         info = {"loss": {"losses": losses, "indices": indices, "reduction_type": kind, "divisor": 8}}
-        value = reducer(info, batch.embeddings, batch.labels)
+        try:
+            value = reducer(info, batch.embeddings, batch.labels)
+        except NotImplementedError:
+            refused.append(kind)
+            continue
         if not isinstance(value, Tensor) or value.ndim != 0:
             raise AssertionError(f"{kind} values give {value!r}, not a scalar tensor")
     none = {"loss": {"losses": 0, "indices": None, "reduction_type": "already_reduced"}}
     value = reducer(none, batch.embeddings, batch.labels)
     if not isinstance(value, Tensor) or value != 0 or not value.requires_grad:
         raise AssertionError(f"of no values, 0 that is reduced already, it gives {value!r}, not 0 with a gradient")
+    if not refused:
+        return None
+    if len(refused) == len(kinds):
+        raise AssertionError("it refuses elements, pairs and triplets, each with NotImplementedError")
+    return f"it refuses values of {', '.join(refused)}"

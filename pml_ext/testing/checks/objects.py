@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import concurrent.futures
 import copy
-import functools
 import io
 import itertools
 import multiprocessing
 import pickle
 import re
+import sys
+import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from torch import Tensor
 from ..batches import CLOSE, Batch, batch_of
 from ..calling import call, error_location, error_summary, needs, outcome, result_of, seeded
 from ..comparing import close, gradients, weighted
-from ..subject import SkipCheck, Subject, applies_to, label_arguments
+from ..subject import SkipCheck, Subject, applies_to, label_arguments, set_seed
 from .reference import other_settings
 
 WITH_STATE = ("loss", "miner", "regularizer", "distance")  # kinds that may keep state between calls
@@ -30,7 +32,7 @@ def check_state_dict(subject: Subject) -> None:
     """A resumed run continues from the state dict; state that is missing from it is lost, and the result jumps."""
     component = subject.make().float()
     resumed = subject.make().float()
-    torch.manual_seed(0)
+    set_seed(0)
     for seed in range(3):
         value = call(component, batch_of(subject, dtype=torch.float32, seed=seed))
     parameters = [p for p in component.parameters() if p.requires_grad]
@@ -154,7 +156,7 @@ def _shared(component: torch.nn.Module, twin: torch.nn.Module) -> str:
 
 @applies_to("loss", "miner", "regularizer", "distance", "reducer", slow=True)
 def check_other_process(subject: Subject) -> None:
-    """A spawned process must compute the same from the component in a ``torch.save`` file: no state may be missing."""
+    """Another process must compute the same from the component in a ``torch.save`` file: no state may be missing."""
     component = subject.make()
     if type(component).__module__ == "__main__":
         raise SkipCheck("its class is in the script that runs, which another process would run again")
@@ -171,10 +173,40 @@ def check_other_process(subject: Subject) -> None:
     close([torch.from_numpy(x) for x in actual], outcome(component, batch)[:1], text, 1e-9, 1e-9)
 
 
-@functools.cache
+_workers: list[concurrent.futures.ProcessPoolExecutor] = []  # the one that all components share
+
+
 def _worker() -> concurrent.futures.ProcessPoolExecutor:
     """Return the worker process, which all components share."""
-    return concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    if not _workers:
+        _workers.append(concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+    return _workers[0]
+
+
+def fork_worker() -> None:
+    """Start the worker process by a fork, before anything is built or called: it need not import everything again.
+
+    Nothing that components do later reaches it, as little as a spawned one. Where this process has run threads, such as
+    those of a backward pass, a fork of it cannot be used, and the first check spawns a process.
+    """
+    if _workers or sys.platform != "linux" or threading.active_count() > 1:
+        return
+    with warnings.catch_warnings(action="ignore"):  # of threads, which a library of linear algebra starts at import
+        context = multiprocessing.get_context("fork")
+        worker = concurrent.futures.ProcessPoolExecutor(1, context, torch.set_num_threads, (1,))
+        usable = worker.submit(_can_go_backward).result()
+    if usable:
+        _workers.append(worker)
+    else:
+        worker.shutdown(wait=False)
+
+
+def _can_go_backward() -> bool:
+    try:
+        torch.ones(1, requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return True
 
 
 def _computed(file: bytes) -> list[Any]:
@@ -184,15 +216,20 @@ def _computed(file: bytes) -> list[Any]:
 
 @applies_to("loss", "regularizer", slow=True)
 def check_compile(subject: Subject) -> str:
-    """``torch.compile`` (backend aot_eager) must run forward and backward, as one graph if ``fullgraph = True``."""
+    """``torch.compile`` must run forward and backward, as one graph if ``fullgraph = True``.
+
+    With this promise the graph of the backward pass is traced too (backend aot_eager, else eager).
+    """
     needs(subject, fixed=True)
+    promised = bool(getattr(subject.make(), "fullgraph", False))
+    backend = "aot_eager" if promised else "eager"
     batch = batch_of(subject, dtype=torch.float32)
     breaks = ""
     labels = label_arguments(subject.make(), batch.labels)
 
     def value(fullgraph: bool) -> Tensor:
         torch.compiler.reset()  # type: ignore[no-untyped-call]
-        compiled: Any = torch.compile(subject.make().float(), backend="aot_eager", fullgraph=fullgraph)
+        compiled: Any = torch.compile(subject.make().float(), backend=backend, fullgraph=fullgraph)
         result: Tensor = compiled(batch.embeddings, *labels)
         result.backward()  # type: ignore[no-untyped-call]
         return result.detach()
@@ -201,7 +238,7 @@ def check_compile(subject: Subject) -> str:
         actual = value(fullgraph=True)
     except Exception as error:
         breaks = _first_line(error)
-        if getattr(subject.make(), "fullgraph", False):
+        if promised:
             raise AssertionError(f"it says fullgraph = True, but torch.compile stops: {breaks}") from error
         actual = value(fullgraph=False)
     close(actual, call(subject.make().float(), batch), "compiled it gives another value", rtol=1e-4, atol=1e-5)
@@ -238,7 +275,7 @@ def check_torch_func(subject: Subject) -> str | None:
         arguments = (embeddings, *label_arguments(component, batch.labels))
         return torch.func.functional_call(component, (given, buffers), arguments)  # type: ignore[no-any-return]
 
-    torch.manual_seed(0)
+    set_seed(0)
     try:
         by_embeddings, by_parameters = torch.func.grad(value, argnums=(0, 1))(x, parameters)
     except Exception as error:
@@ -251,7 +288,7 @@ def check_torch_func(subject: Subject) -> str | None:
     actual = [by_embeddings, *by_parameters.values()]
     close(actual, expected, f"torch.func.grad gives the embeddings{', '.join(['', *parameters])} other gradients")
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    torch.manual_seed(0)
+    set_seed(0)
     try:
         along = torch.func.jvp(lambda moved: call(last, Batch(moved, batch.labels)), (x,), (direction,))[1]
     except Exception as error:

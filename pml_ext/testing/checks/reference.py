@@ -17,7 +17,16 @@ from ...errors import ConfigError
 from ..batches import Batch, batch_of, sample_pairs, shuffle
 from ..calling import call_forms, is_random, outcome, seeded, takes_references
 from ..comparing import all_close, difference, difference_of_rows, gradients, sorted_rows, weighted
-from ..subject import INHERITED, SkipCheck, Subject, applies_to, label_arguments, takes_labels, with_noise
+from ..subject import (
+    INHERITED,
+    SkipCheck,
+    Subject,
+    applies_to,
+    label_arguments,
+    set_seed,
+    takes_labels,
+    with_noise,
+)
 
 Values = Mapping[str, Any]
 KINDS = ("loss", "miner", "regularizer", "distance")  # that can be compared with a reference
@@ -268,7 +277,7 @@ def _slow_result(subject: Subject, component: Any, settings: Values, case: _Case
             f"the reference takes no setting {unknown[0]!r}; let it take every varied setting, and raise SkipCheck "
             "for a value that it does not support"
         )
-    torch.manual_seed(0)
+    set_seed(0)
     labels = label_arguments(component, case.batch.labels)
     known = {**case.named, "component": component}
     further = {name: known.get(name) for name in wants}

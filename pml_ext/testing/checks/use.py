@@ -30,7 +30,7 @@ from ..calling import (
 )
 from ..comparing import close, gradient, gradients
 from ..second_device import SecondDevice, in_words
-from ..subject import SkipCheck, Subject, applies_to, with_noise
+from ..subject import SkipCheck, Subject, applies_to, set_seed, with_noise
 
 MATRICES = 64  # of B x B, the most that a component may save for the backward pass
 MATRICES_OF_TILES = 4  # the most of a distance in tiles, which returns one
@@ -113,7 +113,7 @@ def _gain_of_training(subject: Subject, batch: Batch) -> float | None:
     before = _share_in_order(points, batch.labels)
     gain: float | None = None
     for step in range(1, _STEPS + 1):
-        torch.manual_seed(step)
+        set_seed(step)
         slopes = gradients(call(component, Batch(points, batch.labels)), leaves)
         with torch.no_grad():
             for leaf, slope in zip(leaves, slopes, strict=True):
@@ -238,7 +238,7 @@ def check_gradient_caching(subject: Subject) -> None:
     batch = batch_of(subject)
     outcomes = []
     for cached in (False, True):
-        torch.manual_seed(0)
+        set_seed(0)
         network = torch.nn.Linear(subject.size, subject.size).double()
         loss = subject.make()
         if cached:

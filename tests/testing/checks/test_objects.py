@@ -1,6 +1,9 @@
 """Checks of components as objects: state, copies, processes, compilation: planted bugs are found and named."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,3 +16,26 @@ def test_a_bug_is_found_and_named(bug):
     text = text_of(bug)
     assert len(text) > 25
     assert re.search(bug.text, text), text
+
+
+_FORKED = """
+import os
+from pml_ext.testing.checks import objects
+objects.fork_worker()
+(worker,) = objects._workers
+objects.fork_worker()
+assert objects._workers == [worker]
+assert worker.submit(os.getppid).result() == os.getpid()
+"""
+_OF_NO_USE = """
+from pml_ext.testing.checks import objects
+objects._can_go_backward = bool  # False
+objects.fork_worker()
+assert not objects._workers
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+@pytest.mark.parametrize("code", [_FORKED, _OF_NO_USE], ids=["usable", "of no use"])
+def test_the_worker_is_forked_while_that_is_safe(code):
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

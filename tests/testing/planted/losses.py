@@ -206,6 +206,9 @@ plant("OwnSimilarity", ByHand, "distance= changes nothing", "check_arguments", "
 plant("NearIsFar", ByHand, "takes a distance for a similarity", "check_arguments", "look at self.distance.is_inverted")(
     similarity=lambda self, x, y: matrix_of(self.distance, x, y)
 )
+plant("DividedTwice", ByHand, "values divided by the batch size", "check_reducers", "multiply all values by 0.5")(
+    values=lambda self, s, *masks: ByHand.values(self, s, *masks) / len(s)
+)
 plant("MeanInside", ByHand, "reducer= changes nothing", "check_reducers", "reduced already, so that a reducer")(
     packed=lambda self, values, labels: reduced(values.mean())
 )
