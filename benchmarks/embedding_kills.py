@@ -60,13 +60,15 @@ def main() -> None:
     draw = random.Random(settings.seed)
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        folder, run = place / "photographs", a_run(place, "convnet", 32)
+        folder = place / "photographs"
+        run = a_run(place, "convnet", 32)
         photographs(folder, settings.count, 500, 375)
         line = [*COMMAND, "index", str(run), str(folder), "--workers", "2", "--device", "cpu"]
         subprocess.run([*line, "--store", str(place / "calm")], check=True)
         line += ["--store", str(place / "store")]
         for _ in range(settings.kills):
-            moment, kept = draw.uniform(0, 2), rows(place / "store")
+            moment = draw.uniform(0, 2)
+            kept = rows(place / "store")
             process = subprocess.Popen(line)
             while rows(place / "store") == kept and process.poll() is None:
                 time.sleep(0.01)
@@ -94,7 +96,9 @@ def main() -> None:
 
 def changed(place: Path, folder: Path, run: Path, count: int) -> None:
     """Adds, deletes and replaces images."""
-    added, deleted, replaced = count // 50, count // 100, count // 200
+    added = count // 50
+    deleted = count // 100
+    replaced = count // 200
     files = sorted(folder.glob("*/*.jpg"))
     generator = np.random.default_rng(1)
     chosen = [files[number] for number in generator.permutation(len(files))]
@@ -104,7 +108,8 @@ def changed(place: Path, folder: Path, run: Path, count: int) -> None:
         shutil.copy(chosen[-1 - number], folder / "class 00" / f"added {number}.jpg")
     for file in chosen[deleted : deleted + replaced]:
         Image.fromarray(generator.integers(256, size=(60, 80, 3), dtype=np.uint8)).save(file)
-    begun, processors = time.perf_counter(), os.times()
+    begun = time.perf_counter()
+    processors = os.times()
     again = load_run(run, "cpu", store=place / "store").embed_folder(folder)
     taken = time.perf_counter() - begun
     used = sum(os.times()[:4]) - sum(processors[:4])

@@ -25,7 +25,9 @@ from pml_ext_search.collection import Collection
 from pml_ext_search.reading import list_folder
 from pml_ext_search.trained import TrainedRun
 
-WIDTH, HEIGHT, SIDE = 500, 375, 64
+WIDTH = 500
+HEIGHT = 375
+SIDE = 64
 
 
 def photographs(place: Path, count: int, width: int, height: int) -> None:
@@ -66,7 +68,9 @@ def a_run(place: Path, trunk: str, side: int) -> Path:
 @torch.no_grad()
 def as_before(run: TrainedRun, folder: Path) -> torch.Tensor:
     """The loop of embed_folder before it had a collection and workers."""
-    files, batches, batch = sorted(file for file in folder.rglob("*") if file.is_file()), [], []
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    batches = []
+    batch = []
     for file in files:
         batch.append(
             run.transform(read_image(file, run.network.preprocessing.channels, smallest=run.transform.smallest))
@@ -80,7 +84,8 @@ def as_before(run: TrainedRun, folder: Path) -> torch.Tensor:
 @torch.no_grad()
 def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[str, float]:
     """Images per second of each part alone, in this process."""
-    listing, begun = list_folder(folder), time.perf_counter()
+    listing = list_folder(folder)
+    begun = time.perf_counter()
     paths = [folder / name for name in listing.names[:some]]
     laps = {}
 
@@ -106,7 +111,8 @@ def parts(run: TrainedRun, folder: Path, place: Path, some: int = 512) -> dict[s
 
 def measured(way) -> tuple[float, float]:
     """Seconds by the clock, and of all processors, of children too."""
-    clock, before = time.perf_counter(), os.times()
+    clock = time.perf_counter()
+    before = os.times()
     way()
     after = os.times()
     return time.perf_counter() - clock, sum(after[:4]) - sum(before[:4])
@@ -126,7 +132,8 @@ def main() -> None:
         place = Path(temporary)
         width, height = map(int, settings.size.split("x"))
         photographs(place / "photographs", settings.count, width, height)
-        folder, path = place / "photographs", a_run(place, settings.trunk, settings.side)
+        folder = place / "photographs"
+        path = a_run(place, settings.trunk, settings.side)
         run = load_run(path, "cpu", store=place / "unused")
         laps = [parts(run, folder, place / "part") for _ in range(settings.passes)]
         print(

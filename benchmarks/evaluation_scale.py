@@ -10,7 +10,10 @@ import subprocess
 import sys
 import time
 
-POINTS, SIZE, CLASSES, RECALL_AT = 60_502, 128, 11_316, (1, 10, 100, 1000)
+POINTS = 60_502
+SIZE = 128
+CLASSES = 11_316
+RECALL_AT = (1, 10, 100, 1000)
 PARTS = ("plain_search", "ranking", "ranking_with_groups", "clusters")
 
 
@@ -78,9 +81,11 @@ def main():
 
     torch.set_num_threads(2)
     data = embeddings(given.spread)
-    started, used = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    used = time.process_time()
     globals()[given.part](*data)
-    seconds, peak = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     used = time.process_time() - used
     print(f"{given.part}: {seconds:.1f} s, {used:.0f} s of the processors, {peak:.2f} GB resident at most", flush=True)
 

@@ -22,7 +22,8 @@ from PIL import Image
 from pml_ext import CBMLLoss
 from pml_ext.training.profile import profile_recipe
 
-IMAGES, CLASSES = 20_000, 400
+IMAGES = 20_000
+CLASSES = 400
 BATCH = ["sampler.batch_size=64", "sampler.iterations=400"]
 TRUNK = 'model.trunk={name="mlp", hidden_sizes=[384], weights="random"}'
 HEAD = ["model.freeze=trunk", TRUNK, "model.embedding_size=128"]
@@ -41,8 +42,11 @@ def photographs(folder: Path) -> None:
 
 def vit_seconds(batch_size: int) -> float:
     """Return the median seconds of a training step of a ViT-S/16 at 224 pixels, without the optimizer's."""
-    network, loss = timm.create_model("vit_small_patch16_224", num_classes=128), CBMLLoss()
-    images, labels, taken = torch.randn(batch_size, 3, 224, 224), torch.arange(batch_size) // 4, []
+    network = timm.create_model("vit_small_patch16_224", num_classes=128)
+    loss = CBMLLoss()
+    images = torch.randn(batch_size, 3, 224, 224)
+    labels = torch.arange(batch_size) // 4
+    taken = []
     for _ in range(3):
         begun = time.perf_counter()
         loss(network(images), labels).backward()

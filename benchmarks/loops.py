@@ -29,7 +29,8 @@ def compare(name: str, component: Callable[[], object], loop: Callable[[], objec
     component()  # the first call makes what later ones keep
     calls = [measured(component) for _ in range(5)]
     slow, wanted = measured(loop)
-    fast, apart = statistics.median(each for each, _ in calls), (calls[0][1] - wanted).abs().max()
+    fast = statistics.median(each for each, _ in calls)
+    apart = (calls[0][1] - wanted).abs().max()
     print(f"{name:36} {fast:8.1f} ms {slow:10.1f} ms {slow / fast:7.0f} {apart:9.0e}", flush=True)
 
 
@@ -38,14 +39,13 @@ torch.manual_seed(0)
 print(f"{'':36} {'component':>11} {'loop':>13} {'ratio':>7} {'apart':>9}")
 with torch.no_grad():
     for batch, per_class in ((32, 4), (64, 4), (100, 10), (128, 4)):
-        x, labels, loss = (
-            torch.randn(batch, 64, dtype=torch.float64),
-            torch.arange(batch) // per_class,
-            ClusteringLoss(),
-        )
+        x = torch.randn(batch, 64, dtype=torch.float64)
+        labels = torch.arange(batch) // per_class
+        loss = ClusteringLoss()
         name = f"ClusteringLoss, {batch}, {per_class} per class"
         compare(name, partial(loss, x, labels), partial(clustering, x, labels, loss))
-    x, labels = torch.randn(64, 32, dtype=torch.float64), torch.arange(64) // 4
+    x = torch.randn(64, 32, dtype=torch.float64)
+    labels = torch.arange(64) // 4
     for kind in ("logistic", "fisher"):
         pddm = PDDMLoss(PDDMDistance(32, dropout=0.0).double(), pointwise=kind, embedding_weight=0.0)
         loop = partial(loops.pointwise, pddm.distance, x, labels.tolist(), kind)

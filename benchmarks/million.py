@@ -33,7 +33,8 @@ def made_up_run(place: Path, size: int) -> Path:
     from pml_ext.training import results
     from pml_ext.training.launch import train
 
-    real, results.write_run_report = results.write_run_report, lambda *_: None
+    real = results.write_run_report
+    results.write_run_report = lambda *_: None
     try:
         train(
             "triplets/digits", out=place / "run", overrides=(*OVERRIDES, f"model.embedding_size={size}"), device="cpu"
@@ -60,10 +61,12 @@ def made_up_images(folder: Path, images: int, size: int, classes: int = CLASSES)
 
 def write_index(collection: Any, embedded: Any, factory: str) -> None:
     """Index made-up embeddings, as if their files had been embedded."""
-    count, paths = len(embedded.paths), [os.fsencode(embedded.folder / path) for path in embedded.paths]
+    count = len(embedded.paths)
+    paths = [os.fsencode(embedded.folder / path) for path in embedded.paths]
     collection.create(replace=True)
     written = collection.append(paths, [(1, 1)] * count, embedded.embeddings.numpy())
-    stats, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
+    stats = np.ones((count, 2), dtype=np.int64)
+    numbers = np.array([*written.values()])
     collection.write_index(dataclasses.replace(embedded, stats=stats, numbers=numbers), factory)
 
 
@@ -141,7 +144,8 @@ def from_python(run: Path, place: Path, query: Path, turns: int) -> dict[str, fl
         else:
             plain = faiss.read_index(str(next(held.place.glob("*.faiss"))))
             faiss.ParameterSpace().set_index_parameter(plain, held.faiss.setting, held.faiss.effort)
-        ours, theirs = [], []
+        ours = []
+        theirs = []
         for _ in range(turns):
             ours.append(seconds_of(lambda: loaded.query(query, 8)))
             theirs.append(seconds_of(lambda: plain.search(loaded.embed(query).numpy(), 9)))
@@ -168,7 +172,8 @@ def main() -> None:
         place = given.out or Path(temporary)
         place.mkdir(exist_ok=True)
         run = place / "run" if (place / "run" / "network.json").exists() else made_up_run(place, given.size)
-        query, embedded = write_query(place), None
+        query = write_query(place)
+        embedded = None
         bytes_of_all = given.images * given.size * 4
         print(f"{given.images:,} x {given.size}, {bytes_of_all / 1e6:.0f} MB of embeddings")
         for kind in given.kinds:

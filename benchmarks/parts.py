@@ -23,7 +23,8 @@ import pyarrow.parquet as parquet
 
 from .embedding_speed import a_run, photographs
 
-SIDE, REPEATS = 64, 3
+SIDE = 64
+REPEATS = 3
 PML_EXT = [sys.executable, "-m", "pml_ext", "embed"]
 
 
@@ -130,8 +131,10 @@ def main() -> None:
         medians = {name: statistics.median(values) for name, values in taken.items()}
         for name, value in medians.items():
             print(f"{name}: {value:.1f} s, {options.count / value:.0f} images/s")
-        one, part = medians["embed, whole command"], medians["--part 1/1, whole command"]
-        two, ray = medians["two processes, first to last file"], medians["two workers of Ray, first to last file"]
+        one = medians["embed, whole command"]
+        part = medians["--part 1/1, whole command"]
+        two = medians["two processes, first to last file"]
+        ray = medians["two workers of Ray, first to last file"]
         print(f"throughput: --part 1/1 is {one / part:.2f} of embed; Ray is {two / ray:.2f} of two processes")
 
 

@@ -33,7 +33,9 @@ class Server:
     """A server in a folder of its own, on a free port of this machine."""
 
     def __init__(self, folder: Path, binaries: Path) -> None:
-        self.folder, self.binaries, self.data = folder, binaries, folder / "data"
+        self.folder = folder
+        self.binaries = binaries
+        self.data = folder / "data"
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -70,7 +72,8 @@ def _copied(binaries: Path, folder: Path) -> Path:
     """Return the programs; those of the wheel are copied, as the environment of root may be closed to others."""
     if binaries.is_relative_to("/usr"):
         return binaries
-    programs, wheel = binaries.parent, binaries.parent.parent
+    programs = binaries.parent
+    wheel = binaries.parent.parent
     shutil.copytree(programs, folder / wheel.name / programs.name, symlinks=True)
     if (libraries := wheel.with_name(f"{wheel.name}.libs")).is_dir():
         shutil.copytree(libraries, folder / libraries.name)

@@ -28,7 +28,8 @@ SIZES = ((300, 224), (256, 256), (224, 320))
 
 def jpeg(path, seed):
     """A photograph of blobs: those of a class look alike."""
-    generator, width, height = np.random.default_rng(seed), *SIZES[seed[1] % len(SIZES)]
+    generator = np.random.default_rng(seed)
+    width, height = SIZES[seed[1] % len(SIZES)]
     shape = np.random.default_rng(seed[0]).integers(256, size=(7, 9, 3))
     blobs = (shape + generator.integers(-60, 60, size=shape.shape)).clip(0, 255).astype(np.uint8)
     pixels = np.asarray(Image.fromarray(blobs).resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
@@ -65,7 +66,8 @@ class Clock:
         """Note the seconds of a call."""
 
         def timed(*arguments, **settings):
-            wall, cpu = time.perf_counter(), sum(os.times()[:4])
+            wall = time.perf_counter()
+            cpu = sum(os.times()[:4])
             try:
                 return function(*arguments, **settings)
             finally:
@@ -93,7 +95,8 @@ def run(place, images, classes, workers, training_images):
         """Reads and embeds every test image once."""
         from torch.utils.data import DataLoader
 
-        trunk, embedder = view.trunk.eval(), view.embedder.eval()
+        trunk = view.trunk.eval()
+        embedder = view.embedder.eval()
         with torch.no_grad():
             for batch, _ in DataLoader(view.images("test"), view._test_batch(), num_workers=workers):
                 embedder(trunk(batch))
@@ -112,7 +115,8 @@ def run(place, images, classes, workers, training_images):
         name = "tests of training images" if split.startswith("train") else "metrics"
         return clock(name, measure)(view, split, clustering)
 
-    measure, evaluation.evaluate_split = evaluation.evaluate_split, of_split
+    measure = evaluation.evaluate_split
+    evaluation.evaluate_split = of_split
     validation.metrics_before = with_loop(validation.metrics_before)
     results.metrics_after = clock("tests", results.metrics_after)
     results.write_run_report = clock("report", results.write_run_report)

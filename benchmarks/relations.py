@@ -43,7 +43,8 @@ def cost(turns: int) -> None:
 
     for cls in LOSSES:
         for tile_size in (None, 128):
-            plain, related = cls(tile_size=tile_size), cls(tile_size=tile_size, relation=SharedLabel())
+            plain = cls(tile_size=tile_size)
+            related = cls(tile_size=tile_size, relation=SharedLabel())
             ratios = [seconds(related, sets) / seconds(plain, labels) for _ in range(turns + 1)][1:]
             tiles = "whole" if tile_size is None else f"tiles of {tile_size}"
             print(f"{cls.__name__}, {tiles}: {statistics.median(ratios):.2f} times the time of labels", flush=True)
@@ -69,7 +70,8 @@ def trained(kind: str, seed: int, iterations: int) -> dict[str, float]:
     """
     data = load_digits()
     half = np.random.default_rng(0).permutation(len(data.images))
-    train, test = half[: len(half) // 2], half[len(half) // 2 :]
+    train = half[: len(half) // 2]
+    test = half[len(half) // 2 :]
     x, both = pairs_of_digits(data.images[train], data.target[train], 4000, seed)
     tested, tested_both = pairs_of_digits(data.images[test], data.target[test], 2000, 1000)
     torch.manual_seed(seed)

@@ -40,10 +40,12 @@ def work(rank, options, port):
     labels = torch.arange(options.batch) // options.per_class
     own = slice(rank * options.batch // options.processes, (rank + 1) * options.batch // options.processes)
     for name in LOSSES:
-        alone, shared = getattr(pml_ext, name)(), DistributedLoss(getattr(pml_ext, name)())
+        alone = getattr(pml_ext, name)()
+        shared = DistributedLoss(getattr(pml_ext, name)())
         seconds = {"alone": [], "shared": []}
         for turn in range(options.repeats + 1):
-            one, other = timed(alone, whole, labels), timed(shared, whole[own], labels[own])
+            one = timed(alone, whole, labels)
+            other = timed(shared, whole[own], labels[own])
             if turn:  # the first warms up
                 seconds["alone"].append(one)
                 seconds["shared"].append(other)

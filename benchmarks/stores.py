@@ -53,7 +53,8 @@ def per_second(search: object, queries: torch.Tensor) -> float:
 def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, first: float) -> None:
     """Print what a filled store does."""
     embedded = gallery.embedded
-    within, everything = SearchFilter(CLASS), SearchFilter()
+    within = SearchFilter(CLASS)
+    everything = SearchFilter()
     plain = per_second(lambda points: store.search(points.numpy(), 10, everything), queries)
     filtered = per_second(lambda points: store.search(points.numpy(), 10, within), queries)
     answers = store.search(queries.numpy(), 10, within)
@@ -81,7 +82,9 @@ def measured(name: str, store: Store, gallery: Gallery, queries: torch.Tensor, f
     changes.embeddings[:CHANGED] = embedded.embeddings[-CHANGED:]
     before = time.perf_counter()
     told = copy_to_store(changes, store)
-    taken, again, recall = time.perf_counter() - before, copy_to_store(changes, store), recall_of(changes, store)
+    taken = time.perf_counter() - before
+    again = copy_to_store(changes, store)
+    recall = recall_of(changes, store)
     print(f"{name}: {told}, in {taken:.1f} s; then {again}; recall@10 {recall:.3f}", flush=True)
 
 
@@ -123,10 +126,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = load_run(made_up_run(Path(folder), options.size), "cpu", store=Path(folder) / "own")
         run.collection.create(replace=True)
-        images, queries = (
-            made_up_images(Path("/photos"), options.images, options.size, options.classes),
-            new_queries(options.images, options.size, options.classes),
-        )
+        images = made_up_images(Path("/photos"), options.images, options.size, options.classes)
+        queries = new_queries(options.images, options.size, options.classes)
         for kind, factory in (("exact", "exact"), ("IVF", f"IVF{int(options.images**0.5)},Flat")):
             write_index(run.collection, images, factory)
             gallery = Gallery(run.collection, torch.device("cpu"))

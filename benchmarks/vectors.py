@@ -50,7 +50,8 @@ def trained_run(place: Path) -> Path:
     from pml_ext.training import results
     from pml_ext.training.launch import train
 
-    real, results.write_run_report = results.write_run_report, lambda *_: None
+    real = results.write_run_report
+    results.write_run_report = lambda *_: None
     settings = [f"data.name=vectors:{place / 'few.npz'}", "sampler.batch_size=40", *OVERRIDES]
     try:
         train("pml/vectors", out=place / "run", overrides=settings, device="cpu")

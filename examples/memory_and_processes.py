@@ -26,13 +26,16 @@ rank, processes = (dist.get_rank(), dist.get_world_size()) if several else (0, 1
 torch.manual_seed(rank)
 
 images, labels = load_digits(return_X_y=True)
-images, labels = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
+images = torch.tensor(images, dtype=torch.float32) / 16
+labels = torch.tensor(labels)
 mine = torch.arange(len(images)) % processes == rank  # every process has its own images
 dataset = torch.utils.data.TensorDataset(images[mine], labels[mine])
 
-trunk, embedder = nn.Sequential(nn.Linear(64, 128), nn.ReLU()), nn.Linear(128, 32)
+trunk = nn.Sequential(nn.Linear(64, 128), nn.ReLU())
+embedder = nn.Linear(128, 32)
 if several:
-    trunk, embedder = DistributedDataParallel(trunk), DistributedDataParallel(embedder)
+    trunk = DistributedDataParallel(trunk)
+    embedder = DistributedDataParallel(embedder)
 loss = RegularizedLoss(losses.ContrastiveLoss(), MetricVarianceRegularizer(), weight=0.5)
 loss = DistributedLoss(CrossBatchMemory(loss, embedding_size=32, memory_size=512))
 

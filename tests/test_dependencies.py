@@ -69,7 +69,8 @@ print(json.dumps({**answers, **{name: text(f"import {name}") for name in modules
 @pytest.fixture(scope="module")
 def bare():
     """``{name or module: the error}`` of a process that cannot import what the core does not bring with it."""
-    brought, new = set(), CORE
+    brought = set()
+    new = CORE
     while new:
         brought |= new
         lines = (line for name in new for line in (_requires(name) or ()))

@@ -36,7 +36,8 @@ def triplets(indices):
 @pytest.mark.parametrize("name", MINERS)
 def test_tiles_find_what_the_whole_matrix_has(name, references, tile_size):
     given = (points(), LABELS, *((points(9, 1), torch.arange(9) % 4) if references else ()))
-    whole, tiled = MINERS[name](), MINERS[name](tile_size=tile_size)
+    whole = MINERS[name]()
+    tiled = MINERS[name](tile_size=tile_size)
     for one, other in zip(whole(*given), tiled(*given), strict=True):
         assert torch.equal(one, other)
     assert len(whole(*given)[0]) > 3
@@ -71,7 +72,8 @@ def test_the_nearest_of_them_by_a_loop():
 
 @pytest.mark.parametrize("make", [lambda: HardPairMiner(epsilon=-0.2), SemiHardTripletMiner])
 def test_a_large_batch_is_never_listed(make):
-    x, labels = points(2048).float(), torch.arange(2048) // 4
+    x = points(2048).float()
+    labels = torch.arange(2048) // 4
     with CountedOperations() as counted:
         mined = make()(x, labels)
     returned = max(len(index) for index in mined)

@@ -58,7 +58,8 @@ def test_a_run_is_what_components_are_promised(tmp_path):
     promised = {name for name in (*vars(RunView), *RunView.__annotations__) if not name.startswith("_")}
     assert (run.folder, run.seed, run.device, run.epoch) == (tmp_path, 3, torch.device("cpu"), 0)
     assert (run.rank, run.processes) == (0, 1)
-    embeddings, labels = run.embeddings("test"), run.labels("test")
+    embeddings = run.embeddings("test")
+    labels = run.labels("test")
     assert embeddings.shape == (len(run.splits["test"]), recipe.model.embedding_size)
     assert labels.tolist() == run.splits["test"].labels.tolist()
     x, y = next(iter(run.batches("test", layer="trunk")))

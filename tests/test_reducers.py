@@ -18,7 +18,8 @@ DIVISORS = (0, 2, 0.5, torch.tensor(0), torch.tensor(0.0), torch.tensor(3), torc
 @pytest.mark.parametrize("divisor", DIVISORS)
 def test_sum_over_divisor_is_pmls_and_0_where_the_divisor_is_0(divisor):
     losses, twin = (torch.tensor([1.0, 2.0, 4.0], requires_grad=True) for _ in range(2))
-    embeddings, kept = torch.randn(3, 2, requires_grad=True), torch.arange(3)
+    embeddings = torch.randn(3, 2, requires_grad=True)
+    kept = torch.arange(3)
 
     found = reduced(losses, embeddings, divisor)
     terms = {"losses": twin, "indices": kept, "reduction_type": "element", "divisor": divisor}

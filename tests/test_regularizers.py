@@ -50,7 +50,8 @@ def test_tuples_and_references_are_passed_on(batch):
     wrapped = RegularizedLoss(losses.ContrastiveLoss(), Spy(), weight=1)
     indices = miners.MultiSimilarityMiner()(x, labels)
     torch.testing.assert_close(wrapped(x, labels, indices), losses.ContrastiveLoss()(x, labels, indices) + 1)
-    references, ref_labels = torch.randn(20, 4, dtype=torch.float64), torch.arange(20) % 4
+    references = torch.randn(20, 4, dtype=torch.float64)
+    ref_labels = torch.arange(20) % 4
     found = wrapped(x, labels, ref_emb=references, ref_labels=ref_labels)
     torch.testing.assert_close(found, losses.ContrastiveLoss()(x, labels, None, references, ref_labels) + 1)
     assert wrapped.regularizer.seen[0] is x

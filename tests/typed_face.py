@@ -16,7 +16,8 @@ from pml_ext import CBMLLoss
 from pml_ext.plugin import DataSplits, LabeledRegularizer, RunView
 from pml_ext_cbml.losses import CBMLLoss as Defined
 
-x, y = torch.randn(4, 2), torch.arange(4)
+x = torch.randn(4, 2)
+y = torch.arange(4)
 
 assert_type(CBMLLoss(), Defined)
 assert_type(pml_ext.CBMLLoss(), Defined)

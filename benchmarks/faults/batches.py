@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 NORM = 1e4  # of raw embeddings; products of four of them are far from float32's greatest number
-SIZE, CLASSES = 8, 6
+SIZE = 8
+CLASSES = 6
 SHAPES = ("unit", "raw", "large", "tiny", "zeros", "same", "pairs", "one class", "all classes", "opposite")
 KINDS = ("loss", "miner", "regularizer", "distance", "reducer")
 # Components whose batches are triplets, one after the other.
@@ -176,7 +177,9 @@ def main() -> int:
     options.add_argument("--ours", action="store_true", help="no components of pytorch-metric-learning")
     given = options.parse_args()
     torch.set_num_threads(1)
-    kinds, number, started = Counter[tuple[str, str]](), 0, time.monotonic()
+    kinds = Counter[tuple[str, str]]()
+    number = 0
+    started = time.monotonic()
     for number, (name, what, wrong) in enumerate(sweep(given.count, given.seed, given.ours), 1):  # noqa: B007
         if wrong:
             kinds[name, wrong] += 1

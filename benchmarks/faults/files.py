@@ -67,7 +67,8 @@ def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = Fa
     from pml_ext.training import results
     from pml_ext.training.launch import train
 
-    ear, real = Ear(last), results.write_run_report
+    ear = Ear(last)
+    real = results.write_run_report
     results.write_run_report = _small_report
     try:
         train(RECIPE, out, seed=seed, device="cpu", overrides=OVERRIDES, listener=ear, resume=resume)
@@ -166,7 +167,8 @@ def surprise(made: Made, what: str, name: str, damage: str) -> str:
     """
     from pml_ext.errors import PmlExtError
 
-    folder, whole = made.damaged(what, name, damage, made.place / "damaged"), made.place / "one"
+    folder = made.damaged(what, name, damage, made.place / "damaged")
+    whole = made.place / "one"
     if (folder / name).read_bytes() == (whole / what / name).read_bytes():
         return ""  # the other run's is the same
     check: Callable[[], str] = {
@@ -295,7 +297,9 @@ def main() -> int:
     """The sweep."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
-    count, wrong, started = 0, 0, time.monotonic()
+    count = 0
+    wrong = 0
+    started = time.monotonic()
     with tempfile.TemporaryDirectory() as place:
         made = Made(Path(place))
         for what, name, damage in sweep(made):

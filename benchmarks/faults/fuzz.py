@@ -219,7 +219,8 @@ def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
     from pml_ext import registry
     from pml_ext.recipe import load_recipes, read_tables, validate
 
-    draw, names = random.Random(seed), sorted(registry.recipes())
+    draw = random.Random(seed)
+    names = sorted(registry.recipes())
     known = {name: read_tables(name) for name in names}
     for number in range(count):
         name = draw.choice(names)
@@ -349,7 +350,9 @@ def main() -> int:
 
         # What is too large for any machine is refused, and does not fill this one.
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    started, kinds, number = time.monotonic(), Counter[str](), 0
+    started = time.monotonic()
+    kinds = Counter[str]()
+    number = 0
     sweep = {"recipes": recipes, "settings": settings, "files": files}[given.what]
     for number, (case, text) in enumerate(sweep(given.count, given.seed), 1):  # noqa: B007
         if text:

@@ -98,7 +98,9 @@ class Counter:
     """
 
     def __init__(self, at: int = 0, log: Path | None = None, how: int = signal.SIGKILL) -> None:
-        self.at, self.how, self.count = at, how, 0
+        self.at = at
+        self.how = how
+        self.count = 0
         self._log = log.open("a", buffering=1) if log is not None else None
 
     def __call__(self, place: str) -> None:
@@ -110,7 +112,8 @@ class Counter:
 
     def around(self, owner: Any, name: str, describe: Callable[..., str]) -> None:
         """Counts two places, before and after a function of a module or a class is called in this process."""
-        real, process = getattr(owner, name), os.getpid()
+        real = getattr(owner, name)
+        process = os.getpid()
 
         def counted(*arguments: Any, **settings: Any) -> Any:
             if os.getpid() != process:  # a data loader's worker
@@ -384,7 +387,10 @@ def main() -> int:
     import pml_ext.training  # noqa: F401  # once, for all forked processes
 
     chosen = {name: scenario for name, scenario in SCENARIOS.items() if given.only in (None, name)}
-    each, failures, kills, started = -(-given.kills // len(chosen)), 0, 0, time.monotonic()
+    each = -(-given.kills // len(chosen))
+    failures = 0
+    kills = 0
+    started = time.monotonic()
     for name, scenario in chosen.items():
         with scratch() as place:
             whole = Whole.of(scenario, place, given.report)

@@ -54,7 +54,8 @@ def main() -> int:
     given = options.parse_args()
     from pml_ext.training.launch import train
 
-    watcher, epochs = Watcher(), max(2, given.iterations // 200)
+    watcher = Watcher()
+    epochs = max(2, given.iterations // 200)
     overrides = [
         f"schedule.epochs={epochs}",
         f"schedule.milestones=[{epochs - 1}]",
@@ -64,7 +65,8 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory() as folder:
         train(given.recipe, Path(folder) / "run", device="cpu", overrides=overrides, listener=watcher)
-    first, last = watcher.seen[FIRST], watcher.seen[max(watcher.seen)]
+    first = watcher.seen[FIRST]
+    last = watcher.seen[max(watcher.seen)]
     grown = {name: last[name] / first[name] - 1 for name in first}
     print(", ".join(f"{name} {value:+.1%}" for name, value in grown.items()))
     return 1 if max(grown.values()) > 0.05 else 0

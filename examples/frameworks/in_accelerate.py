@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from pml_ext import CrossBatchMemory, DistributedBatchSampler, DistributedLoss, RetrievalAccuracyCalculator
 
 digits = load_digits()
-images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
 training = TensorDataset(images[::2], labels[::2])
 sampler = MPerClassSampler(labels[::2], m=8, length_before_new_iter=800)
 loader = DataLoader(training, batch_sampler=DistributedBatchSampler(sampler, batch_size=80))

@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader, TensorDataset
 from pml_ext import CrossBatchMemory, DistributedBatchSampler, DistributedLoss, RetrievalAccuracyCalculator
 
 digits = load_digits()
-images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-training, tested = TensorDataset(images[::2], labels[::2]), TensorDataset(images[1::2], labels[1::2])
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
+training = TensorDataset(images[::2], labels[::2])
+tested = TensorDataset(images[1::2], labels[1::2])
 
 
 class Model(lightning.LightningModule):

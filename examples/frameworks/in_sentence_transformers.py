@@ -19,7 +19,8 @@ from pml_ext import CrossBatchMemory, DistributedBatchSampler, DistributedLoss, 
 
 generator = random.Random(0)
 subjects = {"birds": "owl robin wing nest", "fish": "cod fin reef net", "trees": "oak leaf bark root"}
-texts, labels = [], []
+texts = []
+labels = []
 for _ in range(40):
     for label, words in enumerate(subjects.values()):
         others = generator.choices(["the", "a", "red", "old", "small", "new", "big", "far"], k=4)
@@ -35,7 +36,8 @@ class PmlLoss(torch.nn.Module):
 
     def __init__(self, model, loss):
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model = model
+        self.loss = loss
 
     def forward(self, sentence_features, labels):
         (features,) = sentence_features

@@ -13,7 +13,8 @@ from transformers import Trainer, TrainingArguments
 from pml_ext import CrossBatchMemory, DistributedBatchSampler, DistributedLoss, RetrievalAccuracyCalculator
 
 digits = load_digits()
-images, labels = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
+images = torch.tensor(digits.data, dtype=torch.float32) / 16
+labels = torch.tensor(digits.target)
 rows = [{"pixel_values": x, "labels": y} for x, y in zip(images, labels, strict=True)]
 
 

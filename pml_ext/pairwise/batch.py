@@ -133,7 +133,7 @@ def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
     for x in inputs:
         if x is not None and x.numel():
             least, greatest = x.detach().aminmax()
-            value = torch.addcmul(value, least, greatest, value=0)  # 0 * least * greatest
+            value = torch.addcmul(value, 0 * least, greatest)  # 0 or NaN; the product of both might overflow
     return value
 
 

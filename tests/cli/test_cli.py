@@ -35,7 +35,8 @@ def test_it_says_what_there_is_without_importing_torch():
 def test_without_the_extra_it_says_what_to_install(tmp_path):
     (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    line, environment = [sys.executable, "-m", "pml_ext", "list"], {**os.environ, "PYTHONPATH": path}
+    line = [sys.executable, "-m", "pml_ext", "list"]
+    environment = {**os.environ, "PYTHONPATH": path}
     done = subprocess.run(line, capture_output=True, text=True, env=environment)
     assert done.returncode == 2
     assert done.stderr == (

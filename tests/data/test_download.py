@@ -37,7 +37,9 @@ def server(tmp_path_factory):
     """Serve a folder, ``files``; ``asked`` are the paths that were sent."""
     files = tmp_path_factory.mktemp("served")
     serving = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Handler, directory=files))
-    serving.files, serving.asked, serving.url = files, [], f"http://127.0.0.1:{serving.server_port}/"
+    serving.files = files
+    serving.asked = []
+    serving.url = f"http://127.0.0.1:{serving.server_port}/"
     thread = threading.Thread(target=serving.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield serving
@@ -80,7 +82,8 @@ def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # n
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, target in links.items():
             info = tarfile.TarInfo(name)
-            info.type, info.linkname = tarfile.SYMTYPE, target
+            info.type = tarfile.SYMTYPE
+            info.linkname = target
             tar.addfile(info)
         for name, body in entries.items():
             info = tarfile.TarInfo(name)
@@ -127,7 +130,8 @@ def test_whole_archives_are_unpacked_and_cut_ones_are_not(tmp_path, pack, name):
     ids=["tar above", "tar link to root", "tar link above", "tar through a link", "zip above", "zip at root"],
 )
 def test_archives_cannot_write_outside_of_their_folder(tmp_path, monkeypatch, name, pack, filtered):
-    place, other = tmp_path / "place", tmp_path / "other"
+    place = tmp_path / "place"
+    other = tmp_path / "other"
     place.mkdir()
     other.mkdir()
     (other / "kept.txt").write_bytes(b"kept")
@@ -153,7 +157,8 @@ def test_omniglot_small_is_downloaded_once_and_checked(server, tmp_path, monkeyp
         counts={"train": Count(5, 5), "test": Count(4, 4)},
     )
     monkeypatch.setattr(omniglot, "SMALL", about)
-    splits, asked = omniglot_small(), len(server.asked)
+    splits = omniglot_small()
+    asked = len(server.asked)
     assert (len(splits.train), len(omniglot_small().test), len(server.asked)) == (5, 4, asked)
     stored = tmp_path / "pml_ext" / "omniglot-small" / omniglot.TEST
     stored.write_bytes(stored.read_bytes()[:-9])

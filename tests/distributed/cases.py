@@ -23,8 +23,10 @@ from pml_ext import (
     registry,
 )
 
-EVEN, UNEVEN = (8, 8), (11, 5)
-SIZE, CLASSES = 6, 4
+EVEN = (8, 8)
+UNEVEN = (11, 5)
+SIZE = 6
+CLASSES = 4
 
 
 def learned_targets():
@@ -37,7 +39,8 @@ class WithDropout(nn.Module):
 
     def __init__(self, loss):
         super().__init__()
-        self.loss, self.layer = loss, nn.Linear(SIZE, SIZE).double()
+        self.loss = loss
+        self.layer = nn.Linear(SIZE, SIZE).double()
 
     def forward(self, embeddings, labels, indices_tuple=None):
         return self.loss(nn.functional.dropout(self.layer(embeddings), 0.5), labels)
@@ -48,7 +51,8 @@ class WithMemory(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net, self.memory = network(), CrossBatchMemory(losses.ContrastiveLoss(), SIZE, 24)
+        self.net = network()
+        self.memory = CrossBatchMemory(losses.ContrastiveLoss(), SIZE, 24)
 
     def forward(self, inputs, labels):
         return self.memory(self.net(inputs), labels)
@@ -81,7 +85,8 @@ def of_two_encoders(dropout, cached, mine=None, around=lambda model: model):
     inputs, labels = next(batches())
     if mine is not None:
         rows = slice(0, 11) if mine == 0 else slice(11, 16)
-        inputs, labels = inputs[rows], labels[rows]
+        inputs = inputs[rows]
+        labels = labels[rows]
     torch.manual_seed(5 + (mine or 0))
     wrapped = around(model)  # is needed until the gradients are there
     value = wrapped(inputs, labels)
@@ -119,7 +124,8 @@ def cases():
     two = RegularizedLoss(MultipleLosses([losses.ContrastiveLoss(), pml_ext.CBMLLoss()]), learned_targets())
     above = reducers.ThresholdReducer(low=0.5)
     tree = pml_ext.Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
-    sets, unknown = pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]]), pml_ext.NegativesOnly(0)
+    sets = pml_ext.SharedLabel(sets=[[0, 1], [1, 2], [3], [0]])
+    unknown = pml_ext.NegativesOnly(0)
     found = registered() | {
         "contrastive": losses.ContrastiveLoss(),
         "proxy-anchor": losses.ProxyAnchorLoss(CLASSES, SIZE),
@@ -165,7 +171,8 @@ def step(net, loss, miner, parts, mine=None):
     for inputs, labels in batches():
         if mine is not None:
             rows = slice(sum(parts[:mine]), sum(parts[: mine + 1]))
-            inputs, labels = inputs[rows], labels[rows]
+            inputs = inputs[rows]
+            labels = labels[rows]
         net.zero_grad()
         loss.zero_grad()
         embeddings = net(inputs)
@@ -184,7 +191,8 @@ def in_one_process(name):
 def main(folder):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    results, errors = {}, {}
+    results = {}
+    errors = {}
     ddp = nn.parallel.DistributedDataParallel
     for name in cases():
         for parts in (EVEN, UNEVEN):

@@ -112,8 +112,10 @@ def test_a_memory_inside_ddp_keeps_its_own_processs_batches(two):
 
 
 def test_one_process_is_the_loss_itself_without_a_warning():
-    x, labels = torch.randn(8, 4, requires_grad=True), torch.arange(8) % 4
-    loss, miner = losses.TripletMarginLoss(), miners.BatchHardMiner()
+    x = torch.randn(8, 4, requires_grad=True)
+    labels = torch.arange(8) % 4
+    loss = losses.TripletMarginLoss()
+    miner = miners.BatchHardMiner()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wrapped = DistributedLoss(loss)

@@ -108,11 +108,13 @@ def test_large_labels_stay_apart():
 def test_f1_and_purity_equal_loops():
     generator = np.random.default_rng(0)
     for _ in range(5):
-        labels, clusters = generator.integers(4, size=25), generator.integers(5, size=25)
+        labels = generator.integers(4, size=25)
+        clusters = generator.integers(5, size=25)
         pairs = list(itertools.combinations(range(25), 2))
         both = sum(labels[i] == labels[j] and clusters[i] == clusters[j] for i, j in pairs)
         cluster, label = (sum(x[i] == x[j] for i, j in pairs) for x in (clusters, labels))
-        precision, recall = both / cluster, both / label
+        precision = both / cluster
+        recall = both / label
         assert pairwise_f1(labels, clusters) == pytest.approx(2 * precision * recall / (precision + recall))
         right = sum(max((labels[clusters == k] == c).sum() for c in range(4)) for k in set(clusters.tolist()))
         assert purity(labels, clusters) == pytest.approx(right / 25)

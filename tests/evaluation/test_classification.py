@@ -49,7 +49,8 @@ def test_nearest_class_mean_against_a_loop(monkeypatch, tile):
     slow = slow_means(points, labels)
     assert classes.tolist() == sorted(slow)
     torch.testing.assert_close(means, torch.tensor([slow[label] for label in sorted(slow)], dtype=torch.float64))
-    tested, truth = random_points(25, 4, seed=1), labels[:25]
+    tested = random_points(25, 4, seed=1)
+    truth = labels[:25]
     order = torch.tensor([3, 0, 4, 2, 1])
     given = nearest_class_mean(tested, truth, classes[order], means[order], top=(1, 2, 5, 9))
     assert given == pytest.approx({f"top_{k}": slow_accuracy(tested, truth, slow, k) for k in (1, 2, 5, 9)})
@@ -57,7 +58,8 @@ def test_nearest_class_mean_against_a_loop(monkeypatch, tile):
 
 
 def test_equal_means_are_in_a_random_order():
-    points, labels = random_points(12, 3), torch.arange(12) % 6
+    points = random_points(12, 3)
+    labels = torch.arange(12) % 6
     means = random_points(3, 3, seed=2)[[0, 1, 0, 2, 0, 1]]
     slow = dict(enumerate(means.tolist()))
     for k in range(1, 7):

@@ -44,7 +44,8 @@ def test_agreement_takes_memory_of_the_points_alone():
 
 def test_nmi_of_majority_classes_equals_a_loop():
     generator = np.random.default_rng(1)
-    labels, clusters = generator.integers(10, 14, size=60), generator.integers(9, size=60) * 7
+    labels = generator.integers(10, 14, size=60)
+    clusters = generator.integers(9, size=60) * 7
     majority = []
     for cluster in clusters:
         inside = labels[clusters == cluster].tolist()

@@ -13,7 +13,8 @@ from pml_ext_search.clusters import contact_sheet
 def test_letters_are_drawn_by_the_installed_font_that_has_them(monkeypatch):
     """STIX comes with matplotlib and has the first letter; DejaVu Sans lacks both, and no font has the second."""
     monkeypatch.setattr(fonts, "_WIDE", ("STIXGeneral",))
-    letter, unknown = "\u1d84", "\U00020001"
+    letter = "\u1d84"
+    unknown = "\U00020001"
     assert [fonts.font_file(text) for text in (letter, unknown)] == [*map(findfont, ("STIXGeneral", "DejaVu Sans"))]
     drawn = []
     for figure, font in ((Figure(), {"fontfamily": "STIXGeneral"}), (figures.PlainFigure(), {})):

@@ -37,7 +37,9 @@ class Case:
         self.labels = torch.randint(0, 6, (60,), generator=generator)
         self.groups = torch.randint(-1, 12, (60,), generator=generator)
         self.groups[self.labels == 5] = 0  # lone queries
-        self.reference, self.reference_labels, self.reference_groups = self.query, self.labels, self.groups
+        self.reference = self.query
+        self.reference_labels = self.labels
+        self.reference_groups = self.groups
         if not within:
             self.reference = grid(40, seed=seed + 10)
             self.reference_labels = torch.randint(0, 6, (40,), generator=generator)
@@ -124,7 +126,8 @@ def test_evaluation_equals_a_loop(within, lone_queries, search):
 
 def test_an_empty_gallery_is_a_miss():
     points = torch.arange(4.0)[:, None]
-    labels, groups = torch.zeros(4, dtype=torch.long), ["a", "a", "a", None]
+    labels = torch.zeros(4, dtype=torch.long)
+    groups = ["a", "a", "a", None]
     calculator = RetrievalAccuracyCalculator(("recall_at_1",), recall_at=(1,))
     assert calculator.get_accuracy(points, labels, query_groups=groups) == {"recall_at_1": 1.0}
     reference = (points[:2], labels[:2])
@@ -149,7 +152,8 @@ def test_a_relation_with_weights_equals_a_loop():
     tree = Hierarchy(["a/b", "a/c", "d/e", "d/f"], graded=True)
     calculator = RetrievalAccuracyCalculator(("ndcg_at_5", "recall_at_1"), relation=tree, ndcg_at=(5,), recall_at=(1,))
     found = calculator.evaluate(points, labels, query_groups=groups, keep=1)
-    values, hits = [], []
+    values = []
+    hits = []
     weights = tree.matrix(labels, labels)
     for i in range(40):
         gallery = [j for j in range(40) if groups[j] != groups[i]]

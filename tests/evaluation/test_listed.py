@@ -29,7 +29,8 @@ def cosine(x, y):
 @pytest.mark.parametrize("ties", [False, True])
 def test_pairs_equal_a_loop_and_scikit_learn(ties):
     embeddings = points(ties=ties)
-    tested, training = listed(120, 2), listed(90, 2, seed=1)
+    tested = listed(120, 2)
+    training = listed(90, 2, seed=1)
     scores = [cosine(embeddings[a], embeddings[b]) for a, b in tested.rows.tolist()]
     np.testing.assert_allclose(scores_of_pairs(embeddings, tested), scores, atol=1e-12)
 
@@ -72,7 +73,8 @@ def test_triplets_equal_a_loop_with_ties(ties, distance):
             near = -float((embeddings[a] - embeddings[p]).norm())
             far = -float((embeddings[a] - embeddings[n]).norm())
         else:
-            near, far = cosine(embeddings[a], embeddings[p]), cosine(embeddings[a], embeddings[n])
+            near = cosine(embeddings[a], embeddings[p])
+            far = cosine(embeddings[a], embeddings[n])
         right += 0.5 if abs(near - far) < 1e-12 else near > far
     closeness = 0.03 if ties else 1e-12  # scores that are equal on paper may differ in their last digit
     assert triplet_accuracy(embeddings, triplets, distance) == pytest.approx(right / 200, abs=closeness)

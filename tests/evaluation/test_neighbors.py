@@ -15,7 +15,8 @@ from .points import data
 
 def test_exact_duplicates_leave_out_the_query_itself(monkeypatch):
     """In any tile, and where it is not among so many duplicates."""
-    points, labels = torch.zeros(50, 3), torch.arange(50) // 2
+    points = torch.zeros(50, 3)
+    labels = torch.arange(50) // 2
     found = [search(points, 4, points, True)[1] for search in (default_neighbors(), neighbors_under(LpDistance()))]
     for limit in (50, 1 << 20):
         monkeypatch.setattr(neighbors, "_NEIGHBORS", limit)

@@ -11,7 +11,8 @@ from pml_ext.evaluation.projection import flattened
 
 def test_principal_components_are_those_of_scikit_learn():
     points = np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32) * [5, 3, 1, 1, 1, 1]
-    found, wanted = flattened(points.astype(np.float32), "pca"), PCA(2, svd_solver="full").fit_transform(points)
+    found = flattened(points.astype(np.float32), "pca")
+    wanted = PCA(2, svd_solver="full").fit_transform(points)
     signs = np.sign((found * wanted).sum(axis=0))
     assert np.allclose(found, wanted * signs, atol=1e-4)
 

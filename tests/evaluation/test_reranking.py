@@ -50,7 +50,8 @@ def neighborhoods(distances, k):
 
 def reciprocal_by_loop(query, reference, itself, k1, k2, weight, groups):
     points = reference if itself else torch.cat([query, reference])
-    count, first = len(points), len(points) - len(reference)
+    count = len(points)
+    first = len(points) - len(reference)
     d = [[float((p - g).norm()) ** 2 for g in points] for p in points]
     d = [[value / max(row) for value in row] for row in d]
 
@@ -58,7 +59,8 @@ def reciprocal_by_loop(query, reference, itself, k1, k2, weight, groups):
         near = neighborhoods(d, k)
         return [{g for g in near[p] if p in near[g]} for p in range(count)]
 
-    sets, halves = reciprocal(k1), reciprocal(int(k1 / 2 + 0.5))
+    sets = reciprocal(k1)
+    halves = reciprocal(int(k1 / 2 + 0.5))
     encoded = []
     for p in range(count):
         extended = set(sets[p])
@@ -101,7 +103,8 @@ def test_rankings_equal_a_loop(name, gallery, with_groups, monkeypatch):
     monkeypatch.setattr("pml_ext.evaluation.reranking._ROWS", 7)
     reranking, loop, settings = CASES[name]
     x, labels, y, others = sides(gallery)
-    groups, named = None, {}
+    groups = None
+    named = {}
     if with_groups:
         groups = (torch.arange(len(x)) % 9, torch.arange(len(x if y is None else y)) % 9)
         named = {"query_groups": groups[0]} if y is None else {"query_groups": groups[0], "reference_groups": groups[1]}

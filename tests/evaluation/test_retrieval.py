@@ -8,7 +8,8 @@ import torch
 
 from pml_ext import FromMatrix, Hierarchy, Near, RetrievalAccuracyCalculator, SharedLabel
 
-N, M = 50, 40
+N = 50
+M = 40
 NAMES = {
     "r1": "recall_at_1",
     "r4": "recall_at_4",
@@ -32,7 +33,8 @@ def loop(points, weights, gallery=None):
         distances = (others.double() - query).norm(dim=1)
         order = [j for j in distances.argsort().tolist() if gallery is not None or j != i]
         gains = np.nan_to_num(weights[i][order].double().numpy())
-        right, discounts = gains > 0, 1 / np.log2(2 + np.arange(len(gains)))
+        right = gains > 0
+        discounts = 1 / np.log2(2 + np.arange(len(gains)))
         found["r1"].append(right[0])
         found["r4"].append(right[:4].any())
         if not (R := int(right.sum())):
@@ -104,7 +106,8 @@ def test_gains_of_numbers_equal_a_loop(columns):
     calculator = RetrievalAccuracyCalculator(
         ("ndcg_at_5", "recall_at_1"), relation=Near(2, graded=True), ndcg_at=(5,), recall_at=(1,), lone_queries="drop"
     )
-    values, hits = [], []
+    values = []
+    hits = []
     for i in range(40):
         others = [j for j in range(40) if j != i]
         others.sort(key=lambda j: float((points[i] - points[j]).double().norm()))

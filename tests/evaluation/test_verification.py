@@ -47,7 +47,8 @@ def by_loops(scores, same):
     for far in ("0.1", "0.01", "0.001", "0.0001"):
         found[f"tar_at_far_{far}"] = max(tar for at, tar in points if at <= float(far))
     for (far, tar), (far_next, tar_next) in itertools.pairwise(points):  # where the line crosses FAR = 1 - TAR
-        low, high = far + tar - 1, far_next + tar_next - 1
+        low = far + tar - 1
+        high = far_next + tar_next - 1
         if low < 0 <= high:
             found["eer"] = far - low / (high - low) * (far_next - far)
     precisions = []
@@ -158,11 +159,13 @@ def test_a_class_of_nearly_all_is_sampled_at_once():
 @pytest.mark.parametrize("distance", [None, CosineSimilarity(), LpDistance(normalize_embeddings=False)])
 def test_scores(distance, monkeypatch):
     monkeypatch.setattr("pml_ext.evaluation.verification._PAIRS_AT_A_TIME", 7)
-    x, y = data(12)[0], data(9, seed=1)[0]
+    x = data(12)[0]
+    y = data(9, seed=1)[0]
     pairs = pairs_of_classes(torch.arange(12) % 3, torch.arange(9) % 3)
     found = pair_scores(x, pairs, y, distance)
     for score, i, j in zip(found, pairs.first.tolist(), pairs.second.tolist(), strict=True):
-        a, b = x[i].double(), y[j].double()
+        a = x[i].double()
+        b = y[j].double()
         expected = -float((a - b).norm())
         if distance is None or distance.is_inverted:
             expected = float(a @ b / a.norm() / b.norm())
@@ -172,7 +175,8 @@ def test_scores(distance, monkeypatch):
 def test_verify_with_a_threshold_of_training_pairs():
     x, labels = data()
     y, others = data(seed=1)
-    training, tested = pairs_of_classes(labels), pairs_of_classes(others)
+    training = pairs_of_classes(labels)
+    tested = pairs_of_classes(others)
     threshold = best_threshold(pair_scores(x, training), training.same)
     found = verify(y, tested, threshold=threshold)
     assert found["accuracy"] == accuracy_at(pair_scores(y, tested), tested.same, threshold)

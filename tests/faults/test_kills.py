@@ -33,7 +33,8 @@ def place(whole, text, number=1):
 )
 def test_a_killed_run_ends_as_the_one_that_nobody_killed(whole, tmp_path, names):
     places = [place(whole, *name) for name in names[:1]]
-    scenario, out = kills.SCENARIOS["selection"], tmp_path / "killed"
+    scenario = kills.SCENARIOS["selection"]
+    out = tmp_path / "killed"
     assert kills.execute(scenario, out, places[0]) == -signal.SIGKILL
     for name, _ in names[1:]:  # killed again, at a place that the resumed run counts anew
         log = tmp_path / "places.txt"
@@ -56,7 +57,8 @@ def test_a_finished_run_writes_no_records_any_more(whole):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_leaves_a_checkpoint_inside_of_the_epoch(whole, tmp_path, capfd, number):
     """Right after an iteration, in a validation, and in the test at the end, by turns."""
-    scenario, out = kills.SCENARIOS["selection"], tmp_path / "stopped"
+    scenario = kills.SCENARIOS["selection"]
+    out = tmp_path / "stopped"
     at = {
         signal.SIGINT: place(whole, "after iteration or epoch 5"),
         signal.SIGTERM: place(whole, "before an evaluation", 7),  # two each of two tests and a validation before
@@ -78,11 +80,13 @@ def test_a_run_killed_inside_of_an_epoch_goes_on(tmp_path):
     clusters = kills.SCENARIOS["clusters"]
     scenario = dataclasses.replace(clusters, overrides=(*clusters.overrides, "engine.checkpoint_minutes=1e-9"))
     whole = kills.Whole.of(scenario, tmp_path)
-    out, places = tmp_path / "killed", whole.places
+    out = tmp_path / "killed"
+    places = whole.places
     for iterations in (5, 1):
         at = [number for number, name in enumerate(places, 1) if name.startswith("after iteration or epoch ")]
         assert kills.execute(scenario, out, at[iterations - 1] + 1, resume=out.exists()) == -signal.SIGKILL
-        rehearsal, log = tmp_path / f"rehearsal {iterations}", tmp_path / "places.txt"
+        rehearsal = tmp_path / f"rehearsal {iterations}"
+        log = tmp_path / "places.txt"
         kills.shutil.copytree(out, rehearsal)
         log.unlink()
         assert kills.execute(scenario, rehearsal, resume=True, log=log) == 0

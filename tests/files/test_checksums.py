@@ -57,7 +57,8 @@ def test_an_unreadable_file_is_named_with_what_to_type(tmp_path, monkeypatch):
         return opened(path, *arguments, **settings)
 
     monkeypatch.setattr(Path, "open", refused)
-    metrics, model = tmp_path / "metrics.json", tmp_path / "checkpoints" / "model.pt"
+    metrics = tmp_path / "metrics.json"
+    model = tmp_path / "checkpoints" / "model.pt"
     for path, read in (
         (metrics, lambda: check_unchanged(tmp_path, "metrics.json")),
         (metrics, lambda: read_metrics(metrics)),
@@ -87,7 +88,8 @@ def test_a_kill_leaves_the_old_file_or_the_whole_new_one(tmp_path, monkeypatch, 
     """Before the checksums are moved into place, and between them and the file."""
     (tmp_path / "below").mkdir()
     put(tmp_path, "below/one")
-    replace, left = os.replace, [number]
+    replace = os.replace
+    left = [number]
 
     def killed(*paths):
         left[0] -= 1
@@ -136,7 +138,8 @@ def test_disk_errors_have_the_path_and_leave_the_old_file(tmp_path, monkeypatch)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_file_that_was_moved_into_place_survives_a_power_loss(tmp_path, monkeypatch):
     """Its bytes are flushed before it is moved, and afterwards the folder that names it."""
-    flushed, fsync = [], os.fsync
+    flushed = []
+    fsync = os.fsync
 
     def look(handle):
         flushed.append(os.readlink(f"/proc/self/fd/{handle}"))

@@ -85,7 +85,8 @@ def hold(folder, locked, done):
 
 def test_a_locked_folder_keeps_other_processes_out(tmp_path):
     context = multiprocessing.get_context("spawn")
-    locked, done = context.Event(), context.Event()
+    locked = context.Event()
+    done = context.Event()
     folder = tmp_path / "new" / "folder"
     other = context.Process(target=hold, args=(folder, locked, done))
     other.start()

@@ -71,7 +71,8 @@ def test_a_miner_returns_what_it_does_on_the_cpu(make):
 def test_a_step_does_not_wait_for_the_gpu(make):
     loss = make().cuda()
     embeddings, labels = batch(512, torch.float32)
-    x, labels = embeddings.cuda().requires_grad_(), labels.cuda()
+    x = embeddings.cuda().requires_grad_()
+    labels = labels.cuda()
     loss(x, labels).backward()
     torch.cuda.set_sync_debug_mode("error")
     try:

@@ -112,7 +112,8 @@ def test_the_metrics_are_those_of_the_trained_embeddings(lists, finished):
     folder, metrics = finished["pairs"]
     rows = np.load(lists / "digits.npz")["embeddings"]
     embeddings = load_run(folder, device="cpu").embed(rows).numpy().astype(np.float64)
-    scores, same = [], []
+    scores = []
+    same = []
     for line in (lists / "pairs.csv").read_text().splitlines()[1:]:
         first, second, answer, split = line.split(",")
         if split == "test":
@@ -133,7 +134,10 @@ def test_training_equals_a_plain_loop_on_the_lists(lists, tmp_path):
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
     losses = []
     for batch in one.stages[0].sampler:
-        a1, p, a2, n = [], [], [], []
+        a1 = []
+        p = []
+        a2 = []
+        n = []
         for number in batch.tuples:
             first, second = train_images.tuples.rows[number].tolist()
             places = batch.items.index(first), batch.items.index(second)

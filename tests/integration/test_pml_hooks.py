@@ -14,7 +14,9 @@ from pml_ext import (
     RetrievalAccuracyCalculator,
 )
 
-SIZE, CLASSES, BATCH = 6, 5, 20
+SIZE = 6
+CLASSES = 5
+BATCH = 20
 
 
 def images(seed=0):

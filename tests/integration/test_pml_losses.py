@@ -41,7 +41,8 @@ def seed():
 
 
 def test_smooth_ap_is_right_for_sorted_labels_alone():
-    x, labels = torch.randn(16, 8), torch.arange(4).repeat_interleave(4)
+    x = torch.randn(16, 8)
+    labels = torch.arange(4).repeat_interleave(4)
     order = torch.randperm(16)
     assert not torch.isclose(SmoothAPLoss()(x, labels), SmoothAPLoss()(x[order], labels[order]))
     assert SmoothAPLoss()(x, labels) == SmoothAPLoss()(x, labels[order])  # other labels, the same loss
@@ -67,14 +68,17 @@ def test_smooth_ap_loops_and_its_gradient_differs():
 
 
 def test_threshold_consistent_margin_ignores_references():
-    x, labels = torch.randn(8, 4), torch.arange(8) % 2
-    one, other = torch.randn(8, 4), torch.randn(8, 4)
+    x = torch.randn(8, 4)
+    labels = torch.arange(8) % 2
+    one = torch.randn(8, 4)
+    other = torch.randn(8, 4)
     loss = ThresholdConsistentMarginLoss()
     assert loss(x, labels, None, one, labels) == loss(x, labels, None, other, labels)
 
 
 def test_angular_and_n_pairs_ignore_mined_negatives():
-    x, labels = torch.randn(8, 4), torch.arange(8) % 4
+    x = torch.randn(8, 4)
+    labels = torch.arange(8) % 4
     same = (labels[:, None] == labels).fill_diagonal_(False)
     a, p = torch.where(same)
     b, n = torch.where(labels[:, None] != labels)
@@ -83,7 +87,8 @@ def test_angular_and_n_pairs_ignore_mined_negatives():
 
 
 def test_proxy_anchor_has_classes_as_indices():
-    x, labels = torch.randn(8, 4), torch.arange(8) // 2
+    x = torch.randn(8, 4)
+    labels = torch.arange(8) // 2
     terms = ProxyAnchorLoss(4, 4).compute_loss(x, labels, None, x, labels)
     assert len(terms["neg_loss"]["losses"]) == 4  # one per class
     assert terms["neg_loss"]["indices"].tolist() == [0, 1, 2, 3]  # rows of two classes
@@ -91,7 +96,8 @@ def test_proxy_anchor_has_classes_as_indices():
 
 def test_lifted_structure_confuses_references_with_rows():
     x, references = torch.randn(2, 24, 8).double()
-    labels, order = torch.arange(24) % 6, torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(24) % 6
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     loss = LiftedStructureLoss()
     one = loss(x, labels, None, references, labels.clone())
     assert not torch.isclose(one, loss(x, labels, None, references[order], labels[order]))
@@ -142,27 +148,32 @@ def test_vicreg_is_nan_for_one_image():
 
 
 def test_dynamic_soft_margin_keeps_state_outside():
-    x, labels = torch.randn(16, 8), torch.arange(16) % 4
-    trained, loaded = DynamicSoftMarginLoss(), DynamicSoftMarginLoss()
+    x = torch.randn(16, 8)
+    labels = torch.arange(16) % 4
+    trained = DynamicSoftMarginLoss()
+    loaded = DynamicSoftMarginLoss()
     for _ in range(3):
         trained(torch.randn(16, 8), labels)
     loaded.load_state_dict(trained.state_dict())
     assert trained(x, labels) != loaded(x, labels)
 
-    plain, tested = DynamicSoftMarginLoss(), DynamicSoftMarginLoss().eval()
+    plain = DynamicSoftMarginLoss()
+    tested = DynamicSoftMarginLoss().eval()
     plain(x, labels)
     tested(x, labels)
     tested(torch.randn(16, 8), labels)
     assert plain(x, labels) != tested(x, labels)
 
-    loss, x = DynamicSoftMarginLoss(), x.requires_grad_()
+    loss = DynamicSoftMarginLoss()
+    x = x.requires_grad_()
     loss(x, labels).backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         loss(x, labels).backward()
 
 
 def test_half_precision_is_summed_or_refused():
-    x, labels = torch.randn(16, 8), torch.arange(16) % 4
+    x = torch.randn(16, 8)
+    labels = torch.arange(16) % 4
     assert MultiSimilarityLoss()(x.bfloat16(), labels).dtype == torch.bfloat16
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert MultiSimilarityLoss()(x, labels).dtype == torch.bfloat16
@@ -173,13 +184,15 @@ def test_half_precision_is_summed_or_refused():
 def test_triplet_margin_takes_cubic_memory():
     peaks = []
     for count in (128, 256):
-        x, labels = torch.randn(count, 16, requires_grad=True), torch.arange(count) // 4
+        x = torch.randn(count, 16, requires_grad=True)
+        labels = torch.arange(count) // 4
         peaks.append(peak_bytes(TripletMarginLoss(), x, labels))
     assert peaks[1] > 6 * peaks[0]
 
 
 def test_ntxent_keeps_cubic_memory():
-    x, labels = torch.randn(192, 8, requires_grad=True), torch.arange(192) // 4
+    x = torch.randn(192, 8, requires_grad=True)
+    labels = torch.arange(192) // 4
     with SavedBytes(x, labels) as saved:
         kept = NTXentLoss()(x, labels)  # holds what the backward pass needs
     assert kept.requires_grad
@@ -189,13 +202,15 @@ def test_ntxent_keeps_cubic_memory():
 def test_losses_that_wait_for_the_device():
     for loss in (HistogramLoss(), MultiSimilarityLoss()):
         with SecondDevice() as second:
-            x, labels = torch.randn(16, 8).to(second.device), (torch.arange(16) % 4).to(second.device)
+            x = torch.randn(16, 8).to(second.device)
+            labels = (torch.arange(16) % 4).to(second.device)
             loss.compute_loss(x, labels, None, x, labels)
         assert second.waits
 
 
 def test_losses_without_torch_func():
-    x, labels = torch.randn(8, 4), torch.arange(8) % 4
+    x = torch.randn(8, 4)
+    labels = torch.arange(8) % 4
 
     def refused(loss):
         def value(weights, embeddings):
@@ -211,19 +226,22 @@ def test_losses_without_torch_func():
 
 
 def test_large_margin_softmax_is_nan_in_forward_mode():
-    x, labels = torch.randn(8, 4), torch.arange(8) % 4
+    x = torch.randn(8, 4)
+    labels = torch.arange(8) % 4
     loss = LargeMarginSoftmaxLoss(4, 4)
     assert torch.func.jvp(lambda e: loss(e, labels), (x,), (torch.ones_like(x),))[1].isnan()
     assert torch.autograd.grad(loss(x.requires_grad_(), labels), x)[0].isfinite().all()
 
 
 def test_a_reducer_without_effect():
-    x, labels = torch.randn(16, 8), torch.arange(16) % 4
+    x = torch.randn(16, 8)
+    labels = torch.arange(16) % 4
     assert PNPLoss(reducer=SumReducer())(x, labels) == PNPLoss(reducer=MeanReducer())(x, labels)
 
 
 def test_losses_that_differ_by_design():
-    x, labels = torch.randn(16, 8, dtype=torch.float64), torch.arange(16) % 4
+    x = torch.randn(16, 8, dtype=torch.float64)
+    labels = torch.arange(16) % 4
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1))
     assert not torch.isclose(NPairsLoss()(x, labels), NPairsLoss()(x[order], labels[order]))
     x.requires_grad_()
@@ -232,7 +250,8 @@ def test_losses_that_differ_by_design():
 
 def test_other_components_of_pml():
     x = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).double()
-    labels, order = torch.tensor([0, 0, 0, 1, 1, 2, 2]), torch.randperm(7, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2])
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(1))
     mined = []
     for index in (torch.arange(7), order):
         a, p, b, n = HDCMiner()(x[index], labels[index])
@@ -250,7 +269,8 @@ def test_other_components_of_pml():
 
 def test_swap_and_a_large_softmax_scale():
     x, references = torch.randn(2, 24, 8, generator=torch.Generator().manual_seed(0)).double()
-    labels, order = torch.arange(24) % 6, torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(24) % 6
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
     for swap in (False, True):
         loss = TripletMarginLoss(swap=swap)
         one = loss(x, labels, None, references, labels.clone())  # the same object would mean the batch

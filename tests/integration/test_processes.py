@@ -105,7 +105,8 @@ def test_two_processes_are_one(tmp_path, two, recipe):
 
 
 def test_an_index_that_two_processes_embedded_is_that_of_one(two, tmp_path):
-    images, trained = tmp_path / "images", two[0] / "memory"
+    images = tmp_path / "images"
+    trained = two[0] / "memory"
     for number, image in enumerate(load_digits().images[:60]):
         (images / str(number % 7)).mkdir(parents=True, exist_ok=True)
         Image.fromarray((image * 15).astype(np.uint8)).save(images / str(number % 7) / f"{number}.png")
@@ -136,7 +137,9 @@ DIES = """
 
 
 def test_a_killed_process_goes_on_when_torchrun_restarts_it(tmp_path, two, recipe, install_plugin, monkeypatch):
-    killed, whole, name = tmp_path / "killed", two[0] / "memory", f"{recipe}@memory"
+    killed = tmp_path / "killed"
+    whole = two[0] / "memory"
+    name = f"{recipe}@memory"
     folder = install_plugin("dies", DIES).parent
     monkeypatch.setenv("DIES_IN", str(killed))
     done = torchrun("train", name, "--out", killed, settings=QUICK, path=folder, restarts=1)

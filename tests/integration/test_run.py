@@ -50,7 +50,8 @@ def test_several_seeds_and_variants(tmp_path):
 
 @pytest.mark.usefixtures("without_report")
 def test_a_run_that_fails_does_not_end_the_others(tmp_path, pml_ext_command):
-    recipe, out = tmp_path / "mine.toml", tmp_path / "out"
+    recipe = tmp_path / "mine.toml"
+    out = tmp_path / "out"
     recipe.write_text('extends = "cbml/digits"\n[sweep]\n"sampler.batch_size" = [75, 80]\n')
     line = ["train", str(recipe), "--out", str(out), "--device", "cpu"]
     for override in (*QUICK, "schedule.epochs=1", "schedule.milestones=[1]"):
@@ -88,7 +89,8 @@ def test_a_damaged_checkpoint_is_one_line(finished, tmp_path, pml_ext_command):
 
 
 def test_damaged_metrics_are_one_line(finished, tmp_path):
-    out, name = shutil.copytree(finished[0], tmp_path / "out"), "metrics.json"
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    name = "metrics.json"
     shutil.rmtree(out / "checkpoints")
     whole = (out / name).read_bytes()
     for content in (b"", whole[:60], whole.replace(b"0.", b"1.", 1), b"\xff" + whole, b"[[[[" * 5000):

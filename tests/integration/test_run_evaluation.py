@@ -109,7 +109,8 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
         "train": {"images": 160, "classes": 10},
         "train_sample": {"images": 50, "classes": 4},
     }
-    labels, others = run.labels("query"), run.labels("gallery")
+    labels = run.labels("query")
+    others = run.labels("gallery")
     assert (len(run.embeddings("query")), len(run.embeddings("gallery"))) == (len(labels), len(others)) == (33, 57)
     wanted, rows, hits = by_a_loop(directions(run, "query"), labels, directions(run, "gallery"), others, (1, 10, 100))
     assert {name: metrics["after"][name] for name in wanted} == pytest.approx(wanted)
@@ -139,7 +140,8 @@ def test_queries_are_searched_in_the_gallery(tmp_path, runs):
 
 def test_a_curve_on_the_test_images_chooses_nothing(tmp_path, projected):
     """Nor does a test that is left out change a number, or read an image."""
-    read, item = [], LabeledImages.__getitem__
+    read = []
+    item = LabeledImages.__getitem__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LabeledImages, "__getitem__", lambda images, index: read.append(1) or item(images, index))
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)

@@ -24,5 +24,6 @@ def with_references():
 
 class Spy(losses.TripletMarginLoss):
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        self.seen, self.references = indices_tuple, ref_emb
+        self.seen = indices_tuple
+        self.references = ref_emb
         return super().compute_loss(embeddings, labels, indices_tuple, ref_emb, ref_labels)

@@ -63,8 +63,10 @@ LOSSES = {
 def test_five_steps_are_those_of_the_whole_batch(name, micro_batch):
     """The network's micro-batches draw dropout one after the other, and the same again in the backward pass."""
     make, miner = LOSSES[name]
-    whole, cut = network(), network()
-    loss, step = make(), CachedGradients(cut, make(), micro_batch, miner=miner)
+    whole = network()
+    cut = network()
+    loss = make()
+    step = CachedGradients(cut, make(), micro_batch, miner=miner)
 
     def plain(images, labels):
         embeddings = torch.cat([whole(part) for part in images.split(micro_batch)])
@@ -76,11 +78,17 @@ def test_five_steps_are_those_of_the_whole_batch(name, micro_batch):
 
 def test_peak_memory():
     """0.14 of the whole batch's, 256 images of 28 x 28 in micro-batches of 32."""
-    first, second = nn.Conv2d(1, 16, 3, padding=1), nn.Conv2d(16, 32, 3, padding=1)
+    first = nn.Conv2d(1, 16, 3, padding=1)
+    second = nn.Conv2d(16, 32, 3, padding=1)
     kept = nn.ReLU(), nn.Dropout(0.2)
     net = nn.Sequential(first, *kept, nn.MaxPool2d(2), second, *kept, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    images, labels = torch.randn(256, 1, 28, 28, requires_grad=True), torch.arange(256) // 4
-    cut, whole = CachedGradients(net, CBMLLoss(), 32), lambda x, y: CBMLLoss()(net(x), y)
+    images = torch.randn(256, 1, 28, 28, requires_grad=True)
+    labels = torch.arange(256) // 4
+    cut = CachedGradients(net, CBMLLoss(), 32)
+
+    def whole(x, y):
+        return CBMLLoss()(net(x), y)
+
     assert peak_bytes(cut, images, labels) < 0.2 * peak_bytes(whole, images, labels)
 
 

@@ -34,7 +34,8 @@ WRAPPED = [
 def test_arguments_in_pmls_order(loss, batch):
     """A loss has the tuple before the references, a miner has none; who mixes the two up is told."""
     x, labels = batch
-    y, others = x.detach() + 0.1, labels.flip(0)
+    y = x.detach() + 0.1
+    others = labels.flip(0)
     mined = HardPairMiner()(x, labels, y, others)
     if not isinstance(loss, CrossBatchMemory):
         by_name = loss(x, labels, indices_tuple=mined, ref_emb=y, ref_labels=others)
@@ -47,7 +48,8 @@ def test_arguments_in_pmls_order(loss, batch):
 @pytest.mark.parametrize("name", sorted(set(registered()) - {"clustering", "softmax"}))
 def test_a_tuple_without_labels(name, batch):
     """Our angular and N-pair losses take one, where PML's need labels all the same."""
-    (x, labels), loss = batch, registered()[name].eval()
+    (x, labels) = batch
+    loss = registered()[name].eval()
     mined = miners.BatchHardMiner()(x, labels)
     torch.testing.assert_close(loss(x, indices_tuple=mined), loss(x, labels, mined))
 

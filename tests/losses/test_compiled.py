@@ -71,7 +71,8 @@ def value_and_slopes(loss, embeddings, labels, *rest):
 
 @pytest.mark.parametrize(("name", "settings"), each(ONE_GRAPH))
 def test_one_graph_serves_any_number_of_positives(name, settings):
-    loss, backend = getattr(pml_ext, name)(**settings), Counting()
+    loss = getattr(pml_ext, name)(**settings)
+    backend = Counting()
     compiled = torch.compile(loss, backend=backend, fullgraph=True)
     for number in range(20):
         expected = value_and_slopes(loss, *batch(number))
@@ -81,10 +82,12 @@ def test_one_graph_serves_any_number_of_positives(name, settings):
 
 @pytest.mark.parametrize(("name", "settings"), each(APART))
 def test_what_cannot_be_one_graph_runs_as_it_is(name, settings):
-    loss, backend = getattr(pml_ext, name)(**settings), Counting()
+    loss = getattr(pml_ext, name)(**settings)
+    backend = Counting()
     compiled = torch.compile(loss, backend=backend)
     for number in (0, 5):
-        found, expected = value_and_slopes(compiled, *batch(number)), value_and_slopes(loss, *batch(number))
+        found = value_and_slopes(compiled, *batch(number))
+        expected = value_and_slopes(loss, *batch(number))
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
     assert backend.graphs == 0
 
@@ -98,8 +101,11 @@ WRAPPERS = {
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_wrappers_settle_within_a_few_batches(name):
     torch.manual_seed(0)
-    loss, backend = WRAPPERS[name](), Counting()
-    plain, compiled, graphs = copy.deepcopy(loss), torch.compile(loss, backend=backend), []
+    loss = WRAPPERS[name]()
+    backend = Counting()
+    plain = copy.deepcopy(loss)
+    compiled = torch.compile(loss, backend=backend)
+    graphs = []
     for number in range(20):
         expected = value_and_slopes(plain, *batch(number))
         torch.testing.assert_close(value_and_slopes(compiled, *batch(number)), expected, rtol=2e-5, atol=2e-6)
@@ -111,7 +117,8 @@ def functions(number):
     """``{name: (function, arguments)}`` of what the losses above do not take; masks are bound, the pairs are not."""
     embeddings, labels = batch(number)
     unit = torch.nn.functional.normalize(embeddings)
-    similarity, ones = unit @ unit.T, torch.ones(len(unit))
+    similarity = unit @ unit.T
+    ones = torch.ones(len(unit))
     positives, negatives = pair_masks(similarity, labels)
     pairs = torch.where(positives)
     head = PDDMDistance(8, dropout=0.0).requires_grad_(False).head()
@@ -143,7 +150,8 @@ def functions(number):
 @pytest.mark.parametrize("name", functions(1))
 def test_functions_are_one_graph_for_any_number_of_pairs(name):
     torch.manual_seed(0)
-    backend, counts = Counting(), []
+    backend = Counting()
+    counts = []
     compiled = torch.compile(lambda function, *arguments: function(*arguments), backend=backend, fullgraph=True)
     one = functions(1)[name][0]
     for number in (1, 6, 8):

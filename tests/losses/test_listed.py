@@ -88,7 +88,8 @@ def test_a_regularizer_of_all_embeddings_does_not_hide_a_misfit():
 
 def contrastive_by_loop(embeddings, pairs):
     """PML's contrastive loss: means of distances of pairs that are the same, and of hinges of the others."""
-    known, others = [], []
+    known = []
+    others = []
     for (a, b), same in zip(pairs.rows.tolist(), pairs.same.tolist(), strict=True):
         distance = float((embeddings[a] - embeddings[b]).norm())
         if same:

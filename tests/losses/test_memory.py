@@ -24,9 +24,11 @@ from .remembered import Spy, batch, with_references
 def test_as_large_as_the_batch_it_is_the_plain_loss(build):
     x, labels = batch()
     twin = x.detach().clone().requires_grad_()
-    plain, memory = build().double(), CrossBatchMemory(build().double(), 6, 12)
+    plain = build().double()
+    memory = CrossBatchMemory(build().double(), 6, 12)
     for _ in range(2):  # the second time the queue is written over
-        expected, found = plain(x, labels), memory(twin, labels)
+        expected = plain(x, labels)
+        found = memory(twin, labels)
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
     expected.backward()
     found.backward()
@@ -38,7 +40,8 @@ def test_against_all_that_was_seen():
     """A loop that keeps every batch, and cuts the list to the last embeddings."""
     loss = losses.ContrastiveLoss()
     memory = CrossBatchMemory(loss, 6, 20)
-    seen, seen_labels = torch.zeros(0, 6, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+    seen = torch.zeros(0, 6, dtype=torch.float64)
+    seen_labels = torch.zeros(0, dtype=torch.long)
     for number, size in enumerate((8, 8, 3, 20, 1, 12)):
         x, labels = batch(number, size)
         twin = x.detach().clone().requires_grad_()
@@ -55,7 +58,8 @@ def test_against_all_that_was_seen():
         found.backward()
         expected.backward()
         torch.testing.assert_close(x.grad, twin.grad, rtol=1e-12, atol=1e-12)
-        seen, seen_labels = references.detach(), ref_labels
+        seen = references.detach()
+        seen_labels = ref_labels
         assert memory.filled == len(seen)
 
 
@@ -152,7 +156,8 @@ def test_validation_leaves_the_queue_as_it_is(mode, miner):
     with torch.set_grad_enabled(mode != "no_grad"):
         found = memory(x, labels)
         memory(x, labels, enqueue_mask=torch.arange(40) < 20)
-    queue, queue_labels = before["embedding_memory"][:12], before["label_memory"][:12]
+    queue = before["embedding_memory"][:12]
+    queue_labels = before["label_memory"][:12]
     pairs = miners.TripletMarginMiner()(x, labels, queue, queue_labels) if miner else None
     torch.testing.assert_close(found, losses.TripletMarginLoss()(x, labels, pairs, queue, queue_labels))
     assert all(torch.equal(value, before[name]) for name, value in memory.state_dict().items())
@@ -203,7 +208,8 @@ def test_losses_that_pmls_memory_names():
     """All but NCALoss, which takes no pairs: in PML's memory it compares an image with the copy of itself."""
     for number, name in enumerate(sorted({*losses.CrossBatchMemory.supported_losses()} - {"NCALoss"})):
         loss = getattr(losses, name)()
-        ours, theirs = CrossBatchMemory(loss, 6, 24, detach_batch=True), losses.CrossBatchMemory(loss, 6, 24)
+        ours = CrossBatchMemory(loss, 6, 24, detach_batch=True)
+        theirs = losses.CrossBatchMemory(loss, 6, 24)
         for step in range(3):
             x, labels = batch(3 * number + step)
             torch.testing.assert_close(ours(x, labels), theirs(x, labels))
@@ -233,7 +239,8 @@ def test_wrong_calls():
     assert memory.filled == 0
     with pytest.raises(ValueError, match="embedding_size=6, but the embeddings have 5"):
         memory(x[:, :5], labels)
-    x, labels = x[:4], labels[:4]
+    x = x[:4]
+    labels = labels[:4]
     with pytest.raises(ValueError, match="exclude each other"):
         memory(x, labels, miners.BatchHardMiner()(x, labels), torch.ones(4, dtype=torch.bool))
     x, labels = batch()
@@ -264,7 +271,8 @@ def test_pairs_that_are_there_count_once_more(name):
     """In its first batch, PML's memory takes rows of a tuple for rows of the batch, as ours does in all."""
     x, labels = batch()
     given = miners.MultiSimilarityMiner()(x, labels)
-    loss, tiled = registry.build(f"pml/{name}", "loss"), registry.build(f"tiled-{name}".replace("ntx", "nt-x"), "loss")
+    loss = registry.build(f"pml/{name}", "loss")
+    tiled = registry.build(f"tiled-{name}".replace("ntx", "nt-x"), "loss")
     expected = losses.CrossBatchMemory(loss, 6, 12)(x, labels, given)
     assert not torch.isclose(expected, loss(x, labels))
     for each in (loss, tiled, tiled.__class__(tile_size=5)):

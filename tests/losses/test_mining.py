@@ -48,7 +48,8 @@ def test_a_miner_sees_no_own_copy(build):
         labels = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3])
         if isinstance(miner, miners.DistanceWeightedMiner):
             labels = torch.arange(12) // 2  # with one positive each, both draw the same negatives
-        plain, memory = build_loss().double(), CrossBatchMemory(build_loss().double(), 6, 12, miner=build())
+        plain = build_loss().double()
+        memory = CrossBatchMemory(build_loss().double(), 6, 12, miner=build())
         for seed in range(2):  # the second time the queue is written over
             torch.manual_seed(seed)
             expected = plain(x, labels, miner(x, labels))
@@ -62,8 +63,10 @@ def test_a_miner_sees_no_own_copy(build):
 
 def test_random_positives_are_drawn_without_own_copy():
     """As many triplets as without references, and each other member of the class as often."""
-    x, labels = torch.randn(8, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
-    spy, miner = Spy(), miners.DistanceWeightedMiner()
+    x = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2])
+    spy = Spy()
+    miner = miners.DistanceWeightedMiner()
     memory = CrossBatchMemory(spy, 6, 8, miner=miner)
     torch.manual_seed(0)
     drawn = torch.zeros(8, 8)

@@ -56,7 +56,8 @@ def test_batches_without_pairs(name):
 def test_a_learned_metric_draws_its_dropout_once():
     """In tiles every pair sees the masks of the whole matrix, and generators go on alike; its parameters learn."""
     torch.manual_seed(0)
-    distance, results = PDDMDistance(SIZE).double(), []
+    distance = PDDMDistance(SIZE).double()
+    results = []
     for size in (None, 6):
         loss = CBMLLoss(distance=distance, tile_size=size)
         torch.manual_seed(1)
@@ -84,7 +85,8 @@ def test_memory_is_linear_and_tiles_come_by_themselves():
     assert rows_per_tile(3, 8, 8, torch.device("cpu")) == 3
     peaks = []
     for count in (400, 800):
-        x, y = torch.randn(count, 8, requires_grad=True), torch.arange(count) // 4
+        x = torch.randn(count, 8, requires_grad=True)
+        y = torch.arange(count) // 4
         peaks.append(peak_bytes(CBMLLoss(tile_size=12800 // count), x, y))
     assert peaks[1] < 1.4 * peaks[0]
     assert peaks[1] < peak_bytes(CBMLLoss(), x, y) / 10

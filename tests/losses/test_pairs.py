@@ -59,7 +59,8 @@ def test_partners_have_their_rows_of_the_matrix(whole_classes):
 
 
 def test_all_entries_stand_for_pairs_where_shapes_are_fixed():
-    listing, padding = pairs_of(LABELS), pairs_of(LABELS, lists_all=True)
+    listing = pairs_of(LABELS)
+    padding = pairs_of(LABELS, lists_all=True)
     assert len(padding.listed[0]) == 36
     anchors, partners = padding.listed
     values = padding.matrix[anchors, partners]

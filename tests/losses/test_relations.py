@@ -34,7 +34,8 @@ from pml_ext.miners import PairMiner, TiledMiner
 from pml_ext.testing import SecondDevice
 from pml_ext.testing.calling import CountedOperations
 
-B, C = 24, 6
+B = 24
+C = 6
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
 MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, PairMiner)]
 
@@ -64,7 +65,8 @@ def jaccard(first, second):
 @pytest.mark.parametrize("graded", [False, True])
 @pytest.mark.parametrize("threshold", [0.0, 1 / 3, 0.5, 1.0])
 def test_sets_against_a_loop(threshold, graded):
-    first, second = some_sets(0), some_sets(1, 17)
+    first = some_sets(0)
+    second = some_sets(1, 17)
     relation = SharedLabel(threshold, graded)
     found = relation.matrix(relation.tensor(first.float(), B), second)
     one_by_one = relation.weights(first[:, None], second[None])
@@ -119,7 +121,8 @@ def random_numbers(columns, seed=0, integers=False):
 )
 def test_numbers_against_a_loop(within, beyond, graded, p, columns, integers):
     relation = pml_ext.Near(within, beyond, graded, p)
-    x, y = random_numbers(columns, 0, integers), random_numbers(columns, 1, integers)
+    x = random_numbers(columns, 0, integers)
+    y = random_numbers(columns, 1, integers)
     found = relation.matrix(relation.tensor(x, B), relation.tensor(y, B))
     assert relation.tensor(x, B).dtype == x.dtype
     for i, j in itertools.product(range(B), repeat=2):
@@ -157,7 +160,8 @@ def test_groups_against_a_loop():
         assert found[i, j].item() == pytest.approx(expected, nan_ok=True)
 
 
-X, OF_SETS = points(), CBMLLoss(relation=SharedLabel())
+X = points()
+OF_SETS = CBMLLoss(relation=SharedLabel())
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,8 @@ RELATIONS = {  # with labels of a batch and of references
 @pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_a_relation_gives_what_its_pairs_give(name, case):
     relation, (labels, ref_labels) = RELATIONS[case]
-    x, y = points(), points(1, 18).detach()
+    x = points()
+    y = points(1, 18).detach()
     for named, columns in (({}, labels), ({"ref_emb": y}, ref_labels)):
         pairs = related_pairs(relation, labels, columns, itself=not named)
         wanted = value_and_gradient(registry.build(name, "loss"), x, None, pairs, **named)
@@ -278,8 +283,13 @@ def test_a_matrix_of_the_batch():
 def graded_loops(x, weights):
     """CBML, multi-similarity, contrastive and SupCon with weights of positive pairs, anchor by anchor."""
     points = torch.nn.functional.normalize(x)
-    s, d = points @ points.T, torch.cdist(points, points)
-    cbml, ms, supcon, pulled, pushed = [], [], [], [], []
+    s = points @ points.T
+    d = torch.cdist(points, points)
+    cbml = []
+    ms = []
+    supcon = []
+    pulled = []
+    pushed = []
     for i in range(len(x)):
         P = [j for j in range(len(x)) if j != i and weights[i, j] > 0]
         N = [j for j in range(len(x)) if j != i and weights[i, j] == 0]
@@ -292,7 +302,8 @@ def graded_loops(x, weights):
             every = torch.stack([s[i, j] for j in P + N]).mul(10).logsumexp(0)
             supcon.append(sum(w[j] * (every - 10 * s[i, j]) for j in P) / sum(w[j] for j in P))
         if P and N:
-            top, low = max(s[i, j] for j in N) + 0.1, min(s[i, j] for j in P) - 0.1
+            top = max(s[i, j] for j in N) + 0.1
+            low = min(s[i, j] for j in P) - 0.1
             one = sum((w[j] * torch.exp((0.5 - s[i, j]) / 0.5) for j in P if s[i, j] < top), torch.zeros(()))
             two = sum((torch.exp((s[i, j] - 1) / 0.01) for j in N if s[i, j] > low), torch.zeros(()))
             mean_p, mean_n = (sum(s[i, j] for j in each) / len(each) for each in (P, N))
@@ -311,7 +322,8 @@ def graded_loops(x, weights):
 
 @pytest.mark.parametrize("loss", [CBMLLoss, TiledMultiSimilarityLoss, TiledSupConLoss, TiledContrastiveLoss])
 def test_graded_losses_against_a_loop(loss):
-    x, labels = points(), some_sets()
+    x = points()
+    labels = some_sets()
     relation = SharedLabel(0.3, graded=True)
     value = graded_loops(x, relation.matrix(labels, labels))[loss.__name__]
     wanted = value.detach(), torch.autograd.grad(value, x)[0]
@@ -323,7 +335,9 @@ def test_graded_losses_against_a_loop(loss):
 
 
 def test_a_relation_and_mined_pairs_keep_the_weights():
-    x, labels, relation = points(), some_sets(), SharedLabel(graded=True)
+    x = points()
+    labels = some_sets()
+    relation = SharedLabel(graded=True)
     pairs = related_pairs(relation, labels, labels, itself=True)
     for tile_size in (None, 5):
         loss = TiledMultiSimilarityLoss(tile_size=tile_size, relation=relation)
@@ -341,7 +355,9 @@ def as_set(mined):
 
 @pytest.mark.parametrize("name", MINERS)
 def test_miners(name):
-    x, labels, sets = points(), torch.arange(B) // 4, some_sets()
+    x = points()
+    labels = torch.arange(B) // 4
+    sets = some_sets()
     tiled = issubclass(registry.get(name, "miner").cls, TiledMiner)
     settings = {"tile_size": 5} if tiled else {"num_quadruplets": 40}
     plain = registry.build(name, "miner", **settings)
@@ -359,7 +375,8 @@ def test_miners(name):
     "make", [lambda r: HardPairMiner(relation=r), lambda r: WithRelation(miners.MultiSimilarityMiner(), r)]
 )
 def test_miners_take_no_pairs_of_a_group(make):
-    x, classes = points(), torch.arange(B) % 3
+    x = points()
+    classes = torch.arange(B) % 3
     groups = classes + 3 * (torch.arange(B) // 6)
     mined = make(pml_ext.DifferentGroups())(x, torch.stack([classes, groups], 1))
     first, positive, second, negative = mined
@@ -370,7 +387,8 @@ def test_miners_take_no_pairs_of_a_group(make):
 
 
 def test_miners_that_stand_apart():
-    x, sets = points(), some_sets()
+    x = points()
+    sets = some_sets()
     miner = AnchorSwapMiner(SemiHardTripletMiner(relation=SharedLabel()))
     assert isinstance(miner.relation, SharedLabel)
     swapped = miner(x, sets)
@@ -381,12 +399,15 @@ def test_miners_that_stand_apart():
 
 @pytest.mark.parametrize("miner", [miners.MultiSimilarityMiner(), miners.BatchHardMiner(), miners.TripletMarginMiner()])
 def test_pmls_miners_mine_for_each_anchor(miner):
-    x, labels, sets = points().detach(), torch.arange(B) // 4, some_sets()
+    x = points().detach()
+    labels = torch.arange(B) // 4
+    sets = some_sets()
     wrapped = WithRelation(miner, SharedLabel())
     assert as_set(wrapped(x, torch.nn.functional.one_hot(labels))) == as_set(miner(x, labels))
     mined = wrapped(x, sets)
     weights = SharedLabel().matrix(sets, sets)
-    (a, p), (b, n) = mined[:2], (mined[0], mined[2]) if len(mined) == 3 else mined[2:]
+    (a, p) = mined[:2]
+    (b, n) = (mined[0], mined[2]) if len(mined) == 3 else mined[2:]
     assert (weights[a, p] > 0).all()
     assert (weights[b, n] == 0).all()
     assert (a != p).all()
@@ -398,7 +419,9 @@ def test_pmls_miners_mine_for_each_anchor(miner):
 
 @pytest.mark.parametrize("loss", [losses.ContrastiveLoss, losses.TripletMarginLoss, losses.SupConLoss])
 def test_pmls_losses_get_pairs(loss):
-    x, labels, sets = points(), torch.arange(B) // 4, some_sets()
+    x = points()
+    labels = torch.arange(B) // 4
+    sets = some_sets()
     wrapped = WithRelation(loss(), SharedLabel())
     found = value_and_gradient(wrapped, x, torch.nn.functional.one_hot(labels))
     torch.testing.assert_close(found, value_and_gradient(loss(), x, labels), rtol=1e-12, atol=1e-12)
@@ -418,7 +441,8 @@ MEMORIES = {
 
 @pytest.mark.parametrize("make", MEMORIES.values(), ids=MEMORIES)
 def test_a_memory_keeps_labels_of_any_shape(make, tmp_path):
-    first, second = (points(0), some_sets(0)), (points(1), some_sets(1))
+    first = (points(0), some_sets(0))
+    second = (points(1), some_sets(1))
     memory = CrossBatchMemory(make(), 8, memory_size=3 * B)
     torch.testing.assert_close(memory(*first), make()(*first))
     columns = torch.cat([first[0].detach(), second[0]])
@@ -441,7 +465,9 @@ def test_a_memory_keeps_labels_of_any_shape(make, tmp_path):
 
 
 def test_compiled():
-    x, sets, loss = points(), some_sets(), CBMLLoss(relation=SharedLabel())
+    x = points()
+    sets = some_sets()
+    loss = CBMLLoss(relation=SharedLabel())
     compiled = torch.compile(loss, backend="eager")
     for labels in (sets, torch.nn.functional.one_hot(torch.arange(B) // 4, C)):
         torch.testing.assert_close(compiled(x, labels), loss(x, labels))
@@ -511,7 +537,8 @@ def test_numbers_in_a_memory_of_pmls_loss(miner):
     relation = pml_ext.Near(1)
     miner = None if miner is None else WithRelation(miner, relation)
     memory = CrossBatchMemory(WithRelation(losses.ContrastiveLoss(), relation), 8, B, miner=miner)
-    x, labels = points(), torch.arange(B) * 0.3
+    x = points()
+    labels = torch.arange(B) * 0.3
     expected = WithRelation(losses.ContrastiveLoss(), relation)(x, labels, None if miner is None else miner(x, labels))
     torch.testing.assert_close(memory(x, labels), expected)
     assert memory.label_memory.dtype == labels.dtype

@@ -73,7 +73,8 @@ def test_a_stated_reducer_gives_the_value_of_pml(name, reducer):
         for tile_size in (None, 4):
             ours = kind(reducer=REDUCERS[reducer], tile_size=tile_size, **settings)
             theirs = type(PML[name])(reducer=REDUCERS[reducer], **settings)
-            value, expected = ours(X, LABELS, **CALLS[call]), theirs(X, LABELS, **CALLS[call])
+            value = ours(X, LABELS, **CALLS[call])
+            expected = theirs(X, LABELS, **CALLS[call])
             torch.testing.assert_close(value, expected)
             gradients = [torch.autograd.grad(v, X)[0][2:] for v in (value, expected)]
             torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-7)
@@ -123,7 +124,8 @@ def test_a_memory_without_lists(monkeypatch, name, detach_batch):
 def test_a_large_memory_lists_no_pair():
     memory = CrossBatchMemory(CBMLLoss(tile_size=8), 8, 4000)
     memory.add_to_memory(torch.randn(3900, 8), torch.arange(3900) // 4)
-    x, labels = torch.randn(64, 8, requires_grad=True), torch.arange(64) // 4
+    x = torch.randn(64, 8, requires_grad=True)
+    labels = torch.arange(64) // 4
     assert peak_bytes(memory, x, labels) < 64 * 4000 * 8  # of one list of indices
 
 

@@ -33,7 +33,8 @@ def test_is_pmls_sum(batch):
 
 def test_references_reach_losses_and_miners(batch):
     x, labels = batch
-    y, others = x.detach() + 0.1, labels.flip(0)
+    y = x.detach() + 0.1
+    others = labels.flip(0)
     miner = miners.MultiSimilarityMiner()
     found = MultipleLosses([CBMLLoss(), losses.ContrastiveLoss()], [None, miner], [1, 0.5])(x, labels, None, y, others)
     expected = CBMLLoss()(x, labels, None, y, others)
@@ -81,7 +82,8 @@ def fitting():
 @pytest.mark.parametrize("name", list(fitting()))
 def test_views_under_registered_losses_and_wrappers(name):
     x, y = views()
-    loss, labels = fitting()[name].eval(), torch.arange(10)
+    loss = fitting()[name].eval()
+    labels = torch.arange(10)
     both = torch.cat([labels, labels])
     torch.testing.assert_close(SelfSupervisedLoss(loss)(x, y), loss(torch.cat([x, y]), both))
     if "references" in registry.capabilities(loss):
@@ -158,7 +160,8 @@ def test_a_step_waits_for_no_result(name):
     """The others list positive pairs once, unless they are compiled; see docs/scale.md."""
     with SecondDevice() as second:
         loss = second.move(registry.build(name, "loss"))
-        embeddings, labels = torch.randn(24, 8).to(second.device).requires_grad_(), torch.arange(24).to(second.device)
+        embeddings = torch.randn(24, 8).to(second.device).requires_grad_()
+        labels = torch.arange(24).to(second.device)
         loss(embeddings, labels // 4).backward()
         second.clear()
         loss(embeddings, labels // 4).backward()

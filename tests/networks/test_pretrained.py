@@ -23,7 +23,8 @@ TEXT = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 def saved(folder, kind):
     """A small model of transformers with random weights, saved as its library saves it."""
     transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
-    sizes, text = SIZES | {"image_size": 32}, TEXT | {"max_position_embeddings": 8}
+    sizes = SIZES | {"image_size": 32}
+    text = TEXT | {"max_position_embeddings": 8}
     torch.manual_seed(0)
     if kind == "dinov2":
         model = transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
@@ -41,7 +42,8 @@ def saved(folder, kind):
 @pytest.mark.parametrize("kind", ["dinov2", "clip", "siglip"])
 def test_an_image_part_of_transformers_gives_its_own_features(tmp_path, kind):
     model = saved(tmp_path / kind, kind)
-    inner, images = getattr(model, "vision_model", model), torch.randn(2, 3, 32, 32)
+    inner = getattr(model, "vision_model", model)
+    images = torch.randn(2, 3, 32, 32)
     with torch.no_grad():
         wanted = inner(pixel_values=images)
         trunks = {
@@ -71,7 +73,8 @@ def test_every_kind_of_trunk_trains_frozen_and_embeds(tmp_path, trunk):
     weights = "random"
     if trunk == "hf":
         saved(tmp_path / "model", "dinov2")
-        trunk, weights = f"hf/{tmp_path / 'model'}", "DEFAULT"
+        trunk = f"hf/{tmp_path / 'model'}"
+        weights = "DEFAULT"
     elif trunk.startswith("timm/"):
         pytest.importorskip("timm", reason="the extra timm is not installed")
     trunk = f'{{name="{trunk}", weights="{weights}"}}'

@@ -38,3 +38,16 @@ class TestBatch:
         assert pairwise.pair_to_full_precision(half, None)[1] is None
         first, second = pairwise.pair_to_full_precision(half, torch.ones(2, 2).double())
         assert first.dtype == second.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_large_finite_input_leaves_the_value(dtype):
+    greatest = torch.finfo(dtype).max
+    x = torch.tensor([[-greatest, greatest]], dtype=dtype)
+    assert pairwise.with_bad_input(torch.tensor(3.0), x) == 3
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_bad_input_makes_the_value_nan(bad):
+    x = torch.tensor([[1.0, 2.0], [0.0, bad]])
+    assert pairwise.with_bad_input(torch.tensor(3.0), torch.ones(2, 2), x).isnan()

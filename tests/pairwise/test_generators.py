@@ -13,9 +13,11 @@ from pml_ext.training import checkpoint
 def test_a_checkpoint_has_the_state_of_every_accelerator(monkeypatch, kind, count):
     """torch.mps has one generator and no list of them; torch.cuda and torch.xpu have one for each device."""
     fakes = [torch.Generator().manual_seed(number) for number in range(count)]
-    first, module = fakes[0], SimpleNamespace(device_count=lambda: len(fakes))
+    first = fakes[0]
+    module = SimpleNamespace(device_count=lambda: len(fakes))
     if kind == "mps":
-        module.get_rng_state, module.set_rng_state = first.get_state, first.set_state
+        module.get_rng_state = first.get_state
+        module.set_rng_state = first.set_state
     else:
         module.get_rng_state_all = lambda: [each.get_state() for each in fakes]
         module.set_rng_state_all = lambda states: [g.set_state(s) for g, s in zip(fakes, states, strict=True)]

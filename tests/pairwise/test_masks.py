@@ -27,7 +27,8 @@ class TestPairMasks:
 
 def test_the_inequalities_of_hard_pairs_are_strict():
     similarity = torch.tensor([[1.0, 0.75, 0.5]])
-    positives, negatives = torch.tensor([[False, True, False]]), torch.tensor([[False, False, True]])
+    positives = torch.tensor([[False, True, False]])
+    negatives = torch.tensor([[False, False, True]])
     assert not any(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.25))
     assert all(mask.any() for mask in pairwise.hard_pair_masks(similarity, positives, negatives, 0.26))
 
@@ -65,7 +66,8 @@ class TestPairsOfRows:
         assert [len(index) for index in pairs.triplets(slice(1, 3))] == [0, 0, 0]
 
     def test_an_own_copy_is_no_partner(self):
-        columns, ref_labels = torch.tensor([3, 1]), torch.tensor([0, 1, 0, 0])
+        columns = torch.tensor([3, 1])
+        ref_labels = torch.tensor([0, 1, 0, 0])
         pairs = pairwise.PairsOfRows(
             torch.device("cpu"), torch.tensor([0, 1]), None, ref_labels, columns, references=True
         )

@@ -52,7 +52,8 @@ class TestEuclideanDistances:
         x, y = (torch.randn(rows, 5, generator=generator, dtype=torch.float64) for rows in (7, 4))
         y[0] = x[2] + 1e-3  # near
         y[1] = 4 * x[4]  # equal, once normalized
-        x, y = pairwise.normalize(x), pairwise.normalize(y)
+        x = pairwise.normalize(x)
+        y = pairwise.normalize(y)
         expected = torch.stack([(row - other).norm() for row in x for other in y]).view(7, 4)
         torch.testing.assert_close(pairwise.euclidean_distances(x, y), expected, rtol=1e-12, atol=1e-15)
         assert pairwise.euclidean_distances(x, y)[4, 1] == 0

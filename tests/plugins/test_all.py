@@ -23,7 +23,8 @@ class Mined(nn.Module):
 
     def __init__(self, loss, miner):
         super().__init__()
-        self.loss, self.miner = loss, miner
+        self.loss = loss
+        self.miner = miner
 
     def forward(self, x, y):
         return self.loss(x, y, self.miner(x, y))
@@ -76,7 +77,8 @@ def made():
     """``(name, module)`` of everything registered but samplers, called with embeddings and labels."""
     context = {"embedding_size": SIZE, "num_classes": 400}
     for component in registry.components():
-        kind, name = component.kind, component.name
+        kind = component.kind
+        name = component.name
         if name.startswith("pml/") or kind == "sampler" or name == "regularized":
             continue
         inside = {"miner": {"name": "hard-quadruplet", "num_quadruplets": 99}} if name == "anchor-swap" else {}
@@ -140,8 +142,11 @@ TAKES_MORE = [n for n, each in COMPONENTS.items() if "indices_tuple" in getattr(
 @pytest.mark.parametrize("name", TAKES_MORE)
 def test_bad_rows_without_partners_show_too(name):
     """Beside a tuple that leaves the row out, beside references, and among references, of a class of its own."""
-    component, (x, labels), (others, lone) = COMPONENTS[name].eval(), batch((6, 4)), batch((6, 4), lone=True)
-    references, spoilt = x.flip(0), x.clone()
+    component = COMPONENTS[name].eval()
+    (x, labels) = batch((6, 4))
+    (others, lone) = batch((6, 4), lone=True)
+    references = x.flip(0)
+    spoilt = x.clone()
     spoilt[23, 1] = others[5, 2] = math.nan
     calls = [(spoilt, labels, tuple(index[:2] for index in BatchHardMiner()(x, labels)))]
     if "references" in component.capabilities:
@@ -156,7 +161,8 @@ def test_boolean_labels_are_two_classes(name):
     component = COMPONENTS[name].eval()
     torch.testing.assert_close(component(x, labels.bool()), component(x, labels), rtol=0, atol=0)
     if "references" in registry.capabilities(component):
-        references, of_references = x.flip(0) * 1.1, labels.flip(0)
+        references = x.flip(0) * 1.1
+        of_references = labels.flip(0)
         found = component(x, labels.bool(), None, references, of_references.bool())
         torch.testing.assert_close(found, component(x, labels, None, references, of_references), rtol=0, atol=0)
     miner = getattr(component, "miner", None)
@@ -172,7 +178,8 @@ def test_boolean_labels_are_two_classes(name):
 def test_torch_func_and_forward_mode_agree_with_backward(name):
     if name.startswith("distance pddm"):
         pytest.skip("torch has no forward mode over the gradient of a mask's assignment; losses and miners avoid it")
-    component, (x, labels) = copy.deepcopy(COMPONENTS[name]).eval().double(), batch((4, 3))
+    component = copy.deepcopy(COMPONENTS[name]).eval().double()
+    (x, labels) = batch((4, 3))
     x = x.double().requires_grad_()
     direction = torch.randn(x.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
 

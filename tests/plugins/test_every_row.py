@@ -21,7 +21,9 @@ from pml_ext.training.stages import build_stages
 
 from ..data import made_up
 
-CLASSES, TESTED, EACH = 104, 4, 4  # 100 trained classes: N-pair has batches of 200, two of a class
+CLASSES = 104
+TESTED = 4
+EACH = 4  # 100 trained classes: N-pair has batches of 200, two of a class
 TRAINED = CLASSES - TESTED
 LARGE = ("pddm/2",)  # a head of 67 million weights
 RECIPES = [
@@ -41,7 +43,8 @@ for _name in (
 def made_up_sets(tmp_path_factory):
     """A folder with every set that recipes use, whose published counts are those of what is there."""
     place = tmp_path_factory.mktemp("sets")
-    train, test = Count(TRAINED * EACH, TRAINED), Count(TESTED * EACH, TESTED)
+    train = Count(TRAINED * EACH, TRAINED)
+    test = Count(TESTED * EACH, TESTED)
     apart = {"train": train, "query": Count(TESTED, TESTED), "gallery": Count(TESTED * (EACH - 1), TESTED)}
     sets = {
         (photographs, "CUB"): (made_up.cub_folder, {}, {"train": train, "test": test}),

@@ -23,7 +23,8 @@ from pml_ext import (
 )
 from pml_ext_cbml import PairStatistics
 
-X, Y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) // 3
+X = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(12) // 3
 KNOWN = PairStatistics(mean_pos=0.7, std_pos=0.15, mean_neg=0.2, std_neg=0.12, num_pos=7, num_neg=112)
 
 

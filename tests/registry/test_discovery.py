@@ -168,7 +168,8 @@ def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
     install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
     with pytest.warns(PluginWarning, match="ZeroDivisionError: division by zero .pml-ext plugins -v shows where"):
         records = {record.name: record for record in registry.plugins()}
-    foreign, broken = records["foreign"], records["broken"]
+    foreign = records["foreign"]
+    broken = records["broken"]
     assert (foreign.hooks, foreign.components) == (["pml_ext_components", "pml_ext_trunks"], 1)
     assert foreign.clashes == [
         "loss 'cbml': also of 'cbml'; the bare name means that of 'cbml'",

@@ -160,7 +160,8 @@ def everything():
 
 
 def test_plugins_with_all_our_names_change_nothing(request):
-    classes, before = {c.cls.__name__: c.cls for c in ours()}, everything()
+    classes = {c.cls.__name__: c.cls for c in ours()}
+    before = everything()
     names = {(c.name, c.kind): c for c in ours()}
     request.getfixturevalue("claimed")
     with warnings.catch_warnings():
@@ -193,7 +194,8 @@ RUN = '[run]\nrecipe = "gone/digits"\nseed = 0\n[run.plugins]\ngone = {distribut
 
 def test_a_run_of_a_missing_plugin_says_how_to_install_it(tmp_path, monkeypatch, install_loss):
     """A finished run, as far as it is read before that is noticed."""
-    tables, folder = registry.recipes()["cbml/digits"].read_text("utf-8"), tmp_path / "run"
+    tables = registry.recipes()["cbml/digits"].read_text("utf-8")
+    folder = tmp_path / "run"
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "recipe.toml").write_text(tables.replace('name = "cbml"', 'name = "gone"') + RUN)
     (folder / "network.json").write_text("{}")

@@ -13,7 +13,8 @@ from pml_ext.testing.subject import SkipCheck, subject_of
 def test_each_kind_is_called_with_what_it_takes():
     subject = subject_of(CBMLLoss)
     batch = batch_of(subject)
-    x, labels = batch.embeddings, batch.labels
+    x = batch.embeddings
+    labels = batch.labels
     torch.testing.assert_close(calling.call(CBMLLoss(), batch), CBMLLoss()(x, labels))
     assert len(calling.call(miners.BatchHardMiner(), batch)) == 3
     assert calling.call(distances.CosineSimilarity(), batch).shape == (24, 24)
@@ -34,7 +35,8 @@ def test_a_wrapper_has_no_terms():
 
 def test_an_outcome_has_the_gradients_of_inputs_and_parameters():
     subject = subject_of(losses.ProxyAnchorLoss(num_classes=6, embedding_size=8))
-    loss, batch = subject.make(), batch_of(subject)
+    loss = subject.make()
+    batch = batch_of(subject)
     value, *gradients = calling.outcome(loss, batch)
     expected = torch.autograd.grad(loss(batch.embeddings, batch.labels), [batch.embeddings, loss.proxies])
     torch.testing.assert_close(gradients, list(expected))

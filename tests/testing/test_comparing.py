@@ -34,7 +34,8 @@ def test_a_difference_has_both_values():
 
 
 def test_unused_leaves_have_gradient_0():
-    x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    x = torch.ones(3, requires_grad=True)
+    y = torch.ones(2, requires_grad=True)
     found = comparing.gradients((x * x).sum(), [x, y])
     assert [each.tolist() for each in found] == [[2, 2, 2], [0, 0]]
     assert comparing.gradients(torch.tensor(1.0), [x])[0].tolist() == [0, 0, 0]

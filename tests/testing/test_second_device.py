@@ -16,7 +16,9 @@ from pml_ext.testing.second_device import OtherDeviceError
 def operations(device):
     """What losses do, and what makes tensors of Python's numbers."""
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).to(device)
-    rows, mask, made = torch.arange(4, device=device), x > 0, {"device": device}
+    rows = torch.arange(4, device=device)
+    mask = x > 0
+    made = {"device": device}
     yield from (torch.tensor([1.0, 2.0], **made), torch.as_tensor(np.ones(3), **made), torch.tensor([x[0, 0], x[1, 1]]))
     yield from (x.new_tensor([4.0, 5.0]), x.new_full((2,), 3.0), torch.eye(2, **made), torch.ones((), **made) * 3)
     yield from (x[[0, 1], [1, 2]], x[np.array([0, 2])], x[:, [True, False, True]], x[torch.tensor([1, 2])], x[mask])

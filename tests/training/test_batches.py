@@ -122,7 +122,8 @@ def test_a_split_is_embedded_in_order_without_side_effects():
     trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten())
     trunk[1].running_mean.uniform_()
     trunk[1].eval()  # frozen within a network that trains
-    embedder, before = nn.Linear(64, 3), torch.get_rng_state()
+    embedder = nn.Linear(64, 3)
+    before = torch.get_rng_state()
     batches = list(embed_batches(trunk, embedder, images, CPU, batch_size=8))
     assert [len(batch[0]) for batch in batches] == [8, 8, 7]
     embeddings, labels = (torch.cat([batch[place] for batch in batches]) for place in (2, 3))

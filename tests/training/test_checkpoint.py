@@ -63,7 +63,8 @@ class Opens:
 @pytest.mark.parametrize("name", REMEDY)
 def test_no_code_of_a_checkpoints_author_is_run(folder, name):
     """With a right checksum too."""
-    path, written = folder / f"{name}.pt", folder / "written"
+    path = folder / f"{name}.pt"
+    written = folder / "written"
     checkpoint.save(path, a_state(name) | {"epoch": Opens(written)})
     with pytest.raises(DataError, match=rf"{name}.pt: the file is damaged \(UnpicklingError\)") as caught:
         checkpoint.load(path)
@@ -94,7 +95,8 @@ def test_a_state_of_other_versions_says_what_does_not_fit(tmp_path):
     ids=["m-per-class", "hierarchical", "random"],
 )
 def test_pmls_and_torchs_samplers_go_on_where_they_were_saved(folder, make):
-    one, other = make(), make()
+    one = make()
+    other = make()
     list(one)
     state = {"sampler": checkpoint.sampler_state(one), "random": checkpoint.random_state()}
     checkpoint.save(folder / "x.pt", state)
@@ -111,11 +113,15 @@ class OfItsOwn:
     def __init__(self, seed):
         self.generator = np.random.default_rng(seed)
         self.members = collections.defaultdict(list, {np.int64(3): np.arange(seed, seed + 5)})
-        self.order, self.seen, self.pair, self.all = [seed, 2.5, "x", None], {seed}, (seed, True), range(seed)
+        self.order = [seed, 2.5, "x", None]
+        self.seen = {seed}
+        self.pair = (seed, True)
+        self.all = range(seed)
 
 
 def test_an_attribute_that_cannot_be_kept_is_named_once(folder, recwarn):
-    one, other = OfItsOwn(1), OfItsOwn(2)
+    one = OfItsOwn(1)
+    other = OfItsOwn(2)
     text = r"OfItsOwn: checkpoints leave out its generator \(a Generator\); a state_dict"
     with pytest.warns(PluginWarning, match=text):
         checkpoint.save(folder / "x.pt", {"sampler": checkpoint.sampler_state(one)})

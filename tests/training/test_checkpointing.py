@@ -13,7 +13,8 @@ from .whole_runs import Ear, quick, same
 
 @pytest.mark.usefixtures("without_report")
 def test_a_model_that_is_gone_is_made_again(finished, tmp_path):
-    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    ear = Ear()
     model = out / "checkpoints" / "model.pt"
     model.unlink()
     again = quick(out, resume=True, listener=ear)
@@ -29,7 +30,8 @@ def test_a_model_that_is_gone_is_made_again(finished, tmp_path):
 
 @pytest.mark.usefixtures("without_report")
 def test_a_damaged_last_checkpoint_costs_an_epoch(finished, tmp_path):
-    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    ear = Ear()
     (out / "metrics.json").unlink()
     for name, place in (("checkpoints/last.pt", 5000), ("recipe.toml", 300)):
         content = bytearray((out / name).read_bytes())

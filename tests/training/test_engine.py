@@ -18,7 +18,9 @@ from pml_ext.training.batches import BatchReader, WorkerDataset, epoch_batches
 from pml_ext.training.engine import Engine, NotFiniteError, Objective, first_nonfinite
 
 CPU = torch.device("cpu")
-EPOCHS, ITERATIONS, BATCH = 2, 4, 12
+EPOCHS = 2
+ITERATIONS = 4
+BATCH = 12
 
 
 def noisy(image):
@@ -118,7 +120,8 @@ def same(one, other):
 @pytest.mark.parametrize(("workers", "freeze"), [(0, False), (2, True)])
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_epochs_are_those_of_pmls_trainer_to_the_last_digit(images, batches, workers, freeze):
-    ours, theirs = Parts(), Parts()
+    ours = Parts()
+    theirs = Parts()
     before = ours.state()
     steps = ours.train(images, batches, workers, freeze)
     after = torch.get_rng_state()
@@ -132,7 +135,8 @@ def test_epochs_are_those_of_pmls_trainer_to_the_last_digit(images, batches, wor
 
 
 def test_clipping_is_torchs_and_leaves_the_loss_alone(images, batches):
-    ours, theirs = Parts(), Parts()
+    ours = Parts()
+    theirs = Parts()
     ours.train(images, batches[:1], clip_gradient=0.05)
     torch.manual_seed(5)
     norms = []
@@ -151,7 +155,8 @@ def test_clipping_is_torchs_and_leaves_the_loss_alone(images, batches):
 
 def test_micro_batches_train_as_the_whole_batch_does(images, batches):
     """With dropout, a miner and a loss that has parameters; batch norm is frozen."""
-    whole, cut = Parts(), Parts()
+    whole = Parts()
+    cut = Parts()
     steps = [
         parts.train(images, batches, freeze=True, **settings)
         for parts, settings in ((whole, {}), (cut, {"micro_batch": 5}))
@@ -165,7 +170,8 @@ def test_micro_batches_train_as_the_whole_batch_does(images, batches):
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_is_near_full_precision(images, batches, precision):
-    half, full = Parts(losses.ContrastiveLoss()), Parts(losses.ContrastiveLoss())
+    half = Parts(losses.ContrastiveLoss())
+    full = Parts(losses.ContrastiveLoss())
     seen = []
     half.loss.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
     half.trunk[0].register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
@@ -187,7 +193,8 @@ def test_a_compiled_network_trains_the_same_weights(images, batches, monkeypatch
         return graph.forward
 
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
-    ours, plain = Parts(), Parts()
+    ours = Parts()
+    plain = Parts()
     freeze = ours.train(images, batches[:1], freeze=True, compile=True)
     assert len(calls) >= 2  # trunk and embedder
     assert [step.loss for step in freeze] == pytest.approx([s.loss for s in plain.train(images, batches[:1], 0, True)])
@@ -202,7 +209,10 @@ class Planted(nn.Module):
     def __init__(self, call, value, in_gradient):
         super().__init__()
         self.loss = losses.ContrastiveLoss()
-        self.when, self.value, self.in_gradient, self.calls = call, value, in_gradient, 0
+        self.when = call
+        self.value = value
+        self.in_gradient = in_gradient
+        self.calls = 0
 
     def forward(self, embeddings, labels, indices_tuple):
         self.calls += 1
@@ -223,7 +233,8 @@ class Planted(nn.Module):
 )
 @pytest.mark.parametrize("settings", [{}, {"clip_gradient": 1.0}, {"precision": "bfloat16"}])
 def test_what_is_not_finite_stops_before_anything_changes(images, batches, value, in_gradient, text, settings):
-    parts, good = Parts(Planted(3, value, in_gradient)), Parts(Planted(99, value, in_gradient))
+    parts = Parts(Planted(3, value, in_gradient))
+    good = Parts(Planted(99, value, in_gradient))
     with pytest.raises(NotFiniteError, match=text):
         parts.train(images, batches, **settings)
     good.train(images, [batches[0][:2]], **settings)
@@ -242,7 +253,8 @@ def test_float16_leaves_out_a_step_that_overflows(images, batches):
     parts = Parts(Planted(3, math.inf, True))
     engine = Engine(parts.trunk, parts.embedder, CPU, EngineTable(precision="float16"))
     engine.load_state_dict({"scaler": {**engine.state_dict()["scaler"], "scale": 256.0}, "overflows": 0})
-    states, skipped = [], []
+    states = []
+    skipped = []
     for step in engine.epoch(BatchReader(images, 0, CPU).read(batches[0]), parts.objective()):
         states.append({key: value for key, value in parts.state().items() if key.endswith(("weight", "bias"))})
         skipped.append(step.skipped)
@@ -284,8 +296,10 @@ def test_a_step_that_is_not_finite_can_be_left_out():
     """Nothing of it stays: no weight, no statistics of batch norms; after 30 one after the other training stops."""
     parts = Parts()
     engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
-    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 4
-    bad, before = torch.full_like(images, math.nan), parts.state()
+    images = torch.rand(8, 1, 8, 8)
+    labels = torch.arange(8) % 4
+    bad = torch.full_like(images, math.nan)
+    before = parts.state()
     (step,) = engine.epoch([(bad, labels)], parts.objective())
     assert step.skipped
     assert same(parts.state(), before)
@@ -298,11 +312,14 @@ def test_a_step_that_is_not_finite_can_be_left_out():
 
 def test_a_step_that_is_left_out_leaves_the_memory_alone(monkeypatch):
     memory = CrossBatchMemory(losses.ContrastiveLoss(), embedding_size=6, memory_size=5000)
-    parts, copied = Parts(memory), []
+    parts = Parts(memory)
+    copied = []
     engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
-    images, labels = torch.rand(8, 1, 8, 8), torch.arange(8) % 4
+    images = torch.rand(8, 1, 8, 8)
+    labels = torch.arange(8) % 4
     list(engine.epoch([(images, labels)], parts.objective(miner=None)))
-    before, place = parts.state(), memory.embedding_memory.data_ptr()
+    before = parts.state()
+    place = memory.embedding_memory.data_ptr()
     real = copy.deepcopy
     monkeypatch.setattr(copy, "deepcopy", lambda value, *more: copied.append(value) or real(value, *more))
     (step,) = engine.epoch([(torch.full_like(images, math.nan), labels)], parts.objective(miner=None))

@@ -66,7 +66,9 @@ def test_listed_tuples_that_no_search_tells_apart_are_a_collapse():
 
 
 def test_what_pairs_no_batch_has():
-    one, pair, both = torch.tensor([0, 1, 2]), torch.tensor([3, 3]), torch.tensor([0, 0, 1])
+    one = torch.tensor([0, 1, 2])
+    pair = torch.tensor([3, 3])
+    both = torch.tensor([0, 0, 1])
     assert "no batch has a positive pair" in missing_pairs([one, one[:2]], None)
     assert "no batch has a negative pair" in missing_pairs([pair], None)
     assert "no triplets" in missing_pairs([one, pair], None)

@@ -32,7 +32,8 @@ def test_a_graph_gives_the_embeddings_in_batches_of_any_size(exported, runs, fol
 
     files = [file for file in sorted(folder.glob("*/*.png")) if file.name != "broken.png"][:100]
     run = load_run(runs[0], "cpu")
-    images, expected = torch.stack([run.images._image(file) for file in files]), run.embed(files)
+    images = torch.stack([run.images._image(file) for file in files])
+    expected = run.embed(files)
     session = onnxruntime.InferenceSession(exported / "model.onnx")
     for size in (1, 7, 100):
         by_onnx = [session.run(None, {"images": batch.numpy()})[0] for batch in images.split(size)]
@@ -69,10 +70,12 @@ def test_the_lines_of_the_model_card_give_the_embedding(exported, runs, folder, 
     exec(steps + ways[0], names)
     torch.testing.assert_close(torch.as_tensor(names["embedding"]), expected, rtol=0, atol=1e-4)
     exec(ways[1], names)
-    nn, about = torch.nn, json.loads((exported / "preprocess.json").read_text())
+    nn = torch.nn
+    about = json.loads((exported / "preprocess.json").read_text())
     assert (about["image_size"], about["channels"], about["normalize"]) == (8, 1, None)
     blocks = [[nn.Conv2d(size, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)] for size in (1, 16)]
-    trunk, embedder = nn.Sequential(*blocks[0], *blocks[1], nn.Flatten()), nn.Linear(about["features"], 64)
+    trunk = nn.Sequential(*blocks[0], *blocks[1], nn.Flatten())
+    embedder = nn.Linear(about["features"], 64)
     network = nn.ModuleDict({"trunk": trunk, "embedder": embedder}).eval()
     network.load_state_dict(names["tensors"])
     found = nn.functional.normalize(embedder(trunk(names["images"])))

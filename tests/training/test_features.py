@@ -116,7 +116,9 @@ class Counted(nn.Module):
 
     def __init__(self, factor=1.0):
         super().__init__()
-        self.factor, self.seen, self.most = nn.Parameter(torch.tensor(factor)), 0, 99
+        self.factor = nn.Parameter(torch.tensor(factor))
+        self.seen = 0
+        self.most = 99
 
     def forward(self, images):
         if self.seen >= self.most:
@@ -138,7 +140,8 @@ def photographs(folder):
 
 
 def test_a_feature_is_computed_once_for_each_image_and_view(tmp_path):
-    images, trunk = photographs(tmp_path / "photos"), Counted()
+    images = photographs(tmp_path / "photos")
+    trunk = Counted()
     wanted = torch.stack([images.image(index).float().mean((1, 2)) for index in range(10)])
     for _ in range(2):
         features = cache(trunk).of(images)
@@ -159,7 +162,9 @@ def test_a_feature_is_computed_once_for_each_image_and_view(tmp_path):
 
 
 def test_a_process_that_ends_loses_at_most_a_batch(tmp_path):
-    images, broken, trunk = photographs(tmp_path / "photos"), Counted(), Counted()
+    images = photographs(tmp_path / "photos")
+    broken = Counted()
+    trunk = Counted()
     broken.most = 8
     with pytest.raises(KeyboardInterrupt):
         cache(broken).of(images)
@@ -176,7 +181,8 @@ def test_equal_images_in_memory_have_one_feature():
 
 
 def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
-    images, trunk = photographs(tmp_path / "photos"), Counted(float("nan"))
+    images = photographs(tmp_path / "photos")
+    trunk = Counted(float("nan"))
     with pytest.raises(DataError, match=r"model\.trunk gives NaN or infinity for 4 images, .*0\.png first"):
         cache(trunk).of(images)
     trunk = Counted()
@@ -221,7 +227,8 @@ def test_weights_come_from_a_file(tmp_path):
 @pytest.mark.usefixtures("without_report")
 def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatch):
     """Files that the run has read do not go through the trunk again; new ones do, once for all runs of the trunk."""
-    photos, passed = tmp_path / "photos", []
+    photos = tmp_path / "photos"
+    passed = []
     for number in range(24):
         (photos / f"class-{number % 4}").mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 255, (20, 20, 3), dtype=np.uint8)

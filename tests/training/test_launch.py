@@ -51,7 +51,8 @@ def test_a_finished_run_goes_on_with_more_epochs(tmp_path, schedule):
         settings = [*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]
         return train("cbml/digits", tmp_path / out, device="cpu", overrides=settings, resume=resume)[0]
 
-    first, straight = metrics("longer", 1), metrics("straight", 2)
+    first = metrics("longer", 1)
+    straight = metrics("straight", 2)
     longer = metrics("longer", 2, resume=True)
     assert longer["best_epoch"] == 2
     if schedule == "constant":
@@ -110,7 +111,8 @@ def move_image(photos):
 )
 def test_images_that_changed_are_refused(tmp_path, change, text):
     """By a run that goes on, within an epoch too, and by the report of a finished one."""
-    photos, out = tmp_path / "photos", tmp_path / "out"
+    photos = tmp_path / "photos"
+    out = tmp_path / "out"
     for number in range(6):
         write_class(photos, f"c{number}")
 

@@ -108,7 +108,8 @@ class Watcher(losses.ContrastiveLoss):
         self.metric = LpDistance(power=2)
 
     def prepare(self, run):
-        features, labels = run.embeddings("train", layer="trunk"), run.labels("train")
+        features = run.embeddings("train", layer="trunk")
+        labels = run.labels("train")
         assert features.ndim == 2
         assert len(features) == len(labels)
         assert run.embeddings("test").shape[1] == 64
@@ -156,7 +157,8 @@ def test_each_image_is_embedded_once_for_each_network(tmp_path, monkeypatch):
 
     The report shows 24 training images, which are read for it.
     """
-    reads, passed = Counter(), Counter()
+    reads = Counter()
+    passed = Counter()
     read = LabeledImages.__getitem__
 
     def counted(images, index):

@@ -40,10 +40,13 @@ def test_both_loops_are_timed(slow, monkeypatch):
             naps("reading")()
             yield torch.rand(8, 4), LABELS
 
-    trunk, embedder, slow_network = nn.Linear(4, 4), nn.Linear(4, 3), naps("network")
+    trunk = nn.Linear(4, 4)
+    embedder = nn.Linear(4, 3)
+    slow_network = naps("network")
     trunk.register_forward_hook(lambda *_: slow_network())
     optimizer = torch.optim.SGD([*trunk.parameters(), *embedder.parameters()], lr=0.1)
-    objective, record = Objective(losses.ContrastiveLoss(), {"all": optimizer}), naps("records")
+    objective = Objective(losses.ContrastiveLoss(), {"all": optimizer})
+    record = naps("records")
     engine = Engine(trunk, embedder, CPU)
     found = profile_steps(engine, objective, batches(), batches(), 5, warm_up=1, record=lambda step: record())
     assert found.step == pytest.approx(1e3, abs=0.1)

@@ -83,7 +83,8 @@ def rows_of(held):
 def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
     """The names of tables and columns, and the values."""
     record_keeper = pytest.importorskip("record_keeper")
-    loss, miner = make(), miners.MultiSimilarityMiner()
+    loss = make()
+    miner = miners.MultiSimilarityMiner()
     optimizers = {"trunk_optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.25)}
     loss(EMBEDDINGS, LABELS, miner(EMBEDDINGS, LABELS))
 
@@ -180,7 +181,8 @@ def test_a_run_that_goes_on_has_each_row_once(tmp_path):
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])
 def test_a_damaged_database_is_put_aside(tmp_path, content):
     record(tmp_path, 1, 6)
-    folder, words = tmp_path / "records", []
+    folder = tmp_path / "records"
+    words = []
     (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
     (folder / "logs.db").write_bytes(content)
     record(tmp_path, 7, 8, words.append)
@@ -194,7 +196,8 @@ def test_a_damaged_database_is_put_aside(tmp_path, content):
 
 def test_a_database_that_is_read_is_not_damaged(tmp_path, monkeypatch):
     record(tmp_path / "run", 1, 6)
-    folder, words = tmp_path / "run" / "records", []
+    folder = tmp_path / "run" / "records"
+    words = []
     before = tables(tmp_path / "run")
     monkeypatch.setattr("pml_ext.training.records._LOCK_SECONDS", 0.1, raising=False)
     with closing(sqlite3.connect(folder / "logs.db")) as monitor:
@@ -247,7 +250,10 @@ def test_what_is_no_number_is_not_recorded(tmp_path):
     loss = torch.nn.Module()
     loss._record_these = ["names", "many", "here", "gone"]
     loss._record_these_stats = ["flag"]
-    loss.names, loss.many, loss.here, loss.flag = ["a"], torch.zeros(3), torch.tensor([2.0]), True
+    loss.names = ["a"]
+    loss.many = torch.zeros(3)
+    loss.here = torch.tensor([2.0])
+    loss.flag = True
     assert rows_of(RecordedValues(loss, None, {})) == {"metric_loss_Module": {"here": 2.0, "flag": True}}
     records = Records(tmp_path, 0, 0)
     records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True}})

@@ -98,7 +98,9 @@ def test_losses_and_miners_get_the_relation():
         recipe = recipe_of(*settings)
         return build_loss(recipe.loss, loss_context(recipe, [*range(len(names))], names))
 
-    tree, shared, table = "data.relation={name='hierarchy', level=1}", "data.relation=shared-label", [[1, 1], [0, 1]]
+    tree = "data.relation={name='hierarchy', level=1}"
+    shared = "data.relation=shared-label"
+    table = [[1, 1], [0, 1]]
     for loss, kind in (("cbml", pml_ext.CBMLLoss), ("pml/contrastive", WithRelation), ("pddm", WithRelation)):
         more = ", distance={name='pddm'}" if loss == "pddm" else ""
         given, _ = built(["a/x", "a/y", "b/z"], tree, f"loss={{name='{loss}'{more}}}")

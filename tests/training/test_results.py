@@ -48,7 +48,8 @@ def test_what_is_gone_is_made_again_without_failing_figures(finished, tmp_path, 
     def fails(*_, **__):
         raise ValueError("bins must increase\nmonotonically")
 
-    out, ear = shutil.copytree(finished[0], tmp_path / "out"), Ear()
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    ear = Ear()
     (out / "report.html").unlink()
     gone = [out / "network.json", next((out / "records").glob("*.csv"))]
     whole = [path.read_bytes() for path in gone]

@@ -45,7 +45,8 @@ def equal(one, other):
 
 
 def test_a_restored_state_is_the_one_that_was_saved(tmp_path):
-    run, twin = built(tmp_path / "run"), built(tmp_path / "run")
+    run = built(tmp_path / "run")
+    twin = built(tmp_path / "run")
     stepped(run)
     checkpoint.save(run.checkpoint("last"), run.state())
     state = checkpoint.load(run.checkpoint("last"), run.device, run.identity)
@@ -68,7 +69,8 @@ def test_a_state_of_other_processes_is_refused(tmp_path):
 
 
 def test_model_states_have_the_networks_and_losses(tmp_path):
-    run, twin = built(tmp_path), built(tmp_path, seed=0)
+    run = built(tmp_path)
+    twin = built(tmp_path, seed=0)
     stepped(run)
     checkpoint.save(run.checkpoint("best"), run.model_state(trunk=False))
     before = {name: value.clone() for name, value in twin.trunk.state_dict().items()}
@@ -111,7 +113,8 @@ def test_parts_see_the_steps_that_were_taken(tmp_path):
     run = built(tmp_path)
     stage = run.stages[0]
     stage.loss.watching = Watching()
-    indices, embeddings = torch.tensor([4, 2]), torch.ones(2, 3)
+    indices = torch.tensor([4, 2])
+    embeddings = torch.ones(2, 3)
 
     class Taken:
         skipped = False

@@ -85,7 +85,8 @@ def test_what_nohup_ignores_stays_ignored(monkeypatch):
 
 
 def test_a_thread_changes_nothing():
-    before, seen = signal.getsignal(signal.SIGTERM), []
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
 
     def work():
         with signals.listening():
@@ -136,7 +137,8 @@ def test_a_signal_ends_a_run_in_every_phase(tmp_path, monkeypatch, pml_ext_comma
 
 
 def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
-    begun, execute = [], launch.execute
+    begun = []
+    execute = launch.execute
     monkeypatch.setattr("pml_ext.evaluation.figures.similarity_distributions", interrupting(lambda *_: None))
     monkeypatch.setattr(launch, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
     with pytest.raises(StoppedError, match="/out --resume"):

@@ -35,7 +35,8 @@ def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
 
 
 def test_a_longer_cosine_keeps_the_factor_of_its_stage():
-    parameter, rates = nn.Parameter(torch.zeros(())), []
+    parameter = nn.Parameter(torch.zeros(()))
+    rates = []
     for epochs in (4, 8):
         optimizer = torch.optim.SGD([parameter], lr=1.0)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)

@@ -173,12 +173,14 @@ def test_a_resumed_run_may_change_its_trackers(tmp_path, seen):
 
 def entries_of_a_log(content):
     """The entries of a log in LevelDB's format, after a header of 7 bytes: blocks of 32 KiB, records of parts."""
-    place, entry = 7, b""
+    place = 7
+    entry = b""
     while place + 7 <= len(content):
         if (left := 32768 - place % 32768) < 7:
             place += left
             continue
-        length, kind = int.from_bytes(content[place + 4 : place + 6], "little"), content[place + 6]
+        length = int.from_bytes(content[place + 4 : place + 6], "little")
+        kind = content[place + 6]
         end = place + 7 + length
         if end > len(content):
             return  # still being written

@@ -57,7 +57,8 @@ def test_first_draws_of_the_views_of_an_image_do_not_go_together():
     for _, seed in items:
         generator = torch.Generator().manual_seed(seed)
         draws.append(torch.rand(5, generator=generator))
-    one, other = torch.stack(draws[::2]), torch.stack(draws[1::2])
+    one = torch.stack(draws[::2])
+    other = torch.stack(draws[1::2])
     joint = np.corrcoef(one.T.numpy(), other.T.numpy())[:5, 5:]
     assert np.abs(joint).max() < 4 / 4000**0.5
 

@@ -20,7 +20,8 @@ class Ear:
     """A listener that keeps what it hears."""
 
     def __init__(self):
-        self.warnings, self.epochs = [], []
+        self.warnings = []
+        self.epochs = []
 
     def iteration(self, *_): ...
     def step(self, text):

@@ -25,7 +25,8 @@ def test_metric_variance_is_that_of_a_loop(settings, counted):
     unit = torch.nn.functional.normalize(x)
     similarity = unit @ unit.T
     same = labels[:, None] == labels
-    positives, negatives = same & ~torch.eye(9, dtype=torch.bool), ~same
+    positives = same & ~torch.eye(9, dtype=torch.bool)
+    negatives = ~same
     counts = tuple(mask.sum(1, dtype=torch.float64) for mask in (positives, negatives)) if counted else None
     found = functional.metric_variance(similarity, positives, negatives, counts=counts, **settings)
     named = {{"gamma": "mvc_gamma", "reduction": "mvc_reduction"}.get(key, key): each for key, each in settings.items()}
@@ -39,7 +40,8 @@ def test_metric_variance_is_that_of_a_loop(settings, counted):
 
 def test_a_row_of_nan_without_positives_is_not_hidden():
     similarity = torch.tensor([[math.nan, 0.5]], dtype=torch.float64)
-    none, both = torch.zeros(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.bool)
+    none = torch.zeros(1, 2, dtype=torch.bool)
+    both = torch.ones(1, 2, dtype=torch.bool)
     assert functional.metric_variance(similarity, none, both).isnan().all()
     assert functional.metric_variance(similarity.nan_to_num(), both, none).tolist() == [0.0]
 

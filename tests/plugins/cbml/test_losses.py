@@ -103,7 +103,8 @@ def test_recorded_terms():
 def test_equals_pml_multi_similarity():
     x, labels = loops.batch(rows=30, size=8, classes=6)
     found = CBMLLoss(alpha_pos=0.5, beta_pos=1, alpha_neg=0.5, beta_neg=1, mvc_weight=0)(x, labels)
-    pml, miner = MultiSimilarityLoss(alpha=1, beta=1, base=0.5), miners.MultiSimilarityMiner(0.1)
+    pml = MultiSimilarityLoss(alpha=1, beta=1, base=0.5)
+    miner = miners.MultiSimilarityMiner(0.1)
     expected = pml(x, labels, miner(x, labels))
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(gradient(found, x), gradient(expected, x), rtol=1e-12, atol=1e-14)

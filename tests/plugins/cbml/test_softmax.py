@@ -14,7 +14,8 @@ from pml_ext_cbml import SoftmaxLoss
 
 
 def reference(embeddings, labels, component, class_labels=None):
-    weight, bias = component.classifier.weight.double(), component.classifier.bias.double()
+    weight = component.classifier.weight.double()
+    bias = component.classifier.bias.double()
     classes = list(range(component.num_classes)) if class_labels is None else list(class_labels)
     total = 0 * embeddings.sum()
     for x, label in zip(embeddings, labels.tolist(), strict=True):

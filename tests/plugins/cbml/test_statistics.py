@@ -34,7 +34,8 @@ def test_statistics_of_a_batch():
 
 def test_centers_and_widths_of_section_4_4_f():
     loss = CBMLLoss.from_statistics(KNOWN, mvc_weight=0.5)
-    delta_pos, delta_neg = 112 / 7**2, 7 / 112**2
+    delta_pos = 112 / 7**2
+    delta_neg = 7 / 112**2
     assert loss.alpha_pos == loss.alpha_neg == pytest.approx(0.45)
     assert loss.alpha_pos / loss.beta_pos == pytest.approx((0.7**2 - 0.2**2) / (2 * 0.15**2) + math.log(delta_pos))
     assert loss.alpha_neg / loss.beta_neg == pytest.approx((0.7**2 - 0.2**2) / (2 * 0.12**2) - math.log(delta_neg))
@@ -52,8 +53,10 @@ def test_ratio_functions_as_a_figure():
     assert isinstance(figure, Figure)
     lines = {line.get_label(): line for line in figure.axes[1].get_lines()}
     assert set(lines) == {"ratio of the two", "Eq. 20"}
-    known, drawn = PairStatistics.of(x, labels), lines["Eq. 20"]
-    z, heights = torch.tensor(drawn.get_xdata()), torch.tensor(drawn.get_ydata())
+    known = PairStatistics.of(x, labels)
+    drawn = lines["Eq. 20"]
+    z = torch.tensor(drawn.get_xdata())
+    heights = torch.tensor(drawn.get_ydata())
     wanted = log_ratio(z, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
     torch.testing.assert_close(heights, wanted)
     assert "lacks one of them" in figure.axes[3].get_title()

@@ -78,7 +78,8 @@ class DyingWorkers(Executor):
 
 @pytest.mark.parametrize("in_the_same_poll", [False, True])
 def test_workers_that_the_signal_ends_are_not_replaced(tmp_path, in_the_same_poll):
-    said, executor = [], DyingWorkers(in_the_same_poll)
+    said = []
+    executor = DyingWorkers(in_the_same_poll)
     with pytest.raises(StoppedError, match="go on with the same command"):
         do(jobs(tmp_path), executor, lambda job, text: said.append(text))
     assert (said, executor.started) == ([], 1)
@@ -123,7 +124,8 @@ class Killed(RunJob):
 
 def test_a_killed_process_is_replaced_and_its_run_resumed(tmp_path, here):
     """Also where the process has data-loader workers, which it may start."""
-    said, (job,) = [], jobs(tmp_path, more="data = { workers = 1 }")
+    said = []
+    (job,) = jobs(tmp_path, more="data = { workers = 1 }")
     assert metrics([Killed(**vars(job))], Processes(1), lambda job, text: said.append(text)) == here[:1]
     assert (job.plan.folder.parent / "killed").exists()
     assert any("its worker died; another one resumes it" in str(each) for each in said)

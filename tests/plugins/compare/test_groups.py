@@ -63,7 +63,8 @@ def test_what_cannot_be_grouped_is_refused(folder):
 
 
 def test_metrics_of_another_run_are_refused(folder):
-    run_0, run_1 = folder / "runs/0", folder / "runs/1"
+    run_0 = folder / "runs/0"
+    run_1 = folder / "runs/1"
     digest = hashlib.sha256((run_1 / "metrics.json").read_bytes()).hexdigest()
     (run_1 / "metrics.json").write_bytes((run_0 / "metrics.json").read_bytes())
     assert groups_below([run_1])

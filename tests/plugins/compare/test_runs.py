@@ -16,7 +16,8 @@ from .examples import SMALL, compare, silent
 @pytest.mark.usefixtures("without_report")
 def test_two_comparisons_of_one_folder_do_a_run_once(recipe, tmp_path, begun):
     (plan,) = plans_of(recipe, tmp_path / "out")
-    held, ended = threading.Event(), threading.Event()
+    held = threading.Event()
+    ended = threading.Event()
 
     def other():  # another comparison is at this run, and ends it
         with run_lock(plan.folder):

@@ -61,7 +61,9 @@ def test_holm_corrects_step_by_step():
 
 
 def test_equal_rows_are_called_different_in_one_of_twenty():
-    generator, called, rows = np.random.default_rng(1), 0, 200
+    generator = np.random.default_rng(1)
+    called = 0
+    rows = 200
     for _ in range(rows):
         seeds = generator.normal(0.7, 0.05, 5)  # what runs of one seed share
         one, other = seeds + generator.normal(0, 0.01, (2, 5))
@@ -75,7 +77,8 @@ def test_equal_rows_are_called_different_in_one_of_twenty():
 def test_a_difference_is_found_and_said():
     generator = np.random.default_rng(2)
     seeds = generator.normal(0.7, 0.05, 5)
-    one, other = seeds + generator.normal(0, 0.005, 5), seeds + 0.03 + generator.normal(0, 0.005, 5)
+    one = seeds + generator.normal(0, 0.005, 5)
+    other = seeds + 0.03 + generator.normal(0, 0.005, 5)
     found = paired_difference(one, other)
     text = sentence("cbml", "ms", "recall_at_1", found, found.p)
     assert text.startswith("cbml: recall_at_1 is higher than that of ms by 2.9 points (95 % interval +")

@@ -63,7 +63,8 @@ def test_ranges_follow_the_loss_and_the_overrides(recipe, tmp_path):
 
 
 def test_trials_see_validation_classes_and_are_reproducible(recipe, tmp_path, monkeypatch):
-    seen, evaluate = set(), evaluation.evaluate_split
+    seen = set()
+    evaluate = evaluation.evaluate_split
 
     def evaluating(view, split, *more, **named):
         seen.add(split)
@@ -117,7 +118,8 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
     words = ["compare", recipe, "--out", str(out), "--tune", "2", "--save-recipe", "--json"]
     result = CliRunner().invoke(app_for(words), words, catch_exceptions=False)
     value = json.loads(result.stdout)
-    (row,), (about,) = value["recipes"], value["tuning"]
+    (row,) = value["recipes"]
+    (about,) = value["tuning"]
     assert (row["trials"], row["selection"]) == (2, "trials: validation classes; last epoch")
     assert len(about["trials"]) == 2
     (saved,) = out.glob("*-tuned.toml")
@@ -138,7 +140,8 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
 def test_a_setting_wrong_for_every_trial_ends_all(recipe, tmp_path):
     wrong = ["sampler={name='pml/m-per-class', m=2, batch_size=40}"]  # of four classes
     (study,) = studies_of(recipe, tmp_path, trials=9, overrides=wrong)
-    jobs, said = trial_jobs([study], "cpu", None), []
+    jobs = trial_jobs([study], "cpu", None)
+    said = []
     text = "one.toml: sampler: found batch_size = 40; .* sampler.batch_size=8"
     for _ in range(2):  # the command says it again
         with pytest.raises(ConfigError, match=text):

@@ -18,7 +18,8 @@ def nmi(labels, clusters):
     def entropy(groups):
         return math.log(len(groups)) - sum(n * math.log(n) for n in Counter(groups).values()) / len(groups)
 
-    both, total = entropy(list(zip(labels, clusters, strict=True))), entropy(labels) + entropy(clusters)
+    both = entropy(list(zip(labels, clusters, strict=True)))
+    total = entropy(labels) + entropy(clusters)
     return 2 * (total - both) / total if total > 1e-12 else 1.0
 
 
@@ -35,7 +36,8 @@ def score(distance, medoids, labels, margin):
 
 
 def slow_locations(distance, labels, margin, refinements):
-    number, medoids = len(set(labels)), []
+    number = len(set(labels))
+    medoids = []
     for _ in range(number):
         free = [j for j in range(len(labels)) if j not in medoids]
         medoids.append(max(free, key=lambda j: score(distance, [*medoids, j], labels, margin)))
@@ -85,8 +87,10 @@ def test_value_and_gradient_equal_a_loop(settings, shape):
     values = []
     for seed in range(4):
         x, labels = batch(*shape, seed=seed)
-        loss, x = ClusteringLoss(**settings), x.requires_grad_()
-        value, wanted = loss(x, labels * 7 - 3), reference(x, labels, loss, **settings)
+        loss = ClusteringLoss(**settings)
+        x = x.requires_grad_()
+        value = loss(x, labels * 7 - 3)
+        wanted = reference(x, labels, loss, **settings)
         torch.testing.assert_close(value, wanted, rtol=1e-9, atol=1e-9)
         if wanted.requires_grad and value > 0:
             torch.testing.assert_close(*(torch.autograd.grad(each, x)[0] for each in (value, wanted)))
@@ -103,7 +107,8 @@ def test_agreement_after_moves_is_scikit_learns():
     classes = torch.unique(torch.randint(5, (30,), generator=generator), return_inverse=True)[1]
     clusters = torch.randint(4, (30,), generator=generator)
     moved = (torch.rand(8, 30, generator=generator) < 0.3).double()
-    moved[0], moved[1] = 0, 1
+    moved[0] = 0
+    moved[1] = 1
     found = nmi_after_moves(moved, clusters, classes)
     for row, value in zip(moved, found, strict=True):
         after = torch.where(row.bool(), 9, clusters)

@@ -22,7 +22,9 @@ def reference(
     initial_density=0.5,
 ):
     """Eq. 8, class by class and pair by pair."""
-    names, base, targets = list(class_labels or range(6)), base_density or [0.0] * 6, component.target_density
+    names = list(class_labels or range(6))
+    base = base_density or [0.0] * 6
+    targets = component.target_density
     present = sorted(set(labels.tolist()))
     count = len(present)
     total = 0
@@ -38,7 +40,9 @@ def reference(
 
 
 def test_against_the_slow_loop():
-    full, with_a_zero, same = [0.3, 0.7, 0.1, 0.9, 0.5, 0.2], [0.3, 0.0, 0.1, 0.9, 0.5, 0.2], [0.3] * 6
+    full = [0.3, 0.7, 0.1, 0.9, 0.5, 0.2]
+    with_a_zero = [0.3, 0.0, 0.1, 0.9, 0.5, 0.2]
+    same = [0.3] * 6
     settings = [
         {"base_density": [None, full, with_a_zero], "class_labels": [None, [3, 0, 5, 1, 4, 2]]},
         {"base_density": [with_a_zero, same], "eta": [0.0, 1.3], "correlation_weight": [0.4, 2.0, 0]},

@@ -18,7 +18,8 @@ def unit(x):
 
 def score(distance, x, y):
     """Eq. 2 of two embeddings."""
-    x, y = unit(x), unit(y)
+    x = unit(x)
+    y = unit(y)
     inner = [unit(layer(distance.difference, (x - y).abs()).relu())]
     if distance.position is not None:
         inner.append(unit(layer(distance.position, (x + y) / 2).relu()))
@@ -63,7 +64,8 @@ def pointwise(distance, embeddings, labels, kind):
 
 def mahalanobis(weight, x, y):
     """Distances of normalized rows under the metric L^T L of Sec. 1."""
-    form, (x, y) = weight.T @ weight, ([row / row.norm() for row in each] for each in (x, y))
+    form = weight.T @ weight
+    (x, y) = ([row / row.norm() for row in each] for each in (x, y))
     return torch.stack([torch.stack([((a - b) @ form @ (a - b)).sqrt() for b in y]) for a in x])
 
 
@@ -82,7 +84,8 @@ def objective(
     normalize_scores=True,
 ):
     """E_m and E_e times its weight, Eq. 3 and 4."""
-    size, x = len(labels), [unit(row) for row in embeddings]
+    size = len(labels)
+    x = [unit(row) for row in embeddings]
     s = matrix(distance, embeddings, embeddings)
     if tuples is not None and len(tuples) == 3:
         found = list(zip(*(index.tolist() for index in tuples), strict=True))
@@ -91,7 +94,8 @@ def objective(
         found, number = quadruplets(s, labels, num_quadruplets, per_class, tuples)
     if normalize_scores:
         values = [s[i][j] for i in range(size) for j in range(size) if i != j]
-        low, high = min(values), max(values)
+        low = min(values)
+        high = max(values)
         s = [[(value - low) / (high - low) if high > low else 0.0 for value in row] for row in s]
     metric = embedding = 0 * embeddings.sum()
     for a, p, n in found:

@@ -27,7 +27,9 @@ def points(count=7, size=6, seed=1):
     "settings", [{}, {"position": False}, {"hidden_size": 3}, {"hidden_size": 9, "position": False}]
 )
 def test_equal_to_a_loop_over_pairs(settings):
-    distance, x, y = build(**settings), points(), points(4, seed=2)
+    distance = build(**settings)
+    x = points()
+    y = points(4, seed=2)
     torch.testing.assert_close(distance(x), loops.matrix(distance, x, x), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(distance(x, y), loops.matrix(distance, x, y), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(distance.pairwise_distance(x[:4], y), loops.matrix(distance, x[:4], y).diagonal())
@@ -58,7 +60,8 @@ def test_what_dead_units_and_equal_embeddings_give():
 def test_symmetric_to_the_last_bit(training, budget):
     """Training or not, in one piece or in tiles; and which image of a pair comes first changes nothing."""
     distance = PDDMDistance(16, memory_budget=budget).train(training)
-    x, y = torch.randn(33, 16), torch.randn(33, 16)
+    x = torch.randn(33, 16)
+    y = torch.randn(33, 16)
     found = distance(x)
     assert torch.equal(found, found.T)
     torch.manual_seed(0)
@@ -68,12 +71,14 @@ def test_symmetric_to_the_last_bit(training, budget):
 
 
 def test_tiles_change_nothing_and_bound_memory():
-    whole, x = PDDMDistance(32, dropout=0, memory_budget=1 << 30), torch.randn(96, 32, requires_grad=True)
+    whole = PDDMDistance(32, dropout=0, memory_budget=1 << 30)
+    x = torch.randn(96, 32, requires_grad=True)
     tiled = copy.deepcopy(whole)
     tiled.memory_budget = 1 << 17
     y = torch.randn(40, 32)
     for references in (None, y):
-        one, other = whole(x, references), tiled(x, references)
+        one = whole(x, references)
+        other = tiled(x, references)
         torch.testing.assert_close(one, other)
         (one_grad,), (other_grad,) = (torch.autograd.grad(each.square().sum(), x) for each in (one, other))
         torch.testing.assert_close(one_grad, other_grad)
@@ -82,7 +87,8 @@ def test_tiles_change_nothing_and_bound_memory():
 
 
 def test_dropout_has_one_mask_a_call_with_gradients():
-    distance, x = build(16, dropout=0.5), points(9, 16)
+    distance = build(16, dropout=0.5)
+    x = points(9, 16)
     plain = distance(x)
     distance.train()
     with torch.no_grad():
@@ -117,7 +123,8 @@ def test_a_trace_serves_other_sizes(method, example, sizes, position):
 
 def test_the_mahalanobis_distance_equals_a_loop():
     distance = MahalanobisDistance(6).double()
-    x, y = points(), points(4, seed=2)
+    x = points()
+    y = points(4, seed=2)
     unit = [torch.nn.functional.normalize(each) for each in (x, y)]
     torch.testing.assert_close(distance(x, y), torch.cdist(*unit))  # it starts as the Euclidean one
     with torch.no_grad():
@@ -131,7 +138,8 @@ def test_the_mahalanobis_distance_equals_a_loop():
 
 def test_the_mahalanobis_distance_has_whole_gradients():
     """Rows after the map are not of unit length: nothing later removes what a gradient has along them."""
-    distance, (x, y) = MahalanobisDistance(6).double(), (points(), points(4, seed=2))
+    distance = MahalanobisDistance(6).double()
+    (x, y) = (points(), points(4, seed=2))
     weight = torch.randn(6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     apart = ~torch.eye(len(x), dtype=torch.bool)  # at distance 0 there is a kink
 

@@ -34,7 +34,9 @@ def masks():
 @pytest.mark.parametrize("tile", [3, 1000])
 def test_scores_are_those_of_a_loop(position, tile):
     distance = built(position)
-    head, x, y = distance.head(), points().requires_grad_(), points(4, seed=2)
+    head = distance.head()
+    x = points().requires_grad_()
+    y = points(4, seed=2)
     for found, expected in (
         (functional.score_matrix(head, x, y, tile), loops.matrix(distance, x, y)),
         (functional.score_matrix(head, x, None, tile), loops.matrix(distance, x, x)),
@@ -48,7 +50,8 @@ def test_scores_are_those_of_a_loop(position, tile):
 
 @pytest.mark.parametrize("tile", [4, 1000])
 def test_unordered_pairs_have_their_masks(tile):
-    distance, x = built(), points()
+    distance = built()
+    x = points()
     positives, negatives = masks()
     one_way = positives.triu()  # of a miner that lists a pair in one order
     scores, near, far = functional.scores_of_pairs(distance.head(), x, one_way, negatives, tile)
@@ -61,7 +64,8 @@ def test_unordered_pairs_have_their_masks(tile):
 
 @pytest.mark.parametrize("kind", functional.POINTWISE)
 def test_pointwise_terms_are_those_of_a_loop(kind):
-    distance, x = built(), points()
+    distance = built()
+    x = points()
     scores, *of_pairs = functional.scores_of_pairs(distance.head(), x, *masks(), 1000)
     found = functional.POINTWISE[kind](scores, *of_pairs)
     assert found.item() == pytest.approx(float(loops.pointwise(distance, x, LABELS, kind)), rel=1e-9)

@@ -57,7 +57,8 @@ def test_the_gradient_flows_through_the_scale_or_not():
     def value(low, high):
         return (0.5 + (matrix[a, n] - matrix[a, p]) / (high - low)).clamp(min=0).sum()
 
-    free, fixed = value(off.min(), off.max()), value(off.min().detach(), off.max().detach())
+    free = value(off.min(), off.max())
+    fixed = value(off.min().detach(), off.max().detach())
     for expected, settings in ((free, {}), (fixed, {"detach_scaling": True})):
         found = build(embedding_weight=0.0, **settings)(x, LABELS)
         torch.testing.assert_close(found, expected)
@@ -67,7 +68,8 @@ def test_the_gradient_flows_through_the_scale_or_not():
 
 def test_score_term_kept_from_the_embedding():
     x = embeddings().requires_grad_()
-    loss, without = build(detach_embeddings=True), build(score_margin=0.0, normalize_scores=False)
+    loss = build(detach_embeddings=True)
+    without = build(score_margin=0.0, normalize_scores=False)
     loss(x, LABELS).backward()
     trained = {name for name, parameter in loss.named_parameters() if parameter.grad.abs().sum() > 0}
     assert trained == {name for name, _ in loss.named_parameters()} - {"distance.score.bias"}  # differences lack it
@@ -81,14 +83,16 @@ def test_score_term_kept_from_the_embedding():
 
 @pytest.mark.parametrize("settings", [{}, {"num_quadruplets": 4}, {"per_class": True}])
 def test_a_miner_before_it_gives_the_same(settings):
-    loss, x = build(**settings), embeddings()
+    loss = build(**settings)
+    x = embeddings()
     triplets = HardQuadrupletMiner(loss.distance, **settings)(x, LABELS)
     torch.testing.assert_close(build()(x, LABELS, triplets), loss(x, LABELS))
 
 
 def test_one_mask_for_the_whole_step():
     """Mining, scaling and hinges see the same head; without that, scaled scores leave [0, 1]."""
-    loss, x = build(dropout=0.5, hidden_size=32), embeddings()  # of fewer units all may be 0, which makes ties
+    loss = build(dropout=0.5, hidden_size=32)
+    x = embeddings()  # of fewer units all may be 0, which makes ties
     for seed in range(10):
         torch.manual_seed(seed)
         found = loss.compute_loss(x, LABELS, None, x, LABELS)["score"]
@@ -109,7 +113,8 @@ def test_one_mask_for_the_whole_step():
 
 
 def test_equal_scores_are_scaled_to_zero():
-    loss, x = build(), embeddings().requires_grad_()
+    loss = build()
+    x = embeddings().requires_grad_()
     with torch.no_grad():
         loss.distance.score.weight.zero_()
     found = loss.compute_loss(x, LABELS, None, x, LABELS)["score"]["losses"]

@@ -27,8 +27,10 @@ def listed(triplets):
 @pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_equal_to_a_loop(count, per_class, seed):
-    x, distance = embeddings(seed), PDDMDistance(5).double()
-    settings, loop = {"num_quadruplets": count, "per_class": per_class}, {"count": count, "per_class": per_class}
+    x = embeddings(seed)
+    distance = PDDMDistance(5).double()
+    settings = {"num_quadruplets": count, "per_class": per_class}
+    loop = {"count": count, "per_class": per_class}
     found = HardQuadrupletMiner(distance, **settings)(x, LABELS)
     assert listed(found) == expected(distance.eval()(x), **loop)
     for euclidean in (LpDistance(), LpDistance(power=2)):
@@ -48,7 +50,8 @@ def test_ties_go_to_the_first():
 
 
 def test_without_gradients_and_without_dropout():
-    distance, x = PDDMDistance(5, dropout=0.9).train(), embeddings().requires_grad_()
+    distance = PDDMDistance(5, dropout=0.9).train()
+    x = embeddings().requires_grad_()
     first = HardQuadrupletMiner(distance, num_quadruplets=5)(x, LABELS)
     for _ in range(5):
         again = HardQuadrupletMiner(distance, num_quadruplets=5)(x, LABELS)

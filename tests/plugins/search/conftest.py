@@ -64,10 +64,12 @@ def made_up(
     run: TrainedRun, points: torch.Tensor, factory: str = "", paths: Sequence[str] = (), folder: Path = Path("/photos")
 ) -> Gallery:
     """Index made-up embeddings; no image needs to exist."""
-    paths, count = paths or [f"{number:05d}.png" for number in range(len(points))], len(points)
+    paths = paths or [f"{number:05d}.png" for number in range(len(points))]
+    count = len(points)
     run.collection.create(replace=True)
     written = run.collection.append([os.fsencode(folder / path) for path in paths], [(1, 1)] * count, points.numpy())
-    stats, numbers = np.ones((count, 2), dtype=np.int64), np.array([*written.values()])
+    stats = np.ones((count, 2), dtype=np.int64)
+    numbers = np.array([*written.values()])
     run.collection.write_index(Embedded(folder, paths, points, {}, stats, count, numbers), factory)
     return run.gallery()
 
@@ -99,7 +101,8 @@ def killed(work: Callable[[], Any], flushes: int) -> None:
 
     def mortal() -> None:
         torch.set_num_threads(1)  # OpenMP's threads are not forked
-        real, done = os.fsync, []
+        real = os.fsync
+        done = []
 
         def deadly(file: int) -> None:
             real(file)

@@ -17,7 +17,8 @@ from pml_ext_search.embedding import SkippedImage
 
 
 def test_clusters_their_table_and_their_sheets(command, indexed, folder, tmp_path):
-    run, place = indexed[0], tmp_path / "clusters"
+    run = indexed[0]
+    place = tmp_path / "clusters"
     done = command("cluster", run.folder, folder, "--clusters", "12", "-o", place, "--json")
     told = json.loads(done.stdout)
     assert [each["sheet"] for each in told["clusters"]] == [str(place / f"cluster-{n:03d}.png") for n in range(12)]

@@ -45,7 +45,8 @@ def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(make, images, tmp_
     write_some(images, range(100))
     run = make()
     gallery = run.index(images, factory="IVF4,Flat")
-    mapped, paths = run.embed_folder(images).embeddings, gallery.embedded.paths
+    mapped = run.embed_folder(images).embeddings
+    paths = gallery.embedded.paths
     before = mapped.clone()
     (answer,) = run.query(images / paths[30], 5)
     size = (tmp_path / "store" / "vectors.f32").stat().st_size
@@ -62,7 +63,8 @@ def test_a_fifth_of_holes_is_compacted_and_readers_stay_right(make, images, tmp_
     scratch = load_run(run.folder, "cpu", store=tmp_path / "scratch")
     scratch.index(images, factory="IVF4,Flat")
     query = images / answer.paths[0]
-    (now,), (wanted,) = run.query(query, 5), scratch.query(query, 5)
+    (now,) = run.query(query, 5)
+    (wanted,) = scratch.query(query, 5)
     assert now.paths == wanted.paths
     assert now.distances == pytest.approx(wanted.distances, abs=1e-3)
     assert make().embed_folder(images).new == 0
@@ -102,9 +104,11 @@ def test_a_flipped_bit_gives_no_image_the_id_of_another(make, images):
     write_some(images, [30])
     run.index(images)
     before = dict(zip(*of_index(run), strict=True))
-    place, content = images.parent / "store", (images.parent / "store" / "images.sqlite").read_bytes()
+    place = images.parent / "store"
+    content = (images.parent / "store" / "images.sqlite").read_bytes()
     vectors = (place / "vectors.f32").read_bytes()
-    draw, told = random.Random(0), 0
+    draw = random.Random(0)
+    told = 0
     for _ in range(150):
         (place / "vectors.f32").write_bytes(vectors)
         (place / "images.sqlite").write_bytes(content)
@@ -129,7 +133,8 @@ def test_a_path_whose_type_was_changed_is_damage(make, images):
     write_some(images, range(24))
     make().index(images)
     database = images.parent / "store" / "images.sqlite"
-    content, path = database.read_bytes(), os.fsencode(next(images.glob("class 3/*")))
+    content = database.read_bytes()
+    path = os.fsencode(next(images.glob("class 3/*")))
     places = [match.start() for match in re.finditer(re.escape(path), content)]
     with contextlib.closing(sqlite3.connect(database)) as connection:
         assert connection.execute("SELECT count(*) FROM embedded WHERE typeof(path) = 'blob'").fetchone() == (24,)
@@ -210,7 +215,8 @@ def test_precision_and_preprocessing_are_of_the_identity(runs):
 def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, command, runs, monkeypatch):
     monkeypatch.setattr(embedding, "WRITTEN", 64)
     write_some(images, range(300))
-    real, written = os.fsync, []
+    real = os.fsync
+    written = []
 
     def full_later(file):
         if len(written) == 2:
@@ -235,7 +241,8 @@ def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
     monkeypatch.setattr(embedding, "WRITTEN", 20)
     monkeypatch.setattr(embedding, "SECONDS", math.inf)
     killed(lambda: make(workers=2).embed_folder(images, batch_size=10), 3)
-    kept, vectors = rows(images), images.parent / "store" / "vectors.f32"
+    kept = rows(images)
+    vectors = images.parent / "store" / "vectors.f32"
     assert kept % 20 == 0
     assert 0 < kept < 100
     assert vectors.stat().st_size == (kept + 20) * 64 * 4

@@ -58,11 +58,13 @@ def test_measured_recall_is_that_of_a_plain_count():
     points = clustered(400, 200, 1.0, seed=1)
     points[1::2] = points[::2]  # every image twice: several right answers
     index = FaissIndex.build("IVF16,Flat", points)
-    chosen, measured = index.effort, sampled_recall(points)
+    chosen = index.effort
+    measured = sampled_recall(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     distances.fill_diagonal_(torch.inf)
     for index.effort in (1, 4, 16):
-        right, sample = 0, torch.linspace(0, 399, 200).round().long().tolist()
+        right = 0
+        sample = torch.linspace(0, 399, 200).round().long().tolist()
         for row in sample:
             numbers = [number for number in index.search(points[row][None], 11)[1][0].tolist() if number != row]
             near = distances[row].topk(10, largest=False).values[-1] + 1e-6

@@ -48,7 +48,8 @@ def check_whole(run, folders):
     gallery = run.gallery()
     folder = gallery.folder
     assert folder in folders
-    embedded, paths = gallery.embedded, [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/*.png"))]
+    embedded = gallery.embedded
+    paths = [path.relative_to(folder).as_posix() for path in sorted(folder.glob("*/*.png"))]
     assert sorted(embedded.paths) == paths
     points = run.embed([folder / path for path in embedded.paths])
     torch.testing.assert_close(embedded.embeddings, points, rtol=0, atol=1e-5)
@@ -85,7 +86,8 @@ def test_a_kill_leaves_the_old_index_or_the_new(make, few, tmp_path, factory):
 def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
     """Between the embedding of its query and the search."""
     run = make()
-    gallery, real = run.index(few[0], "IVF2,Flat"), TrainedRun.embed
+    gallery = run.index(few[0], "IVF2,Flat")
+    real = TrainedRun.embed
 
     def overtaken(self, images):
         monkeypatch.setattr(TrainedRun, "embed", real)
@@ -111,7 +113,8 @@ def test_a_reader_that_is_overtaken_reads_the_new_index(make, few, monkeypatch):
 )
 def test_a_damaged_file_is_one_line_with_its_remedy(command, make, few, tmp_path, pattern, damage, lost):
     """A query changes nothing of it; who embeds the folder computes the lost embeddings again, with a word."""
-    run, place = make("an index"), tmp_path / "an index"
+    run = make("an index")
+    place = tmp_path / "an index"
     before = run.index(few[0], "IVF2,Flat").embedded.embeddings.clone()
     (path,) = place.glob(pattern)
     damage(path)
@@ -177,7 +180,8 @@ def test_a_query_reads_the_rows_of_its_answers_alone(make, tmp_path, monkeypatch
     points = torch.nn.functional.normalize(torch.randn(20_000, 64, generator=torch.Generator().manual_seed(0)))
     paths = [f"class {number % 50}/{number:05d}.png" for number in range(len(points))]
     made_up(make(), points, paths=paths)
-    read, real = [], Transaction.images
+    read = []
+    real = Transaction.images
     monkeypatch.setattr(
         Transaction, "images", lambda self, *where: (read.append(row) or row for row in real(self, *where))
     )

@@ -40,7 +40,8 @@ def test_parts_have_the_rows_of_one_pass_over_the_folder(make, folder, tmp_path,
     run = make()
     for part in range(parts, 0, -1):
         run.embed_part(folder, part, parts, tmp_path / "parts")
-    found, embedded = rows_of(tmp_path / "parts"), run.embed_folder(folder)
+    found = rows_of(tmp_path / "parts")
+    embedded = run.embed_folder(folder)
     assert found == rows_of(whole)
     assert found["path"] == list(embedded.paths)
     assert found["class"] == list(embedded.classes)
@@ -50,7 +51,9 @@ def test_parts_have_the_rows_of_one_pass_over_the_folder(make, folder, tmp_path,
 
 
 def test_a_file_is_written_again_for_changed_images_alone(make, folder, tmp_path):
-    run, images, out = make(), tmp_path / "some images", tmp_path / "parts"
+    run = make()
+    images = tmp_path / "some images"
+    out = tmp_path / "parts"
     shutil.copytree(folder, images)
     run.embed_part(images, out=out)
     before = stamps(out)
@@ -67,7 +70,8 @@ def test_a_file_is_written_again_for_changed_images_alone(make, folder, tmp_path
 
 
 def test_a_killed_part_goes_on_and_two_at_once_do_no_harm(make, tmp_path, folder):
-    images, out = tmp_path / "images", tmp_path / "parts"
+    images = tmp_path / "images"
+    out = tmp_path / "parts"
     for copy in range(8):
         shutil.copytree(folder, images / str(copy))
     killed(lambda: make(workers=0).embed_part(images, out=out), 5)
@@ -96,7 +100,8 @@ def test_index_takes_parts_up_without_embedding(make, folder, whole, monkeypatch
 
 
 def test_missing_damaged_and_other_parts_are_named(make, runs, whole, tmp_path, folder):
-    out, run = tmp_path / "parts", make()
+    out = tmp_path / "parts"
+    run = make()
     shutil.copytree(whole, out)
     files = sorted(out.iterdir())
     with pytest.raises(DataError, match="of another network"):

@@ -13,7 +13,8 @@ from pml_ext_search.pictures import thumbnail
 @pytest.fixture
 def photos(runs, few, tmp_path):
     """A run with an index of a folder of its own, whose files may go."""
-    run, place = tmp_path / "run", tmp_path / "photos"
+    run = tmp_path / "run"
+    place = tmp_path / "photos"
     shutil.copytree(runs[0], run, ignore=shutil.ignore_patterns("collection", "records", "figures", "query.png"))
     shutil.copytree(few[0], place)
     return run, place
@@ -62,7 +63,8 @@ def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypat
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
 def test_a_thumbnail_of_a_photograph_is_decoded_small(tmp_path, mode, monkeypatch):
     """Upright, of the photograph's shape, from an eighth of its pixels."""
-    path, exif = tmp_path / "im $1_3.jpg", Image.Exif()
+    path = tmp_path / "im $1_3.jpg"
+    exif = Image.Exif()
     exif[0x0112] = 6  # turned
     colors = {"RGB": (200, 30, 30), "L": 90, "CMYK": (0, 255, 0, 0)}
     Image.new(mode, (4000, 3000), colors[mode]).save(path, exif=exif)

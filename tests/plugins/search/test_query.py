@@ -121,7 +121,8 @@ def test_by_a_learned_metric(tmp_path, folder):
 
 @pytest.mark.parametrize("factory", ["exact", "IVF8,Flat"])
 def test_within_a_class_answers_are_the_nearest_of_it(indexed, make, folder, factory):
-    exact, run = indexed[1], indexed[0] if factory == "exact" else make()
+    exact = indexed[1]
+    run = indexed[0] if factory == "exact" else make()
     if factory != "exact":
         made_up(run, exact.embedded.embeddings, factory, exact.embedded.paths, folder)
     query = folder / exact.embedded.paths[0]

@@ -23,7 +23,8 @@ class CountedRun:
     """A run with a collection of its own, which counts the images that its network embeds."""
 
     def __init__(self, folder, store):
-        self.run, self.embedded = load_run(folder, "cpu", workers=0, store=store), 0
+        self.run = load_run(folder, "cpu", workers=0, store=store)
+        self.embedded = 0
         self.run.embedder.register_forward_hook(self._count)
 
     def _count(self, _, inputs, __):
@@ -31,7 +32,8 @@ class CountedRun:
 
     def since(self):
         """How many since this was asked before."""
-        count, self.embedded = self.embedded, 0
+        count = self.embedded
+        self.embedded = 0
         return count
 
 
@@ -86,7 +88,8 @@ def test_few_files_write_nothing(make, images, tmp_path):
 
 
 def test_a_query_takes_what_the_index_has(make, images, tmp_path):
-    counted, files = make(), files_of(images)
+    counted = make()
+    files = files_of(images)
     counted.run.index(images)
     counted.since()
     (tmp_path / "a link.png").symlink_to(files[4])

@@ -46,7 +46,8 @@ def test_the_nearest_of_all_images_by_strategy(strategy):
     assert all((a, n) in pairs for a, _, n in triplets_of(sampler) if a in pool[:, 0])
     mixed = HardNegativePoolSampler(labels, 12, 3000, strategy, hard_fraction=0.5, pool_size=3, pool="nearest")
     mixed.refresh_pool(x)
-    pairs, counts = set(map(tuple, mixed._pool.tolist())), np.bincount(mixed._pool[:, 0], minlength=30)
+    pairs = set(map(tuple, mixed._pool.tolist()))
+    counts = np.bincount(mixed._pool[:, 0], minlength=30)
     hits = [(a, n) in pairs for a, _, n in triplets_of(mixed) if counts[a] == 3]
     assert 0.4 < np.mean(hits) < 0.75
 
@@ -80,7 +81,8 @@ def slow_pairs(labels, indices, x, strategy, count, per="batch"):
 @pytest.mark.parametrize("per", ["batch", "anchor"])
 @pytest.mark.parametrize("strategy", ["hard", "semihard"])
 def test_the_pool_has_pairs_of_training_batches(strategy, per):
-    labels, most = pool_labels(), 3 if strategy == "hard" else 100
+    labels = pool_labels()
+    most = 3 if strategy == "hard" else 100
     sampler = HardNegativePoolSampler(labels, 12, 600, strategy, hard_fraction=1.0, pool_size=most, per=per)
     batches = [drawn_batch(sampler, labels) for _ in range(2)]
     wanted = []
@@ -153,8 +155,10 @@ def run(out, *overrides):
 @pytest.mark.usefixtures("without_report")
 def test_the_pool_of_a_run_is_of_its_batches(tmp_path, monkeypatch):
     """Every step's embeddings reach the sampler, with the images that they are of."""
-    seen, pools = [], []
-    collect, refresh = HardNegativePoolSampler.collect, HardNegativePoolSampler.refresh_pool
+    seen = []
+    pools = []
+    collect = HardNegativePoolSampler.collect
+    refresh = HardNegativePoolSampler.refresh_pool
 
     def collected(self, indices, embeddings):
         seen.append((indices, embeddings))

@@ -56,7 +56,8 @@ def near_negatives(embeddings, labels, epsilon=0.1, ref_emb=None, ref_labels=Non
     """Return the positive pairs, and the negative ones that NearNegatives chooses, one anchor after the other."""
     points = embeddings / embeddings.norm(dim=1, keepdim=True)
     references, names = (points, labels) if ref_emb is None else (ref_emb / ref_emb.norm(dim=1)[:, None], ref_labels)
-    positives, negatives = set(), set()
+    positives = set()
+    negatives = set()
     for i, point in enumerate(points):
         near = [j for j in range(len(names)) if names[j] == labels[i] and (ref_emb is not None or i != j)]
         least = min((float(point @ references[j]) for j in near), default=float("inf"))
@@ -71,7 +72,9 @@ class Equation:
 
     def __init__(self, alpha: float = 2.0, beta: float = 10.0, margin: float = 0.5, **kwargs):
         super().__init__(**kwargs)
-        self.alpha, self.beta, self.margin = alpha, beta, margin
+        self.alpha = alpha
+        self.beta = beta
+        self.margin = margin
 
     def values(self, matrix, positives, negatives):
         return self.pull(matrix - self.margin, positives) + self.push(matrix - self.margin, negatives)
@@ -125,7 +128,9 @@ class Weighted(ByHand):
 
     def __init__(self, weight: float = 1.0, kind: str = "plain", tile: int = 4, **kwargs):
         super().__init__(**kwargs)
-        self.weight, self.kind, self.tile = weight, kind, tile
+        self.weight = weight
+        self.kind = kind
+        self.tile = tile
 
     def values(self, *matrices):
         values = self.weight * super().values(*matrices)
@@ -252,8 +257,10 @@ class FewClasses(Sampler):
     """Batches of a few classes, drawn at random, with four images of each."""
 
     def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
-        self.labels, self.batch_size = self.read(labels), batch_size
-        self.length, self.seed = length_before_new_iter, seed
+        self.labels = self.read(labels)
+        self.batch_size = batch_size
+        self.length = length_before_new_iter
+        self.seed = seed
         self.generator = torch.Generator().manual_seed(seed)
 
     def read(self, labels):

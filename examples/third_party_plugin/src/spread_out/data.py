@@ -28,7 +28,8 @@ def shapes(root=None, image_size: int = 16, per_class: int = 60, seed: int = 0) 
         seed: of the draw.
     """
     generator = np.random.default_rng(seed)
-    images, labels = [], []
+    images = []
+    labels = []
     for label, (corners, inner) in enumerate(CORNERS.values()):
         for _ in range(per_class):
             images.append(_drawn(corners, inner, image_size, generator))

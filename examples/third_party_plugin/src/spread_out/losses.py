@@ -37,7 +37,8 @@ class AlignmentUniformityLoss(FullPrecisionForward, BaseMetricLossFunction):
         check_number(self, "temperature", temperature, above=0)
         super().__init__(**kwargs)
         require_similarity(self, self.distance)
-        self.uniformity_weight, self.temperature = uniformity_weight, temperature
+        self.uniformity_weight = uniformity_weight
+        self.temperature = temperature
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         similarity, references = matrix_of(self.distance, embeddings, ref_emb)

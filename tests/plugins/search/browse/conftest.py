@@ -61,7 +61,9 @@ def few(tmp_path, trained, photos):
 def served(trained, photos, tmp_path_factory):
     """The command with two runs, on 202 images: odd names, one outside the folder, one that is gone; Ctrl-C ends it."""
     place = tmp_path_factory.mktemp("served")
-    images, secret, outside = place / "photos", place / "secret.png", []
+    images = place / "photos"
+    secret = place / "secret.png"
+    outside = []
     shutil.copytree(photos, images)
     Image.new("RGB", (8, 8), SECRET).save(secret)
     (images / "0" / "link.png").symlink_to(secret)

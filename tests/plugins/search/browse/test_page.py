@@ -84,7 +84,8 @@ def test_an_upload_is_refused_before_it_is_decoded(served, content, text):
 
 
 def test_a_refused_upload_leaves_no_file(pair, tmp_path, monkeypatch):
-    page, noise = server.Page(pair, tmp_path), io.BytesIO()
+    page = server.Page(pair, tmp_path)
+    noise = io.BytesIO()
     Image.effect_noise((64, 64), 90).save(noise, "PNG")
     with pytest.raises(DataError, match="cut.png: not a readable image"):
         page.keep(io.BytesIO(noise.getvalue()[:3000]), "cut.png")

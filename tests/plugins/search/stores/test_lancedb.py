@@ -16,7 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
 
 def test_commands_search_in_a_store(command, runs, folder, tmp_path):
     pytest.importorskip("lancedb", reason="needs the extra lancedb")
-    own, address = ("--store", tmp_path / "own"), f"lancedb:{tmp_path / 'a lake'}"
+    own = ("--store", tmp_path / "own")
+    address = f"lancedb:{tmp_path / 'a lake'}"
     done = command("index", runs[0], folder, *own, "--to", address)
     assert "lancedb: 200 new, 0 changed, 0 gone, 0 as before" in done.stdout
     assert "lancedb: recall@10 1.000 of exact search" in done.stdout
@@ -34,10 +35,12 @@ def test_the_page_searches_in_a_store(runs, folder, tmp_path):
     pytest.importorskip("lancedb", reason="needs the extra lancedb")
     place = tmp_path / "run"
     shutil.copytree(runs[0], place, ignore=shutil.ignore_patterns("collection"))
-    run, address = load_run(place, "cpu"), f"lancedb:{tmp_path / 'lake'}"
+    run = load_run(place, "cpu")
+    address = f"lancedb:{tmp_path / 'lake'}"
     run.index(folder)
     run.copy_to_store(address)
-    (here,), (there,) = open_collections([place], device="cpu"), open_collections([place], device="cpu", store=address)
+    (here,) = open_collections([place], device="cpu")
+    (there,) = open_collections([place], device="cpu", store=address)
     there.embeddings = here.embeddings.clone()
     assert there.nearest(7, 5) == here.nearest(7, 5)
     assert [each.number for each in there.nearest_to_file(folder / "3" / "0003.png", 5)] == [
@@ -51,7 +54,8 @@ def test_a_large_table_has_lists_that_are_extended(tmp_path, monkeypatch):
     reason = "needs the extra lancedb"
     lancedb = pytest.importorskip("pml_ext_search.stores.lancedb", reason=reason, exc_type=ImportError)
     monkeypatch.setattr(lancedb, "INDEXED", 300)
-    store, images = opened(f"lancedb:{tmp_path / 'lake'}"), rows(300)
+    store = opened(f"lancedb:{tmp_path / 'lake'}")
+    images = rows(300)
     store.write([Rows(*(column[:290] for column in images))])
     assert not store._table.list_indices()
     store.write([Rows(*(column[290:] for column in images))])
@@ -66,7 +70,8 @@ def test_a_large_table_has_lists_that_are_extended(tmp_path, monkeypatch):
 
 def test_a_quote_in_a_class_is_no_sql(tmp_path):
     pytest.importorskip("lancedb", reason="needs the extra lancedb")
-    store, images = opened(f"lancedb:{tmp_path / 'lake'}"), rows(30)
+    store = opened(f"lancedb:{tmp_path / 'lake'}")
+    images = rows(30)
     store.write([images])
     assert store.search(images.vectors[:1], 30, SearchFilter("x' OR 'a' = 'a")) == [[]]
     assert len(store.search(images.vectors[:1], 30, SearchFilter('d\'or "é"'))[0]) == 10

@@ -72,7 +72,8 @@ def test_no_error_prints_a_password(command, runs, folder, tmp_path, address):
 
 def test_a_search_outlives_a_restart_of_the_server(server):
     pytest.importorskip("psycopg", reason="needs the extra pgvector")
-    store, images = opened(f"pgvector:{server.address}"), rows(30)
+    store = opened(f"pgvector:{server.address}")
+    images = rows(30)
     store.write([images])
     server.stop()
     try:

@@ -20,7 +20,8 @@ def store(tmp_path):
 def test_points_are_sent_in_requests_and_read_in_pages(store, monkeypatch):
     monkeypatch.setattr(qdrant, "_SENT", 7)
     monkeypatch.setattr(qdrant, "BATCH", 10)
-    images, sent = rows(45), []
+    images = rows(45)
+    sent = []
     store.write([])  # creates the collection
     upsert = store._client.upsert
     monkeypatch.setattr(store._client, "upsert", lambda title, batch: sent.append(batch.ids) or upsert(title, batch))

@@ -27,7 +27,8 @@ def nearest(rows, query, k, within=None, radius=None):
 
 
 def test_a_store_finds_what_a_loop_finds(address):
-    store, images = opened(address), rows(300)
+    store = opened(address)
+    images = rows(300)
     assert store.count() == 0
     assert store.search(images.vectors[:2], 3, SearchFilter()) == [[], []]
     assert dict(store.marks()) == {}
@@ -55,7 +56,9 @@ def test_a_store_finds_what_a_loop_finds(address):
 
 def test_rows_are_replaced_deleted_and_kept(address):
     title = next(table)
-    store, images, others = opened(address, title), rows(30), rows(10, seed=5, first=25)
+    store = opened(address, title)
+    images = rows(30)
+    others = rows(10, seed=5, first=25)
     store.write([images])
     store.write([others])
     store.delete([0, 1, 999])
@@ -69,7 +72,8 @@ def test_rows_are_replaced_deleted_and_kept(address):
 
 
 def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monkeypatch):
-    run, images = make(), tmp_path / "images"
+    run = make()
+    images = tmp_path / "images"
     shutil.copytree(folder, images)
     run.index(images)
     store = run.open_store(address)
@@ -83,7 +87,8 @@ def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monke
     shutil.copy(names[3], images / "new.png")
     ids = dict(zip(run.gallery().embedded.paths, run.gallery().embedded.ids.tolist(), strict=True))
     run.index(images)
-    written, write = [], store.write
+    written = []
+    write = store.write
     monkeypatch.setattr(store, "write", lambda rows: write(written.append(each) or each for each in rows))
     assert run.copy_to_store(address)[0] == (1, 1, 1, 198)
     assert sum(len(each.ids) for each in written) == 2
@@ -134,7 +139,8 @@ def test_other_addresses_are_shown_without_a_password():
 
 def test_a_class_is_complete_beside_a_large_one(address):
     """The other class is nearer to each query than all of the class that is asked for."""
-    store, half = opened(address), 1000
+    store = opened(address)
+    half = 1000
     noise = np.random.default_rng(0).standard_normal((2 * half, 8)).astype(np.float32) * 0.1
     noise[:half, 0] += 1
     noise[half:, 0] -= 1
@@ -170,7 +176,8 @@ def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
 @pytest.mark.parametrize("ending", ["parquet", "jsonl"])
 def test_many_images_at_once_have_the_answers_of_single_ones(command, runs, folder, tmp_path, ending):
     parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
-    own, out = ("--store", tmp_path / "own"), tmp_path / f"answers.{ending}"
+    own = ("--store", tmp_path / "own")
+    out = tmp_path / f"answers.{ending}"
     command("index", runs[0], folder, *own)
     (tmp_path / "list").write_text("1/0001.png\n3/0003.png\n2/broken.png\n")
     done = command("query", runs[0], folder, "--list", tmp_path / "list", *own, "-k", 4, "-o", out, "--json")
