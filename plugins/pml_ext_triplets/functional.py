@@ -114,9 +114,7 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
         anchors, positives = listed
     starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
     places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
-    most = 1
-    if len(places):
-        most += int(places.max())
+    most = max(1, len(torch.bincount(places)))  # the greatest place and 1
     return Positives(anchors, positives, places, most)
 
 
