@@ -1,16 +1,18 @@
 """Embedding and training steps of whole networks on a CPU, as torch does them and with what makes them faster.
 
-One after the other are added: freed memory kept, channels-last, fused AdamW. Each measurement is a process of its own,
-and the kinds take turns, so that a busy machine slows all equally.
+One after the other are added: freed memory kept, channels-last, fused AdamW; then, each alone beside these, bfloat16
+(autocast) and ``torch.compile``. Each measurement is a process of its own, and the kinds take turns, so that a busy
+machine slows all equally.
 
 ``python -m benchmarks.whole_networks --rounds 3`` prints the medians of CPU milliseconds per image, and images per
-second. Weights and images are random: they do not change times. ``--trunks`` names trunks of torchvision, or
-``efficientnet-lite0`` (extra ``photos``).
+second. Weights and images are random: they do not change times. ``--trunks`` names trunks of torchvision or timm, or
+``efficientnet-lite0`` (extra ``photos``); ``--threads`` is the number of torch's threads.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -18,42 +20,63 @@ import subprocess
 import sys
 import time
 
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What a measurement adds to torch's defaults."""
+
+    kept: bool = False  # freed memory
+    channels_last: bool = False
+    fused: bool = False
+    bfloat16: bool = False
+    compiled: bool = False
+
+
 KINDS = {
-    "torch's defaults": (False, False, False),
-    "freed memory kept": (True, False, False),
-    "and channels-last": (True, True, False),
-    "and fused AdamW": (True, True, True),
+    "torch's defaults": Kind(),
+    "freed memory kept": Kind(kept=True),
+    "and channels-last": Kind(kept=True, channels_last=True),
+    "and fused AdamW": Kind(kept=True, channels_last=True, fused=True),
+    "and bfloat16": Kind(kept=True, channels_last=True, fused=True, bfloat16=True),
+    "and torch.compile": Kind(kept=True, channels_last=True, fused=True, compiled=True),
 }
 TRUNKS = ("efficientnet-lite0", "torchvision/resnet18", "torchvision/vit_b_16", "convnet")
 WARM_UP = 1  # batches
 
 
-def measure(trunk: str, size: int, batch: int, batches: int, kind: str) -> dict[str, float]:
+def measure(trunk: str, size: int, batch: int, batches: int, threads: int, kind: Kind) -> dict[str, float]:
     """Return CPU milliseconds per image, and images per second, of embedding and of training, in this process."""
     import torch
 
     from pml_ext import keep_freed_memory, registry
 
-    kept, channels_last, fused = KINDS[kind]
-    if kept:
+    if threads:
+        torch.set_num_threads(threads)
+    if kind.kept:
         keep_freed_memory("cpu")
     torch.manual_seed(0)
     network = registry.factory("trunk", trunk)(3, size)
     images = torch.randn(batch, 3, size, size)
-    if channels_last:
+    if kind.channels_last:
         network.to(memory_format=torch.channels_last)
         images = images.contiguous(memory_format=torch.channels_last)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6, fused=fused)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-6, fused=kind.fused)
+    called = torch.compile(network) if kind.compiled else network
+
+    def features() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind.bfloat16):
+            result: torch.Tensor = called(images)
+        return result.float()
 
     def embed() -> None:
         network.eval()
         with torch.no_grad():
-            network(images)
+            features()
 
     def train() -> None:
         network.train()
         optimizer.zero_grad()
-        network(images).square().mean().backward()
+        features().square().mean().backward()
         optimizer.step()
 
     found = {}
@@ -78,19 +101,22 @@ def main() -> None:
     options.add_argument("--size", type=int, default=160, help="pixels")
     options.add_argument("--batch", type=int, default=32)
     options.add_argument("--batches", type=int, default=3)
+    options.add_argument("--threads", type=int, default=0, help="torch's (default: its own choice)")
+    options.add_argument("--kinds", nargs="+", choices=list(KINDS), default=list(KINDS), metavar="KIND")
     options.add_argument("--one", choices=list(KINDS), help=argparse.SUPPRESS)  # the measurement of a child
     given = options.parse_args()
     if given.one is not None:
         (trunk,) = given.trunks
-        print(json.dumps(measure(trunk, given.size, given.batch, given.batches, given.one)))
+        kind = KINDS[given.one]
+        print(json.dumps(measure(trunk, given.size, given.batch, given.batches, given.threads, kind)))
         return
 
     clean = {name: value for name, value in os.environ.items() if name != "PML_EXT_ALLOCATOR"}
     for trunk in given.trunks:
         command = [sys.executable, "-m", "benchmarks.whole_networks", "--trunks", trunk]
-        for name in ("size", "batch", "batches"):
+        for name in ("size", "batch", "batches", "threads"):
             command += [f"--{name}", str(getattr(given, name))]
-        results: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+        results: dict[str, list[dict[str, float]]] = {kind: [] for kind in given.kinds}
         for _ in range(given.rounds):
             for kind, measured in results.items():
                 done = subprocess.run([*command, "--one", kind], env=clean, check=True, capture_output=True, text=True)
