@@ -12,6 +12,7 @@ import re
 import sys
 import threading
 import warnings
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,7 @@ def check_other_process(subject: Subject) -> None:
     except (ModuleNotFoundError, AttributeError) as error:
         raise SkipCheck(f"another process cannot import its class: {error}") from None
     except Exception as error:
+        _check_that_processes_start()
         raise AssertionError(f"in another process it stops: {error_summary(error)}") from error
     text = "in another process it gives another result: it needs something of this one"
     close([torch.from_numpy(x) for x in actual], outcome(component, batch)[:1], text, 1e-9, 1e-9)
@@ -181,6 +183,22 @@ def _worker() -> concurrent.futures.ProcessPoolExecutor:
     if not _workers:
         _workers.append(concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
     return _workers[0]
+
+
+def _check_that_processes_start() -> None:
+    """Skip the check if another process cannot even start; replace a worker process that has ended."""
+    try:
+        _worker().submit(int).result()
+        return
+    except BrokenProcessPool:
+        _workers.clear()
+    try:
+        _worker().submit(int).result()
+    except BrokenProcessPool:
+        _workers.clear()
+        raise SkipCheck(
+            "another process runs the script again, and ends; put the calls below 'if __name__ == \"__main__\":'"
+        ) from None
 
 
 def fork_worker() -> None:

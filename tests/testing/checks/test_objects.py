@@ -39,3 +39,21 @@ assert not objects._workers
 @pytest.mark.parametrize("code", [_FORKED, _OF_NO_USE], ids=["usable", "of no use"])
 def test_the_worker_is_forked_while_that_is_safe(code):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+SCRIPT = """
+from pml_ext import CBMLLoss
+from pml_ext.testing import check_component
+
+print(check_component(CBMLLoss, checks=["check_other_process"])[0])
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_block_is_told_so(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "another process runs the script again" in done.stdout
+    assert "if __name__ == " in done.stdout
