@@ -80,7 +80,7 @@ def bench(
             repeats=repeats or ROUNDS,
             device=device,
             threads=threads,
-            most_traffic=MOST_TRAFFIC if shapes is None else None,
+            most_traffic=MOST_TRAFFIC if not losses and shapes is None else None,
             progress=stderr().print,
         )
         if not losses and shapes is None:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .reductions import masked_max, masked_min
+
 
 class AllPairsExceptSelf(NamedTuple):
     """An ``indices_tuple`` for all pairs by label, except embedding i with its own copy, reference ``columns[i]``."""
@@ -242,8 +244,8 @@ def hard_pair_masks(
     All matrices are ``[B, R]``; larger similarities mean nearer. The two results are empty for an anchor without
     positives or negatives. Every pair of a row with NaN counts as hard, so that no NaN is left out.
     """
-    nearest_negative = torch.where(negatives, similarity, -torch.inf).amax(1, keepdim=True)
-    farthest_positive = torch.where(positives, similarity, torch.inf).amin(1, keepdim=True)
+    nearest_negative = masked_max(similarity, negatives)[:, None]
+    farthest_positive = masked_min(similarity, positives)[:, None]
     # ``mask > easy`` is "in the mask and not easy"; no pair of a row with NaN is easy
     easy_positives = similarity >= nearest_negative + epsilon
     easy_negatives = similarity <= farthest_positive - epsilon

@@ -73,3 +73,5 @@ def test_the_default_run_ends_with_a_network(pml_ext_command, monkeypatch):
     last = done.stdout.splitlines()[-1].split()
     assert last[:4] == ["64x1x28x28", "convnet", "+", "tiled-multi-similarity"]
     assert last[-1] == "2"
+    pml_ext_command("bench", "cbml", "--device=cpu")
+    assert calls[1][2] is None  # a loss that is named is measured at all shapes
