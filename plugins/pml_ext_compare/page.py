@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def write_comparison(
         remarks=remarks(result),
         tables=tables,
         more=[*query_tables, *tuning_tables],
-        figures=[*_curves_figures(groups, result["metrics"]), *query_figures],
+        figures=[*_curve_figures(groups, result["metrics"]), *query_figures],
     )
     page = out / "comparison.html"
     write_text(page, html)
@@ -93,28 +94,37 @@ def _markdown(result: Mapping[str, Any], tables: Sequence[ReportTable]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _curves_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[ReportFigure]:
-    """Return the figure of the metrics over the epochs; none if no run recorded them."""
-    panels = {}
-    for metric in metrics:
-        curves = curves_of(groups, metric)
-        if curves:
-            panels[title_of(metric)] = curves
-    if not panels:
-        return []
-    caption = "On validation images, or on test images where the recipe tests epochs; means over the seeds."
-    return [draw("Metrics over the epochs", lambda: epoch_curves(panels), caption)]
+def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[ReportFigure]:
+    """Return the metrics over the epochs, a figure for validation and one for test images, if runs recorded them."""
+    found = []
+    for images in ("validation", "test"):
+        panels = {}
+        for metric in metrics:
+            curves = curves_of(groups, metric, images)
+            if curves:
+                panels[title_of(metric)] = curves
+        if panels:
+            title = f"Metrics of {images} images over the epochs"
+            found.append(draw(title, functools.partial(epoch_curves, panels), "Means over the seeds."))
+    return found
 
 
-def curves_of(groups: Sequence[Group], metric: str) -> Curves:
-    """Return epochs and means over the seeds of a metric that the runs recorded between epochs, by group."""
+def curves_of(groups: Sequence[Group], metric: str, images: str) -> Curves:
+    """Return epochs and means over the seeds of a metric that the runs recorded between epochs, by group.
+
+    ``images``: ``"validation"`` or ``"test"``.
+    """
     curves: Curves = {}
     for group in groups:
-        by_seed = [metric_by_epoch(folder, metric) for folder in group.folders.values()]
-        if not by_seed or by_seed[0] is None:
+        by_seed = []
+        for folder in group.folders.values():
+            recorded = metric_by_epoch(folder, metric)
+            if images in recorded:
+                by_seed.append(recorded[images])
+        if not by_seed:
             continue
         epochs, _ = by_seed[0]
-        same_epochs = [series for series in by_seed if series is not None and series[0] == epochs]
+        same_epochs = [series for series in by_seed if series[0] == epochs]
         if len(epochs) > 1:
             means = np.mean([values for _, values in same_epochs], axis=0)
             curves[group.name] = epochs, means.tolist()

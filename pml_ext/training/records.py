@@ -290,13 +290,13 @@ def metric_series(folder: Path, metric: str) -> Series:
     return series
 
 
-def metric_by_epoch(folder: Path, metric: str) -> tuple[list[int], list[float]] | None:
-    """Return the epochs in which a run measured a metric, and its values; None if it measured it in no epoch.
+def metric_by_epoch(folder: Path, metric: str) -> Series:
+    """Return the epochs in which a run measured a metric, and its values, on ``"validation"`` and ``"test"`` images.
 
-    They are of validation images if the run has such values, else of test images.
+    What it did not measure between epochs is left out.
     """
-    series = metric_series(folder, metric)
-    return series.get(VALIDATION) or series.get(CURVE)
+    names = {VALIDATION: "validation", CURVE: "test"}
+    return {names[table]: series for table, series in metric_series(folder, metric).items()}
 
 
 def loss_series(folder: Path, terms: Iterable[str]) -> Series:

@@ -261,8 +261,8 @@ def test_what_is_no_number_is_not_recorded(tmp_path):
     assert tables(tmp_path)["with_a_strange_name"] == [{"~iteration~": 1, "nan": None, "flag": 1}]
 
 
-def test_a_metric_by_epoch_is_of_validation_first(tmp_path):
-    assert metric_by_epoch(tmp_path, "nmi") is None
+def test_a_metric_by_epoch_of_validation_and_test(tmp_path):
+    assert metric_by_epoch(tmp_path, "nmi") == {}
     for number, tables in enumerate(([CURVE], [CURVE, VALIDATION])):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -271,6 +271,7 @@ def test_a_metric_by_epoch_is_of_validation_first(tmp_path):
             records.add(epoch, {table: {"nmi": epoch / 4 + (table == VALIDATION)} for table in tables})
         records.save()
         records.close()
-    assert metric_by_epoch(tmp_path / "0", "nmi") == ([1, 2], [0.25, 0.5])
-    assert metric_by_epoch(tmp_path / "1", "nmi") == ([1, 2], [1.25, 1.5])
-    assert metric_by_epoch(tmp_path / "1", "map_at_r") is None
+    assert metric_by_epoch(tmp_path / "0", "nmi") == {"test": ([1, 2], [0.25, 0.5])}
+    both = {"validation": ([1, 2], [1.25, 1.5]), "test": ([1, 2], [0.25, 0.5])}
+    assert metric_by_epoch(tmp_path / "1", "nmi") == both
+    assert metric_by_epoch(tmp_path / "1", "map_at_r") == {}

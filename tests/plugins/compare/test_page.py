@@ -31,11 +31,23 @@ def test_all_files_say_the_same(folder, monkeypatch):
 
 
 def test_curves_are_means_over_seeds(folder, monkeypatch):
-    measured = {"0": ([1, 2], [0.1, 0.3]), "1": ([1, 2], [0.3, 0.5]), "2": ([1], [0.9]), "3": None}
-    monkeypatch.setattr(page, "metric_by_epoch", lambda folder, metric: measured.get(folder.name))
+    measured = {"0": ([1, 2], [0.1, 0.3]), "1": ([1, 2], [0.3, 0.5]), "2": ([1], [0.9])}
+    recorded = {seed: {"test": series} for seed, series in measured.items()}
+    monkeypatch.setattr(page, "metric_by_epoch", lambda folder, metric: recorded.get(folder.name, {}))
     (group,) = groups_below([folder / "runs/without"])
-    epochs, values = curves_of([group], "nmi")[group.name]
+    assert curves_of([group], "nmi", "validation") == {}
+    epochs, values = curves_of([group], "nmi", "test")[group.name]
     assert epochs == [1, 2]
     assert [round(value, 6) for value in values] == [0.2, 0.4]  # of the seeds with the first one's epochs
-    monkeypatch.setattr(page, "metric_by_epoch", lambda *_: None)
-    assert curves_of([group], "nmi") == {}
+    monkeypatch.setattr(page, "metric_by_epoch", lambda *_: {})
+    assert curves_of([group], "nmi", "test") == {}
+
+
+def test_validation_and_test_curves_are_two_figures(folder, monkeypatch):
+    both = {"validation": ([1, 2], [0.1, 0.3]), "test": ([1, 2], [0.2, 0.2])}
+    monkeypatch.setattr(page, "metric_by_epoch", lambda *_: both)
+    figures = page._curve_figures(groups_below([folder / "runs/without"]), ["nmi"])
+    assert [figure.title for figure in figures] == [
+        "Metrics of validation images over the epochs",
+        "Metrics of test images over the epochs",
+    ]
