@@ -97,8 +97,10 @@ def unknown(what: str, name: str, known: Iterable[str]) -> str:
             near.append(other)
     if near:
         listed = f"nearest: {', '.join(near)}"
-    else:
+    elif known:
         listed = f"known: {first_of(known, 12)}"
+    else:
+        listed = "there is none"
     return f"no {what} {name!r}; {listed}"
 
 

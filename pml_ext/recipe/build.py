@@ -567,7 +567,10 @@ def _check_optimizer(key: str, table: OptimizerTable, build: bool) -> None:
 
 
 def _check_sampler(key: str, table: SamplerTable | None, recipe: Recipe) -> None:
-    if table is None or table.name == SHUFFLE:
+    if table is None:
+        return
+    if table.name == SHUFFLE:
+        _checked_settings(key, SHUFFLE, {}, table.settings)
         return
     context = dict(_SAMPLER_CONTEXT)
     relation = build_relation(recipe.data, _placeholder_classes(recipe.data))
