@@ -20,6 +20,7 @@ from .schema import (
     IDENTITY,
     SHUFFLE,
     DataTable,
+    ImagesTable,
     LossTable,
     ModelTable,
     NamedTable,
@@ -43,7 +44,8 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
 
     from ..data import DataSplits, ImageTransforms, Pipeline
     from ..losses.relations import Relation
-    from ..networks.network import Network, Preprocessing, VectorInput
+    from ..networks.network import Network, Normalization, Preprocessing, VectorInput
+    from ..networks.pretrained import PretrainedImages
 
 VECTORS = "vectors:"  # begins the name of a data set of vectors
 # Settings that a run fills in; they are not options of a recipe.
@@ -171,7 +173,7 @@ def _check_vectors(recipe: Recipe) -> None:
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
     """Return the preprocessing of all images, and the random crops and flips of training images."""
     from ..data import Pipeline
-    from ..networks.network import Normalization, Preprocessing
+    from ..networks.network import Preprocessing
     from ..networks.pretrained import pretrained_images
 
     if splits.vector_size is not None:
@@ -189,26 +191,16 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
     _check_images(recipe, splits.channels, size)
 
     bgr = images.bgr
-    normalize = None
     interpolation = images.interpolation
     if pretrained is not None:
-        mean = list(pretrained.mean)
-        std = list(pretrained.std)
         if pretrained.bgr and images.mean is None and splits.channels == 3:
             bgr = True
-        if bgr:
-            mean.reverse()
-            std.reverse()
-        normalize = Normalization(mean=mean, std=std)
         interpolation = interpolation or pretrained.interpolation
-    if images.mean is not None and images.std is not None:  # the recipe's own go before those of the weights
-        times = splits.channels // len(images.mean)  # a single number stands for all channels
-        normalize = Normalization(mean=images.mean * times, std=images.std * times)
     preprocessing = Preprocessing(
         image_size=size,
         channels=splits.channels,  # type: ignore[arg-type]
         crop=splits.crop,
-        normalize=normalize,
+        normalize=_normalization(images, pretrained, splits.channels, bgr),
         resize=images.resize,
         squash=images.squash,
         interpolation=interpolation or "bilinear",
@@ -220,6 +212,25 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         smallest, largest = images.random_crop_scale
         scale = (smallest, largest)
     return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
+
+
+def _normalization(
+    images: ImagesTable, pretrained: PretrainedImages | None, channels: int, bgr: bool
+) -> Normalization | None:
+    """Return mean and standard deviation: the recipe's, else those of pretrained weights, else None."""
+    from ..networks.network import Normalization
+
+    if images.mean is not None and images.std is not None:
+        times = channels // len(images.mean)  # a single number stands for all channels
+        return Normalization(mean=images.mean * times, std=images.std * times)
+    if pretrained is None:
+        return None
+    mean = list(pretrained.mean)
+    std = list(pretrained.std)
+    if bgr:
+        mean.reverse()
+        std.reverse()
+    return Normalization(mean=mean, std=std)
 
 
 def augmentation_of(table: DataTable, preprocessing: Preprocessing) -> dict[str, Any]:

@@ -209,6 +209,7 @@ class Plugins:
                 record.error = f"by {variable}"
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
+        """Import a plugin, and add its components and recipes; its other hooks are called when they are needed."""
         if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
             raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
         if point.name in self.loaded:
