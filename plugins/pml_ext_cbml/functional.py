@@ -53,13 +53,18 @@ def metric_variance(
     detach_target: bool = False,
     counts: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor; 0 without positives or negatives.
+    """Return Eq. (28) and (29), :class:`MetricVarianceRegularizer`, per anchor, ``[B]``.
 
-    Settings are those of the class. ``counts``: precomputed numbers of positives and negatives per anchor, if known.
+    Without positives or negatives, an anchor has 0. Similarity and masks are ``[B, R]``; settings are those of the
+    class. ``counts``: the numbers of positives and of negatives per anchor, ``[B]`` each, in the similarity's dtype, if
+    known.
     """
     if counts is None:
-        counts = positives.sum(1, dtype=similarity.dtype), negatives.sum(1, dtype=similarity.dtype)
-    masks_and_counts = (positives, negatives, *counts)
+        num_positives = positives.sum(1, dtype=similarity.dtype)
+        num_negatives = negatives.sum(1, dtype=similarity.dtype)
+    else:
+        num_positives, num_negatives = counts
+    masks_and_counts = (positives, negatives, num_positives, num_negatives)
     if transformed(similarity):
         return _variance_written_out(similarity, *masks_and_counts, gamma, reduction, detach_target)
     variance: Tensor = _MetricVariance.apply(similarity, *masks_and_counts, gamma, reduction, detach_target)  # type: ignore[no-untyped-call]

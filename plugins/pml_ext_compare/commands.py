@@ -67,7 +67,7 @@ def compare(
     two-sided paired t-test, uncorrected: one in twenty equal rows has p < 0.05. The sentences use p-values corrected by
     Holm's procedure.
     """
-    from .comparisons import compare
+    from .comparisons import compare as compare_groups
     from .groups import groups_below
 
     names = runs or []
@@ -89,6 +89,7 @@ def compare(
         latex=latex,
         on=on,
         ray_address=ray_address,
+        overrides=overrides or [],
     )
 
     metrics = metric or _METRICS
@@ -114,7 +115,7 @@ def compare(
     else:
         groups = groups_below(folders)
 
-    result = compare(groups, metrics, phase, baseline)
+    result = compare_groups(groups, metrics, phase, baseline)
     if studies:
         result["tuning"] = [study.about() for study in studies]
 
@@ -148,17 +149,21 @@ def _check_options(
     latex: bool,
     on: str,
     ray_address: str | None,
+    overrides: list[str],
 ) -> None:
     """Raise ConfigError for options that do not go together."""
     if not recipes and not folders:
         raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
     if folds == 1:
         raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
-    if not recipes and (tune or folds or jobs > 1 or seeds > 1):
-        raise ConfigError("--seeds, --folds, --jobs and --tune go with recipes to run; found folders alone")
-    if out is None and (recipes or latex):
-        if latex:
-            raise ConfigError("--latex writes to --out FOLDER")
+    has_run_options = bool(tune or folds or overrides) or jobs > 1 or seeds > 1 or on != "here"
+    if has_run_options and not recipes:
+        raise ConfigError(
+            "--seeds, --folds, --jobs, --tune, --on and --set go with recipes to run; found folders alone"
+        )
+    if latex and out is None:
+        raise ConfigError("--latex writes to --out FOLDER")
+    if recipes and out is None:
         raise ConfigError(f"no folder {recipes[0]}; the runs of a recipe want --out FOLDER")
     if save_recipe and not tune:
         raise ConfigError("--save-recipe goes with --tune TRIALS")
@@ -214,7 +219,7 @@ class _WantedRuns:
     def _tuned(
         self, studies: list[Study], executor: Executor, progress: AllRuns
     ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
-        """Return each recipe with its best values as overrides, and rows of those without any."""
+        """Return each recipe with its best values as overrides, and a row for each recipe whose trials all failed."""
         if not studies:
             untuned: list[tuple[str, list[str]]] = [(name, []) for name in self.recipes]
             return untuned, []
@@ -250,24 +255,24 @@ def _save_recipes(studies: list[Study], out: Path) -> None:
 class AllRuns(Progress):
     """Progress over several runs: a bar with the remaining time, and a line per run."""
 
-    def begin(self, what: str, count: int) -> None:
-        """Reset the bar for a number of jobs, ``"runs"`` or ``"trials"``."""
-        self._what = what
+    def begin(self, noun: str, count: int) -> None:
+        """Reset the bar for a number of jobs; ``noun`` is ``"runs"`` or ``"trials"``."""
+        self._noun = noun
         self._count = count
         self._shares: dict[int, float] = {}
         self._bar.reset(self._task, total=count, visible=False)
 
     def on_progress(self, job: Job, said: float | str) -> None:
-        """Draw the fraction of a run that is done, or write a message."""
+        """Draw the fraction of a run that is done, 0 to 1, or write a message."""
         if isinstance(said, str):
             self.step(said)
             return
         self._shares[id(job)] = said
         if said == 1.0:
             ended = sum(share == 1.0 for share in self._shares.values())
-            self.step(f"{job.name} has ended: {ended} of {self._count} {self._what}")
+            self.step(f"{job.name} has ended: {ended} of {self._count} {self._noun}")
         completed = sum(self._shares.values())
-        self._bar.update(self._task, description=self._what, completed=completed, visible=True)
+        self._bar.update(self._task, description=self._noun, completed=completed, visible=True)
 
 
 def _print(result: dict[str, Any], page: Path | None) -> None:
@@ -294,10 +299,9 @@ def _print_rows(result: dict[str, Any]) -> None:
     metrics = result["metrics"]
     was_tuned = any(row["trials"] for row in result["recipes"])
     columns = [f"{result['phase']}, %, mean ± std", "seeds", *map(title_of, metrics)]
-    right = range(1, len(columns))
     if was_tuned:
         columns += ["trials", "seconds", "selection"]
-        right = range(1, len(columns) - 1)  # the selection is a text
+    right = [number for number, title in enumerate(columns) if number > 0 and title != "selection"]  # not of texts
 
     lines = []
     for row in best_first(result["recipes"], metrics[0]):
@@ -330,7 +334,7 @@ def _print_differences(result: dict[str, Any]) -> None:
 
 
 def _difference_cells(difference: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the cells of a difference, its interval and its p-value."""
+    """Return the cells of a difference in points, its interval and its p-value; "-" for one without a test."""
     if not difference["pairs"]:
         return "", "", ""
     mean = f"{100 * difference['mean']:+.1f}"
@@ -364,13 +368,16 @@ def probe(
     """
     from pml_ext.tool import choose_device, keep_freed_memory
 
-    from .probing import COLUMNS, probe, rows_of_all
+    from .probing import COLUMNS, rows_of_all
+    from .probing import probe as probe_trunks
 
     keep_freed_memory(choose_device(device))
     name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
     trunk_names = [trunk for trunk in trunks.split(",") if trunk]
+    if not trunk_names:
+        raise ConfigError(f"--trunks {trunks!r}: wanted names of trunks, such as --trunks torchvision/resnet50=DEFAULT")
     with Progress() as progress:
-        probes = probe(
+        probes = probe_trunks(
             data_set=name,
             trunks=trunk_names,
             out=out,
@@ -382,7 +389,7 @@ def probe(
             listener=progress,
         )
 
-    numbers = [index for index in range(1, len(COLUMNS)) if COLUMNS[index] != "%"]
+    numbers = [number for number, title in enumerate(COLUMNS) if title not in ("trunk", "%")]
     print_result(
         as_json,
         {"trunks": probes},

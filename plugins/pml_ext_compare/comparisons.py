@@ -24,7 +24,7 @@ def compare(
     _check_reported(base, phase, metrics)
     others = [group for group in groups if group is not base]
 
-    differences: list[dict[str, Any]] = [{"recipe": group.name} for group in others]
+    differences: list[dict[str, Any]] = [{"recipe": group.name} for group in others]  # metrics follow, by name
     sentences: list[str] = []
     for metric in metrics:
         found = _differences(base, others, phase, metric)
@@ -54,8 +54,11 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
     found = _differences(best, others, phase, metric)
     corrected = holm([difference.p for difference in found])
     alike = []
-    for group, p in zip(others, corrected, strict=True):
-        if p is None or p >= LEVEL:
+    for group, difference, p in zip(others, found, corrected, strict=True):
+        is_shown = p is not None and p < LEVEL
+        # On the seeds that both have, a row of fewer seeds may be the higher one.
+        is_lower = difference.mean is not None and difference.mean < 0
+        if not (is_shown and is_lower):
             alike.append(group.name)
 
     mean = estimate(list(best.values(phase, metric).values())).mean
@@ -125,14 +128,14 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
     for metric in metrics:
         values = list(group.values(phase, metric).values())
         printed = group.paper_values(phase, metric)
-        row[metric] = {**_possible(metric, estimate(values)), "values": values, "paper": printed}
+        row[metric] = {**_cut_to_shares(metric, estimate(values)), "values": values, "paper": printed}
     return row
 
 
-def _possible(metric: str, about: Estimate) -> dict[str, Any]:
-    """Return an estimate with its interval cut at 0 and 1 for the package's metrics, which are shares."""
+def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
+    """Return an estimate as a dict, its interval cut at 0 and 1 for the package's metrics, which are shares."""
     values = asdict(about)
-    is_share = title_of(metric) != metric
+    is_share = title_of(metric) != metric  # the metrics of the package, and they alone, have a title
     if is_share and about.low is not None and about.high is not None:
         values["low"] = max(0.0, about.low)
         values["high"] = min(1.0, about.high)
@@ -142,7 +145,7 @@ def _possible(metric: str, about: Estimate) -> dict[str, Any]:
 def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) -> list[Difference]:
     """Return each group's difference from the baseline, over the seeds that both have."""
     tested = [group for group in others if group.runs]
-    level = LEVEL / max(1, len(tested))
+    level = LEVEL / max(1, len(tested))  # for the number of pairs wanted: the strictest of Holm's levels
     base_values = base.values(phase, metric)
     differences = []
     for group in others:

@@ -7,12 +7,13 @@ import json
 import timeit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from markupsafe import Markup
 
 from pml_ext.tool import (
+    ConfigError,
     Listener,
     ReportFigure,
     ReportTable,
@@ -38,7 +39,7 @@ METRICS = ("recall_at_1", "map_at_r", "nmi")
 TRUNK_COLUMNS = ["trunk", "parameters", "features", "images/s"]
 COLUMNS = [*TRUNK_COLUMNS, "%", *map(title_of, METRICS)]
 ROW_NAMES = {"frozen": "frozen trunk", "pca": "PCA", "head": "head"}
-FROZEN_PHASES = {"frozen": "frozen", "pca": "pca"}  # of a run's metrics, by row
+FROZEN_PHASES = ("frozen", "pca")  # phases of a run's metrics, which name their rows too
 HEAD_PHASE = "after"
 BASE_RECIPE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
@@ -77,7 +78,9 @@ def probe(
     Finished runs in ``out`` are reused, and features of earlier comparisons come from the cache. ``data_set`` is
     ``folder:PATH``, ``table:FILE.csv`` or a data set's name; a trunk may have a file of weights, or the library's name
     of them, as in ``NAME=WEIGHTS``; ``head`` is the recipe of a head to train ``seeds`` times on each trunk. The other
-    arguments are those of :func:`~.launch.train`. ``out`` gets the runs, ``probe.json``, ``.csv`` and ``.html``.
+    arguments are those of :func:`pml_ext.tool.train`. ``out`` gets the runs, ``probe.json``, ``.csv`` and ``.html``.
+
+    ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.
     """
     probers = []
     for trunk in trunks:
@@ -90,7 +93,9 @@ def probe(
             overrides=overrides,
             listener=listener,
         )
-        load_recipe(head or BASE_RECIPE, prober.settings)  # raises errors before any computation
+        recipe = load_recipe(head or BASE_RECIPE, prober.settings)
+        if not recipe.evaluation.baselines:
+            raise ConfigError("evaluation.baselines: found false, and a probe compares the baselines; leave it out")
         probers.append(prober)
     probes = []
     for prober in probers:
@@ -123,27 +128,33 @@ class _Prober:
 
     def probe(self, head: str | None, seeds: int) -> Probe:
         """Do the missing runs of the trunk, with the recipe of a head if there is one, and return their results."""
-        size = _size_and_speed(self.settings, self.device, self.data)
-        frozen_runs = self._train_frozen(size["features"])
+        trunk = _size_and_speed(self.settings, self.device, self.data)
+        runs = self._train_frozen(trunk.features)
         folders = [self.place / "frozen"]
-        runs = frozen_runs
-        phases = dict(FROZEN_PHASES)
+        metrics = {}
         gain = {}
         if head is not None:
-            runs = self._train_heads(head, seeds)
-            phases["head"] = HEAD_PHASE
-            for run in runs:
-                folders.append(Path(run["folder"]))
+            runs = self._train_heads(head, seeds)  # they test the frozen trunk and its components too
+            folders += [Path(run["folder"]) for run in runs]
             for metric in METRICS:
                 gain[metric] = _gain(runs, metric)
-        metrics = {}
-        for row, phase in phases.items():
-            metrics[row] = _spreads(runs, phase)
-        names = [folder.relative_to(self.out).as_posix() for folder in folders]
-        return Probe(self.trunk, **size, metrics=metrics, gain=gain, folders=names)
+        for phase in FROZEN_PHASES:
+            metrics[phase] = _spreads(runs, phase)
+        if head is not None:
+            metrics["head"] = _spreads(runs, HEAD_PHASE)
+        return Probe(
+            trunk=self.trunk,
+            parameters=trunk.parameters,
+            features=trunk.features,
+            images_per_second=trunk.images_per_second,
+            metrics=metrics,
+            gain=gain,
+            folders=[folder.relative_to(self.out).as_posix() for folder in folders],
+        )
 
     def _train_frozen(self, features: int) -> list[dict[str, Any]]:
-        settings = [setting for setting in self.settings if not setting.startswith("sampler")]  # those are of heads
+        # Overrides of the sampler are meant for the heads.
+        settings = [setting for setting in self.settings if not setting.startswith("sampler")]
         settings += [_NO_TRAINING, "model.embedder=none", f"model.embedding_size={features}"]
         return self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
 
@@ -193,8 +204,16 @@ def _gain(runs: Sequence[Mapping[str, Any]], metric: str) -> dict[str, float | N
     return {"mean": found.mean, "std": found.std, "p": found.p, "pairs": found.pairs}
 
 
-def _size_and_speed(settings: Sequence[str], device: str, data: Path | None) -> dict[str, Any]:
-    """Return the size of a trunk and its features, and its throughput in images per second."""
+class _SizeAndSpeed(NamedTuple):
+    """The numbers of a trunk's parameters and features, and its throughput."""
+
+    parameters: int
+    features: int
+    images_per_second: float
+
+
+def _size_and_speed(settings: Sequence[str], device: str, data: Path | None) -> _SizeAndSpeed:
+    """Count the parameters and features of a trunk, and time its forward pass."""
     recipe = load_recipe(BASE_RECIPE, settings)
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
@@ -211,7 +230,7 @@ def _size_and_speed(settings: Sequence[str], device: str, data: Path | None) -> 
     with torch.no_grad():
         seconds = min(timeit.repeat(forward, number=1, repeat=_TIMED))
     parameters = sum(parameter.numel() for parameter in network.trunk.parameters())
-    return {"parameters": parameters, "features": network.features, "images_per_second": _BATCH / seconds}
+    return _SizeAndSpeed(parameters, network.features, _BATCH / seconds)
 
 
 def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
@@ -232,12 +251,12 @@ def _write(out: Path, data_set: str, probes: Sequence[Probe]) -> None:
 
 
 def _csv_rows(probes: Sequence[Probe]) -> list[list[Any]]:
-    """Return the heads, and the rows of all trunks."""
-    heads = [*TRUNK_COLUMNS, "row"]
+    """Return the names of the columns, and the rows of all trunks."""
+    columns = [*TRUNK_COLUMNS, "row"]
     for metric in METRICS:
-        heads += [f"{metric} mean", f"{metric} std"]
+        columns += [f"{metric} mean", f"{metric} std"]
 
-    lines: list[list[Any]] = [heads]
+    lines: list[list[Any]] = [columns]
     for probe in probes:
         about = [probe.trunk, probe.parameters, probe.features, probe.images_per_second]
         for row, metrics in probe.metrics.items():
@@ -280,10 +299,15 @@ def table_rows(probe: Probe) -> list[list[str]]:
         gains = [_gain_text(gain) for gain in probe.gain.values()]
         rows.append(["head less frozen", *gains])
 
-    about = [probe.trunk, f"{probe.parameters / 1e6:.1f} M", str(probe.features), f"{probe.images_per_second:.0f}"]
-    blank = [""] * len(about)
+    trunk_cells = [
+        probe.trunk,
+        f"{probe.parameters / 1e6:.1f} M",
+        str(probe.features),
+        f"{probe.images_per_second:.0f}",
+    ]
+    blank = [""] * len(trunk_cells)
     first, *others = rows
-    lines = [[*about, *first]]
+    lines = [[*trunk_cells, *first]]
     for cells in others:
         lines.append([*blank, *cells])
     return lines
@@ -298,5 +322,6 @@ def _gain_text(gain: Mapping[str, float | None]) -> str:
 
 def _mean_std(about: Mapping[str, float | None], sign: str = "") -> str:
     mean = percent(about["mean"], sign)
-    std = percent(about["std"])
-    return f"{mean} ± {std}" if std else mean
+    if about["std"] is None:
+        return mean
+    return f"{mean} ± {percent(about['std'])}"

@@ -8,7 +8,18 @@ from typing import Any
 
 from pml_ext.tool import ReportTable, percent, title_of
 
-_LATEX_SPECIAL = "&%$#_{}"
+_LATEX_ESCAPES = {
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+}
 
 
 def rows_table(result: Mapping[str, Any]) -> ReportTable:
@@ -17,10 +28,9 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     printed = [metric for metric in metrics if _is_printed(result, metric)]
     rows = []
     for row in best_first(result["recipes"], metrics[0]):
-        if row["marks"]:
-            name = f"{row['recipe']} *"
-        else:
-            name = row["recipe"]
+        name = row["recipe"]
+        if row["marks"]:  # settings that are unequal to the baseline's
+            name += " *"
         cells = [name, str(len(row["seeds"]))]
         for metric in metrics:
             cells.append(_interval(row[metric]))
@@ -155,7 +165,8 @@ def _value(value: Any) -> str:
 
 
 def _range(key: str, range_: Mapping[str, Any]) -> str:
-    texts = [f"{name} {value}" for name, value in range_.items() if value]
+    """Return a range as text; ``range_`` has the settings that differ from their defaults."""
+    texts = [f"{name} {value}" for name, value in range_.items()]
     return f"{key} {', '.join(texts)}"
 
 
@@ -183,9 +194,7 @@ def markdown_table(table: ReportTable) -> list[str]:
 
 def latex_table(table: ReportTable) -> str:
     """Return a table for LaTeX with the package booktabs."""
-    escapes = {}
-    for letter in _LATEX_SPECIAL:
-        escapes[ord(letter)] = f"\\{letter}"
+    escapes = str.maketrans(_LATEX_ESCAPES)
     lines = []
     for row in (table.columns, *table.rows):
         cells = [cell.translate(escapes) for cell in row]
@@ -199,8 +208,10 @@ def latex_table(table: ReportTable) -> str:
 
 
 def _interval(about: Mapping[str, float | None], sign: str = "") -> str:
-    """Return a mean and its interval in percent."""
+    """Return a mean and its interval in percent; the mean alone, or "", where they are None."""
     mean = percent(about["mean"], sign)
+    if about["low"] is None:
+        return mean
     low = percent(about["low"], sign)
     high = percent(about["high"], sign)
-    return f"{mean} [{low}, {high}]" if low else mean
+    return f"{mean} [{low}, {high}]"

@@ -87,9 +87,9 @@ def fisher(s: Tensor, positives: Tensor, negatives: Tensor) -> Tensor:
         count = mask.sum().clamp(min=1)
         means.append(s[mask].sum() / count)
         variances.append((s[mask] - means[-1]).square().sum() / count)
-    both = (positives.any() & negatives.any()).to(s.dtype)
+    has_both = (positives.any() & negatives.any()).to(s.dtype)
     spread = (variances[0] + variances[1]).clamp(min=torch.finfo(s.dtype).eps)
-    return -both * (means[0] - means[1]).square() / spread
+    return -has_both * (means[0] - means[1]).square() / spread
 
 
 POINTWISE = {"logistic": logistic, "fisher": fisher}
@@ -99,7 +99,7 @@ def score_pairs(head: Head, x: Tensor, y: Tensor, tile: int) -> Tensor:
     """Return the scores of rows i of x and y, normalized ``[N, D]``, computed ``tile`` pairs at a time; ``[N]``."""
     one = side(head, x)
     other = side(head, y)
-    if _recorded():
+    if _is_exporting():
         return scores(head, one, other)
     return _in_tiles(lambda n: scores(head, one.at(n), other.at(n)), len(x), tile, x)
 
@@ -112,35 +112,53 @@ def score_matrix(head: Head, x: Tensor, y: Tensor | None, tile: int) -> Tensor:
     """
     one = side(head, x)
     other = one if y is None else side(head, y)
-    if _recorded():
+    if _is_exporting():
         return _scores_at_once(head, one, other)
     if y is not None:
         width = max(1, len(y))
-        flat = _in_tiles(lambda n: scores(head, one.at(n // width), other.at(n % width)), len(x) * len(y), tile, x)
+
+        def of_matrix(numbers: Tensor) -> Tensor:
+            return scores(head, one.at(numbers // width), other.at(numbers % width))
+
+        flat = _in_tiles(of_matrix, len(x) * len(y), tile, x)
         return flat.view(len(x), len(y))
-    firsts = torch.arange(len(x), 0, -1, device=x.device).cumsum(0) - torch.arange(len(x), 0, -1, device=x.device)
+
+    # The pairs of the upper triangle are numbered in row-major order. Row and column follow from the number, since a
+    # list of all of them would take more memory than the matrix.
+    row_lengths = torch.arange(len(x), 0, -1, device=x.device)
+    row_starts = row_lengths.cumsum(0) - row_lengths
 
     def upper(numbers: Tensor) -> Tensor:
-        rows = torch.searchsorted(firsts, numbers, right=True) - 1
-        return scores(head, one.at(rows), one.at(numbers - firsts[rows] + rows))
+        rows = torch.searchsorted(row_starts, numbers, right=True) - 1
+        columns = rows + numbers - row_starts[rows]
+        return scores(head, one.at(rows), one.at(columns))
 
     flat = _in_tiles(upper, len(x) * (len(x) + 1) // 2, tile, x)
-    places = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu()
-    matrix = torch.zeros_like(places, dtype=flat.dtype).masked_scatter(places, flat)
+    triangle = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu()
+    matrix = torch.zeros_like(triangle, dtype=flat.dtype).masked_scatter(triangle, flat)
     return matrix + matrix.triu(1).T
 
 
 def scores_of_pairs(
     head: Head, x: Tensor, positives: Tensor, negatives: Tensor, tile: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, with masks of positives and negatives."""
+    """Return scores of the unordered pairs of a set, ``[B (B - 1) / 2]``, with masks of positives and negatives.
+
+    The set is normalized, ``[B, D]``. A pair is positive or negative if the mask, ``[B, B]``, has either order.
+    """
     rows, columns = torch.triu_indices(len(x), len(x), 1, device=x.device)
     ends = side(head, x)
-    flat = _in_tiles(lambda n: scores(head, ends.at(rows[n]), ends.at(columns[n])), len(rows), tile, x)
-    return flat, (positives | positives.T)[rows, columns], (negatives | negatives.T)[rows, columns]
+
+    def of_pairs(numbers: Tensor) -> Tensor:
+        return scores(head, ends.at(rows[numbers]), ends.at(columns[numbers]))
+
+    flat = _in_tiles(of_pairs, len(rows), tile, x)
+    is_positive = (positives | positives.T)[rows, columns]
+    is_negative = (negatives | negatives.T)[rows, columns]
+    return flat, is_positive, is_negative
 
 
-def _recorded() -> bool:
+def _is_exporting() -> bool:
     """Return whether torch.jit.trace, torch.export or an ONNX exporter records the operations.
 
     Tiling depends on the number of pairs, which the exporter would record as a constant of the example.
@@ -189,35 +207,38 @@ def hard_quadruplets(
     positive if the mask has either order. ``count`` is per batch, or per class if ``classes``, ``[B]``, are given.
     """
     has_negative = negatives.any(1)
-    i, j = torch.where((positives | positives.T).triu(1) & (has_negative[:, None] | has_negative))
-    order = (-scores[i, j]).argsort(stable=True, descending=True)  # NaN sorts as the greatest value, so first
-    if classes is not None:
-        grouped = classes[i[order]].sort(stable=True)
-        order = order[grouped.indices]
-        starts = torch.searchsorted(grouped.values, grouped.values)
-        order = order[torch.arange(len(order), device=order.device) - starts < count]
-    else:
+    is_pair = (positives | positives.T).triu(1) & (has_negative[:, None] | has_negative)
+    i, j = torch.where(is_pair)
+    # The pairs of the least scores come first, and those of NaN before them, which sorts as the greatest value.
+    order = (-scores[i, j]).argsort(stable=True, descending=True)
+    if classes is None:
         order = order[:count]
+    else:
+        by_class = classes[i[order]].sort(stable=True)
+        order = order[by_class.indices]
+        class_starts = torch.searchsorted(by_class.values, by_class.values)
+        rank_in_class = torch.arange(len(order), device=order.device) - class_starts
+        order = order[rank_in_class < count]
     i = i[order]
     j = j[order]
     if len(scores):
         hardest = scores.masked_fill(~negatives, -torch.inf).argmax(1)
     else:
-        hardest = i
+        hardest = i  # empty, as argmax refuses a matrix without columns
     anchors = torch.stack((i, j), 1).flatten()
     others = torch.stack((j, i), 1).flatten()
-    there = has_negative[anchors]
-    anchors = anchors[there]
-    others = others[there]
+    is_kept = has_negative[anchors]
+    anchors = anchors[is_kept]
+    others = others[is_kept]
     return (anchors, others, hardest[anchors]), len(order)
 
 
 def min_max_pairs(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows ``[2]`` and columns ``[2]`` of the least and the greatest off-diagonal score; ties: the first."""
-    itself = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
-    places = torch.stack(
-        [scores.masked_fill(itself, torch.inf).argmin(), scores.masked_fill(itself, -torch.inf).argmax()]
-    )
+    diagonal = torch.eye(len(scores), dtype=torch.bool, device=scores.device)
+    least = scores.masked_fill(diagonal, torch.inf).argmin()
+    greatest = scores.masked_fill(diagonal, -torch.inf).argmax()
+    places = torch.stack([least, greatest])  # in the flattened matrix
     return places // len(scores), places % len(scores)
 
 

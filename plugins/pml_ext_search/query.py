@@ -101,6 +101,11 @@ class Gallery:
         self._lock = threading.RLock()
         self._opened: tuple[str, int] | None = None  # network and version of the index that is open
 
+    @property
+    def is_open(self) -> bool:
+        """Whether an index has been opened; before, there are no images, folder and vectors."""
+        return self._opened is not None
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[Transaction]:
         """Begin a transaction on a fixed version of the index; reopen the index if it has been rewritten."""
@@ -225,17 +230,21 @@ class Gallery:
         if not name:
             return None
         if self._index.classes is not None:
-            for image, fits in current.images("WHERE path = ?", path_bytes(name)):
-                return self._checked(image, fits)
-            return None
+            return self._image_at(current, name)
         folder = os.path.join(self._index.folder, "")
         parent, last = os.path.split(name)
         place = os.path.join(os.path.realpath(parent), last)
         for path in (place, os.path.realpath(place)):
             if path.startswith(folder):
-                for image, fits in current.images("WHERE path = ?", path_bytes(path.removeprefix(folder))):
-                    return self._checked(image, fits)
+                image = self._image_at(current, path.removeprefix(folder))
+                if image is not None:
+                    return image
         return None
+
+    def _image_at(self, current: Transaction, path: str) -> Image | None:
+        """Return the image with a path in the index, or the vector with an id; None if there is none."""
+        row = next(current.images("WHERE path = ?", path_bytes(path)), None)
+        return None if row is None else self._checked(*row)
 
     def images_of(self, names: Sequence[str]) -> list[Image | None]:
         """Return the indexed image of each file, or None if it is not indexed or the name is empty."""
@@ -269,7 +278,10 @@ class Gallery:
         shortlist: int | None = None,
         reranking: QueryExpansion | KReciprocal | None = None,
     ) -> list[Answer]:
-        """Return the answers to query embeddings ``[Q, D]``; options are those of :meth:`TrainedRun.query`."""
+        """Return the answers to query embeddings ``[Q, D]``; options are those of :meth:`TrainedRun.query`.
+
+        ``names`` are the paths of the queries, or ids of vectors; "" for one that is not indexed.
+        """
         check_options(k, where, metric, shortlist)
         with self.reading() as current:
             return self.answer_within(current, names, points, k, where, metric, shortlist, reranking)
@@ -288,69 +300,35 @@ class Gallery:
         """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
         vectors = self._vectors
         numbers = self._numbers
-        is_part = where.within is not None
+        search: Search = nearest_of if self.faiss is None else self.faiss.search
+        of_class = ""
         if where.within is not None:
             rows = self._rows_of_class(current, where.within)
             vectors = vectors[rows]
             numbers = numbers[rows]
+            search = nearest_of  # faiss searches the whole index alone
+            of_class = " of the class"
         query_images = [self._image_of(current, name) for name in names]
+        count = min(k + 1, len(vectors))  # one more than k, since the query itself may be among them
         if reranking is None:
-            distances, places = self._nearest(points, k + 1, vectors, is_part, metric, shortlist)
+            distances, places = _nearest(search, points, count, vectors, metric, shortlist)
         else:
-            own = _own_rows(query_images, numbers)
-            distances, places = self._reranked(reranking, points, k + 1, vectors, is_part, own)
+            from .reranking import reranked
+
+            query_rows = _rows_of(query_images, numbers)
+            distances, places = reranked(reranking, search, points, count, vectors, query_rows)
+        distances = distances.cpu()
+        places = places.cpu()
         if where.radius is not None:
             places = _within_radius(distances, places, where.radius, metric)
         vector_numbers = np.where(places >= 0, numbers[places], -1)
 
         images = self._images_by_vector(current, vector_numbers)
         results = _results(vector_numbers, distances, images)
-        of_class = "" if where.within is None else " of the class"
-        reason = f"the index holds {len(vectors)} images{of_class}"
+        reason = f"the index holds {len(vectors)} {self.noun}{of_class}"
         answers = answers_of(names, query_images, results, k, where, reason)
         self._warn_of_gone(answers)
         return answers
-
-    def _nearest(
-        self,
-        points: Tensor,
-        count: int,
-        vectors: Tensor,
-        is_part: bool,
-        metric: BaseDistance | None,
-        shortlist: int | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``, on the CPU.
-
-        ``is_part``: whether the vectors are a part of the index, which faiss cannot search.
-        """
-        search: Search = nearest_of
-        if self.faiss is not None and not is_part:
-            search = self.faiss.search
-        if metric is not None and shortlist is not None:
-            search = reranked_under(metric, shortlist, search, normalized=True).search
-        elif metric is not None:
-            search = neighbors_under(metric).search
-        distances, places = search(points, min(count, len(vectors)), vectors)
-        return distances.cpu(), places.cpu()
-
-    def _reranked(
-        self,
-        reranking: QueryExpansion | KReciprocal,
-        points: Tensor,
-        count: int,
-        vectors: Tensor,
-        is_part: bool,
-        own: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """Return what :meth:`_nearest` does, ranked again; ``own``: the row of each query's own image, or -1."""
-        from .reranking import reranked
-
-        search: Search = nearest_of
-        if self.faiss is not None and not is_part:
-            search = self.faiss.search
-        distances, places = reranked(reranking, search, points, min(count, len(vectors)), vectors, own)
-        return distances.cpu(), places.cpu()
 
     def _images_by_vector(self, current: Transaction, numbers: Numbers) -> dict[int, Image]:
         """Return the indexed images by the numbers of their vectors; -1 is left out."""
@@ -368,7 +346,8 @@ class Gallery:
         if self._index.classes is not None:
             if name not in self._index.classes:
                 raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, self._index.classes)}")
-            numbers = self._numbers_of(current, "WHERE size = ?", self._index.classes.index(name))
+            label = self._index.classes.index(name)
+            numbers = self._numbers_of(current, "WHERE size = ?", label)  # for a vector, the column has its label
             return np.searchsorted(self._numbers, numbers)
         first = path_bytes(name) + b"/"
         end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
@@ -416,11 +395,13 @@ class Gallery:
         groups = np.arange(len(paths))  # the group of each image; each begins as a group of its own
         for pairs in self._pairs_nearly_within(points, radius):
             groups_of_pairs = torch.from_numpy(groups).to(pairs.device)[pairs]
-            in_two_groups = pairs[:, groups_of_pairs[0] != groups_of_pairs[1]].to(points.device)
-            near = []
-            for one, other in torch.split(in_two_groups, _PAIRS, 1):
-                near.append((points[one] - points[other]).norm(dim=1) <= radius)
-            first, second = groups[in_two_groups[:, torch.cat(near)].cpu().numpy()]
+            are_apart = groups_of_pairs[0] != groups_of_pairs[1]
+            candidates = pairs[:, are_apart].to(points.device)
+            is_near = []
+            for one, other in torch.split(candidates, _PAIRS, 1):
+                is_near.append((points[one] - points[other]).norm(dim=1) <= radius)
+            near_pairs = candidates[:, torch.cat(is_near)].cpu().numpy()
+            first, second = groups[near_pairs]
             if len(first):
                 groups = _joined_groups(groups, first, second)
 
@@ -432,14 +413,16 @@ class Gallery:
         return groups_of_paths
 
     def _pairs_nearly_within(self, points: Tensor, radius: float) -> Iterator[Tensor]:
-        """Yield pairs ``[2, P]`` that may be within a radius."""
-        # |x - y|^2 = 2 - 2 x.y for length 1; the tolerance exceeds float32's rounding error
+        """Yield pairs ``[2, P]`` that may be within a radius.
+
+        A tolerance above the rounding error of float32 adds pairs that are slightly farther.
+        """
         if self.faiss is not None and self.faiss.setting == "nprobe":
             for start in range(0, len(points), _BLOCK):
                 pairs = self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5)
                 yield pairs + torch.tensor([[start], [0]])
             return
-        least_product = 1 - radius**2 / 2 - 1e-5
+        least_product = 1 - radius**2 / 2 - 1e-5  # |x - y|^2 = 2 - 2 x.y of embeddings of length 1
         for start in range(0, len(points), _TILE):
             rows = points[start : start + _TILE]
             for other in range(start, len(points), _TILE):
@@ -448,7 +431,7 @@ class Gallery:
 
 
 def _joined_groups(groups: Numbers, first: Numbers, second: Numbers) -> Numbers:
-    """Return the group of each image once each of the ``first`` groups is joined with the ``second`` at its place."""
+    """Return the group of each image, ``[N]``, after joins: of the groups ``first[0]`` and ``second[0]``, and so on."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -465,7 +448,26 @@ def _members_of(groups: Numbers) -> list[list[int]]:
     return [members.tolist() for members in np.split(order, ends)]
 
 
-def _own_rows(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
+def _nearest(
+    search: Search,
+    points: Tensor,
+    count: int,
+    vectors: Tensor,
+    metric: BaseDistance | None,
+    shortlist: int | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``.
+
+    A metric is computed for all vectors, or for the ``shortlist`` that ``search`` finds.
+    """
+    if metric is not None and shortlist is not None:
+        search = reranked_under(metric, shortlist, search, normalized=True).search
+    elif metric is not None:
+        search = neighbors_under(metric).search
+    return search(points, count, vectors)
+
+
+def _rows_of(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
     """Return the row of each image among the numbers of vectors, -1 for None and images that are not there."""
     rows = []
     for image in images:
@@ -475,7 +477,7 @@ def _own_rows(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
             if place < len(numbers) and numbers[place] == image.vector:
                 row = place
         rows.append(row)
-    return torch.tensor(rows)
+    return torch.tensor(rows, dtype=torch.int64)
 
 
 def _within_radius(distances: Tensor, places: Tensor, radius: float, metric: BaseDistance | None) -> Tensor:
@@ -508,8 +510,9 @@ def check_query(k: int, radius: float | None) -> None:
 
 
 def check_options(k: int, where: SearchFilter, metric: BaseDistance | None, shortlist: int | None) -> None:
-    """Raise ConfigError for options of a query that the index cannot meet; values of a metric may be negative."""
-    check_query(k, where.radius if metric is None else None)
+    """Raise ConfigError for options of a query that the index cannot meet."""
+    radius = where.radius if metric is None else None  # the values of a metric may be negative
+    check_query(k, radius)
     if shortlist is not None and (metric is None or shortlist < 1):
         raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more, with --metric learned")
 
@@ -697,8 +700,14 @@ class _Counts:
 def _write_lines(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:
     with path.open("w", encoding="utf-8") as file:
         for name, answer in itertools.chain.from_iterable(batches):
-            about = {"query": name, "paths": answer.paths, "classes": answer.classes}
-            file.write(json.dumps(about | {"ids": answer.ids, "distances": answer.distances}) + "\n")
+            about = {
+                "query": name,
+                "paths": answer.paths,
+                "classes": answer.classes,
+                "ids": answer.ids,
+                "distances": answer.distances,
+            }
+            file.write(json.dumps(about) + "\n")
 
 
 def _write_parquet(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:

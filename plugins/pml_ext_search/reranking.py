@@ -31,7 +31,7 @@ def reranked(
     points: Tensor,
     count: int,
     vectors: Tensor,
-    own: Tensor,
+    query_rows: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return distances and rows of the ``count`` nearest vectors of each query, ``[Q, count]``, -1 for missing ones.
 
@@ -41,16 +41,16 @@ def reranked(
         points: normalized embeddings of the queries, ``[Q, D]``.
         count: number of answers.
         vectors: normalized embeddings of the index, ``[N, D]``.
-        own: row of each query's own image, which is in no neighborhood, ``[Q]``; -1 for none.
+        query_rows: row of each query's own image, which is in no neighborhood, ``[Q]``; -1 for none.
     """
     if isinstance(reranking, QueryExpansion):
         _, places = search(points, min(reranking.k + 1, len(vectors)), vectors)
-        places = _without(places.to(vectors.device), own.to(vectors.device))[:, : reranking.k]
+        places = _without(places.to(vectors.device), query_rows.to(vectors.device))[:, : reranking.k]
         return search(reranking.expanded(points, vectors[places], places >= 0), count, vectors)
 
     most = min(max(SHORTLIST, count) + 1, len(vectors))
     _, places = search(points, most, vectors)
-    places = _without(places.to(vectors.device), own.to(vectors.device))
+    places = _without(places.to(vectors.device), query_rows.to(vectors.device))
     distances = torch.full((len(points), count), torch.inf, device=vectors.device)
     rows = torch.full((len(points), count), -1, dtype=torch.int64, device=vectors.device)
     only = torch.zeros(1, dtype=torch.int64, device=vectors.device)
@@ -67,8 +67,8 @@ def reranked(
     return distances, rows
 
 
-def _without(places: Tensor, own: Tensor) -> Tensor:
+def _without(places: Tensor, query_rows: Tensor) -> Tensor:
     """Return places ``[Q, K]`` with the query's own row moved to the end, as -1."""
-    is_own = (places == own[:, None]) & (places >= 0)
-    order = is_own.to(torch.int8).argsort(dim=1, stable=True)
-    return places.masked_fill(is_own, -1).gather(1, order)
+    is_query = (places == query_rows[:, None]) & (places >= 0)
+    order = is_query.to(torch.int8).argsort(dim=1, stable=True)
+    return places.masked_fill(is_query, -1).gather(1, order)

@@ -50,7 +50,7 @@ from .vectors import VectorEmbedder
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from matplotlib.figure import Figure
 
-    from pml_ext.tool import KReciprocal, QueryExpansion, VectorFile
+    from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion, VectorFile
 
     from .clusters import Clusters, Number
     from .stores import Store
@@ -305,30 +305,49 @@ class TrainedRun(LoadedRun):
                 )
         if store is not None and (metric != "euclidean" or shortlist is not None):
             raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
+        learned = self._learned_metric(metric)
+        where = SearchFilter(within, radius)
+        if self.takes_vectors:
+            return self._query_vectors(images, k, learned, shortlist, where, store, reranking)
+        return self._query_images(images, k, learned, shortlist, where, store, reranking)
+
+    def _learned_metric(self, metric: str) -> BaseDistance | None:
+        """Return the learned metric if ``metric`` names it, None for ``"euclidean"``; ConfigError without one."""
         if metric not in METRICS:
             raise ConfigError(unknown("metric", metric, METRICS))
-        if metric == "learned" and self.metric is None:
+        if metric == "euclidean":
+            return None
+        if self.metric is None:
             raise ConfigError(
                 f"{self.folder} has no learned metric: its loss is {self.recipe.loss.name}; leave out --metric learned"
             )
-        if metric == "learned" and self.by == "features":
+        if self.by == "features":
             raise ConfigError(
                 f"the learned metric compares embeddings, and {self.collection.place} has features; leave out "
                 "--metric learned"
             )
-        if self.takes_vectors:
-            return self._query_vectors(images, k, metric, shortlist, SearchFilter(within, radius), store, reranking)
-        if isinstance(images, (str, Path)) and Path(images).is_dir():
-            raise ConfigError(f"{images} is a folder; a query is an image, or several")
-        images = list(as_images(images))  # a generator can be iterated only once
+        return self.metric
+
+    def _query_images(
+        self,
+        queries: Images,
+        k: int,
+        learned: BaseDistance | None,
+        shortlist: int | None,
+        where: SearchFilter,
+        store: str | None,
+        reranking: QueryExpansion | KReciprocal | None,
+    ) -> list[Answer]:
+        """Return the answers of :meth:`query` to images."""
+        if isinstance(queries, (str, Path)) and Path(queries).is_dir():
+            raise ConfigError(f"{queries} is a folder; a query is an image, or several")
+        images = list(as_images(queries))  # a generator can be iterated only once
         names = []
         for image in images:
             is_path = isinstance(image, (str, os.PathLike))
             names.append(os.fspath(image) if is_path else "")
-        where = SearchFilter(within, radius)
         if store is not None:
             return self._search_of_store(store, k, where)(names, self.embed(images))
-        learned = self.metric if metric == "learned" else None
         check_options(k, where, learned, shortlist)
         # New embeddings of several images are written, which would have to wait for a transaction that reads: these
         # images are embedded before it begins. Those of few images are not written; one transaction looks the images
@@ -346,35 +365,31 @@ class TrainedRun(LoadedRun):
         self,
         queries: Any,
         k: int,
-        metric: str,
+        learned: BaseDistance | None,
         shortlist: int | None,
         where: SearchFilter,
         store: str | None,
         reranking: QueryExpansion | KReciprocal | None,
     ) -> list[Answer]:
         """Return the answers of :meth:`query` to ids of the index, a file of vectors, or an array of vectors."""
-        learned = self.metric if metric == "learned" else None
         check_options(k, where, learned, shortlist)
         gallery = self._kept_gallery()
-        if isinstance(queries, (str, os.PathLike)):
-            queries = [queries]
-        if isinstance(queries, (list, tuple)) and all(isinstance(query, (str, os.PathLike)) for query in queries):
-            texts = [os.fspath(query) for query in queries]
-            is_file = len(texts) == 1 and is_vector_file(texts[0]) and os.path.isfile(texts[0])
-            if not is_file:
-                with gallery.reading() as current:
-                    points = gallery.points_of(current, texts)
-                    if store is None:
-                        return gallery.answer_within(current, texts, points, k, where, learned, shortlist, reranking)
-                return self._search_of_store(store, k, where)(texts, points)
+        texts = _texts_of(queries)
+        if texts is None:
+            points = self.vectors.embed(queries)
+            names = [""] * len(points)
+            shown = [f"vector {number}" for number in range(len(points))]
+        elif len(texts) == 1 and is_vector_file(texts[0]) and os.path.isfile(texts[0]):
             file = self.vectors.read(Path(texts[0]))
             points = self.vectors.embed(file.embeddings)
             names = self._names_in_index(file)
             shown = file.ids.tolist()
-        else:
-            points = self.vectors.embed(queries)
-            names = [""] * len(points)
-            shown = [f"vector {number}" for number in range(len(points))]
+        else:  # ids
+            with gallery.reading() as current:
+                points = gallery.points_of(current, texts)
+                if store is None:
+                    return gallery.answer_within(current, texts, points, k, where, learned, shortlist, reranking)
+            return self._search_of_store(store, k, where)(texts, points)
         if store is None:
             answers = gallery.answer(names, points, k, where, learned, shortlist, reranking)
         else:
@@ -472,8 +487,8 @@ class TrainedRun(LoadedRun):
         from .pictures import answers_picture
 
         channels = self.images.channels
-        gallery = self._gallery
-        if gallery is None:
+        gallery = self._kept_gallery()
+        if not gallery.is_open:
             gallery = self.gallery()
         return answers_picture(answers, gallery.folder, channels)
 
@@ -504,3 +519,14 @@ class TrainedRun(LoadedRun):
         check_clusters(clusters, smallest)
         grouping = group(self.embed_folder(folder), clusters, smallest)
         return write_clusters(place, grouping, self.images.channels)
+
+
+def _texts_of(queries: Any) -> list[str] | None:
+    """Return one or several ids or paths as texts; None for queries that are vectors."""
+    if isinstance(queries, (str, os.PathLike)):
+        queries = [queries]
+    if not isinstance(queries, (list, tuple)):
+        return None
+    if not all(isinstance(query, (str, os.PathLike)) for query in queries):
+        return None
+    return [os.fspath(query) for query in queries]

@@ -94,7 +94,7 @@ class Positives(NamedTuple):
 
     anchors: Tensor  # [L]
     positives: Tensor  # [L]
-    places: Tensor  # column k of each pair: it is the k-th positive of its anchor, [L]
+    columns: Tensor  # k of each pair, which is the k-th positive of its anchor, from 0, [L]
     most: int  # P, at least 1
     mask: Tensor | None = None  # [B, R] if the pairs are all its positions (then P = R), else None
 
@@ -103,7 +103,7 @@ class Positives(NamedTuple):
         if self.mask is not None:
             return torch.where(self.mask, values.view(rows, self.most), fill)
         matrix = values.new_full((rows, self.most), fill)
-        return matrix.index_put_((self.anchors, self.places), values)
+        return matrix.index_put_((self.anchors, self.columns), values)
 
 
 def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
@@ -113,31 +113,35 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
     else:
         anchors, positives = listed
     starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
-    places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
-    most = max(1, len(torch.bincount(places)))  # the greatest place and 1
-    return Positives(anchors, positives, places, most)
+    columns = torch.arange(len(anchors), device=mask.device) - starts[anchors]
+    most = max(1, len(torch.bincount(columns)))  # the greatest column and 1; unlike max(), also without pairs
+    return Positives(anchors, positives, columns, most)
 
 
-def every_place(mask: Tensor) -> Positives:
+def all_positions(mask: Tensor) -> Positives:
     """Return all B x R positions with their mask, so that no shape depends on the labels."""
     anchors, positives = all_places(mask)
     return Positives(anchors, positives, positives, mask.shape[1], mask)
 
 
 def local_positives(distances: Tensor, mask: Tensor, percentile: float = 60.0) -> Tensor:
-    """Return a mask ``[B, R]`` of the positives that :class:`LocalPositiveMiner` keeps; NaN distances are kept."""
+    """Return a mask ``[B, R]`` of the positives that :class:`LocalPositiveMiner` keeps; NaN distances are kept.
+
+    Distances and mask are ``[B, R]``. The percentile, 0 to 100, of an anchor's distances is interpolated linearly.
+    """
     if torch.compiler.is_compiling():
-        pairs = every_place(mask)
+        pairs = all_positions(mask)
     else:
         pairs = lay_out(mask)
-    values = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask)).sort(1).values
+    padded = pairs.laid_out(distances[pairs.anchors, pairs.positives], torch.inf, len(mask))
+    ordered = padded.sort(1).values
     last = (mask.sum(1, keepdim=True) - 1).clamp(min=0)
-    place = last.to(values.dtype) * (percentile / 100)
-    low = place.floor().long().clamp(max=values.shape[1] - 1)
+    rank = last.to(ordered.dtype) * (percentile / 100)  # of the percentile, between two ranks
+    low = rank.floor().long().clamp(max=ordered.shape[1] - 1)
     high = torch.minimum(low + 1, last)
-    at_low = values.gather(1, low)
-    at_high = values.gather(1, high)
-    step = torch.where(place > low, (at_high - at_low) * (place - low), 0)
+    at_low = ordered.gather(1, low)
+    at_high = ordered.gather(1, high)
+    step = torch.where(rank > low, (at_high - at_low) * (rank - low), 0)
     return mask & ~(distances > at_low + step)
 
 
@@ -146,19 +150,19 @@ def pair_sums(
     pairs: Positives,
     negatives: Tensor,
     kind: Kind,
-    everything: bool = False,
+    all_negatives: bool = False,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return each pair's sum of a triplet loss over its negatives in S, and their number: ``[L]``, floating point.
 
-    Distances and the mask of negatives are ``[B, R]``. With ``everything``, sums cover all negatives of the anchor.
+    Distances and the mask of negatives are ``[B, R]``. With ``all_negatives``, sums cover all those of the anchor.
     ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``. For
     hinges, the forward pass also computes the gradient for a uniform upstream gradient; others need a second pass.
     """
     if isinstance(kind, Hinge) and not transformed(distances):
-        hinge_sums: tuple[Tensor, Tensor] = _HingeSums.apply(distances, pairs, negatives, kind, everything)  # type: ignore[no-untyped-call]
+        hinge_sums: tuple[Tensor, Tensor] = _HingeSums.apply(distances, pairs, negatives, kind, all_negatives)  # type: ignore[no-untyped-call]
         return hinge_sums
-    return _sums_of_rows(distances, pairs, negatives, kind, everything, between)
+    return _sums_of_rows(distances, pairs, negatives, kind, all_negatives, between)
 
 
 def _sums_of_rows(
@@ -166,7 +170,7 @@ def _sums_of_rows(
     pairs: Positives,
     negatives: Tensor,
     kind: Kind,
-    everything: bool,
+    all_negatives: bool,
     between: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return :func:`pair_sums` from one gathered row of distances per pair, in chunks of pairs."""
@@ -175,7 +179,7 @@ def _sums_of_rows(
         d_ap = distances[anchors, positives][:, None]
         d_an = distances[anchors]
         inside = negatives[anchors]
-        if not everything:
+        if not all_negatives:
             inside = inside & (d_an < kind.limit(d_ap))
         d_pn = None if between is None else between[0][rows[0]]
         values = kind.value(d_ap, d_an, d_pn)
@@ -190,98 +194,116 @@ def _sums_of_rows(
 
 
 class _HingeSums(torch.autograd.Function):
+    """The sums of hinges, whose forward pass computes the gradient for a uniform upstream gradient."""
+
     @staticmethod
     def forward(
-        ctx: Any, distances: Tensor, pairs: Positives, negatives: Tensor, kind: Hinge, everything: bool
+        ctx: Any, distances: Tensor, pairs: Positives, negatives: Tensor, kind: Hinge, all_negatives: bool
     ) -> tuple[Tensor, Tensor]:
-        sums, counts, *derivatives = _hinge_sums(distances, pairs, negatives, kind, everything)
-        places = pairs.anchors, pairs.positives, pairs.places
-        ctx.save_for_backward(distances, negatives, *derivatives, *places, pairs.mask)
-        ctx.settings = pairs.most, kind, everything
-        sums = sums[pairs.anchors, pairs.places]
-        counts = counts[pairs.anchors, pairs.places]
+        sums, counts, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, all_negatives)
+        ctx.save_for_backward(
+            distances, negatives, by_pair, by_negative, pairs.anchors, pairs.positives, pairs.columns, pairs.mask
+        )
+        ctx.settings = (pairs.most, kind, all_negatives)
+        sums = sums[pairs.anchors, pairs.columns]
+        counts = counts[pairs.anchors, pairs.columns]
         ctx.mark_non_differentiable(counts)
         return sums, counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _counts: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        distances, negatives, by_pair, by_negative, anchors, positives, places, mask = ctx.saved_tensors
-        most, kind, everything = ctx.settings
-        pairs = Positives(anchors, positives, places, most, mask)
+        distances, negatives, by_pair, by_negative, anchors, positives, columns, mask = ctx.saved_tensors
+        most, kind, all_negatives = ctx.settings
+        pairs = Positives(anchors, positives, columns, most, mask)
         if torch.is_grad_enabled():  # double backward
-            sums, _ = _sums_of_rows(distances, pairs, negatives, kind, everything)
+            sums, _ = _sums_of_rows(distances, pairs, negatives, kind, all_negatives)
             return (*torch.autograd.grad(sums, distances, grad, create_graph=True), None, None, None, None)
         if len(grad) and grad.stride() == (0,):  # uniform upstream gradient, as from a sum or a mean
             weight = grad[0]
         else:
             weights = pairs.laid_out(grad, 0.0, len(distances))
-            _, _, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, everything, weights)
+            _, _, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, all_negatives, weights)
             weight = grad.new_ones(())
         to_distances = by_negative * -weight
-        to_distances.index_put_((anchors, positives), by_pair[anchors, places] * weight, accumulate=True)
+        to_distances.index_put_((anchors, positives), by_pair[anchors, columns] * weight, accumulate=True)
         return to_distances, None, None, None, None
 
 
 def _hinge_sums(
-    distances: Tensor, pairs: Positives, negatives: Tensor, kind: Hinge, everything: bool, weights: Tensor | None = None
+    distances: Tensor,
+    pairs: Positives,
+    negatives: Tensor,
+    kind: Hinge,
+    all_negatives: bool,
+    weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return sums, counts, and (weighted) derivatives by d_ap, all ``[B, P]``, and by -d_an, ``[B, R]``."""
     d_ap = pairs.laid_out(distances[pairs.anchors, pairs.positives], -_FAR, len(distances))
     far = torch.where(negatives, distances, _FAR)
     if torch.compiler.is_compiling() or pairs.most > _MANY:  # no loop over positives when compiling
-        sums, counts, active, by_negative = _hinges_by_sorting(far, d_ap, kind, everything, weights)
+        sums, counts, active, by_negative = _hinges_by_sorting(far, d_ap, kind, all_negatives, weights)
         by_negative.mul_(negatives)
     else:
-        sums, counts, active, by_negative = _hinges_by_passes(far, d_ap, kind, everything, weights)
-    if everything:
-        counts = _where_pairs_stand(d_ap, negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
+        sums, counts, active, by_negative = _hinges_by_passes(far, d_ap, kind, all_negatives, weights)
+    if all_negatives:
+        negatives_of_anchor = negatives.sum(1, dtype=sums.dtype)[:, None]
+        counts = _with_padding(d_ap, negatives_of_anchor, 0.0)
     by_pair = active * kind.slope(d_ap)  # 0 in the padding
-    return sums, counts, by_pair if weights is None else by_pair * weights, by_negative
+    if weights is not None:
+        by_pair = by_pair * weights
+    return sums, counts, by_pair, by_negative
 
 
-def _where_pairs_stand(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
-    """Return padded values of pairs, with ``fill`` in the padding."""
+def _with_padding(d_ap: Tensor, values: Tensor, fill: float) -> Tensor:
+    """Return values of pairs, ``[B, P]``, with ``fill`` in the padding, where d_ap is ``-_FAR``."""
     return torch.where(d_ap < -_FAR / 2, fill, values)
 
 
 _Hinges = tuple[Tensor, Tensor, Tensor, Tensor]  # sums, counts, numbers of hinges above 0, derivatives by -d_an
 
 
-def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:
-    """Compute hinges by a few passes over the matrix for each positive of an anchor."""
+def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
+    """Compute hinges by a few passes over the matrix for each positive of an anchor.
+
+    ``_AT_ONCE`` positives are compared with the negatives at a time. The sums of their hinges need a matrix of floating
+    point for each positive, so that they are computed in smaller parts where the matrix is large.
+    """
     compared = kind.compared(far)[:, None]
     thresholds = kind.compared(d_ap) + kind.margin
     if kind.squared:  # the padding is squared too
-        thresholds = _where_pairs_stand(d_ap, thresholds, -_FAR)
+        thresholds = _with_padding(d_ap, thresholds, -_FAR)
     sums: list[Tensor] = []
     counts: list[Tensor] = []
     active: list[Tensor] = []
-    above: Tensor | None = None  # per negative: the number, or summed weight, of the thresholds above it
-    size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())))
+    # Per negative: the number of thresholds above it, at most _MANY, in uint8; or the sum of their weights.
+    above: Tensor | None = None
+    size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())))  # positives per part
     excess = far.new_empty(far.shape[0], min(size, d_ap.shape[1]), far.shape[1])
     for first in range(0, d_ap.shape[1], _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        inside = compared < thresholds[:, some, None]
+        columns = slice(first, first + _AT_ONCE)
+        threshold = thresholds[:, columns, None]
+        is_active = compared < threshold
         if kind.squared:
-            in_s = far[:, None] < kind.limit(d_ap)[:, some, None]
+            in_s = far[:, None] < kind.limit(d_ap)[:, columns, None]
             counts.append(in_s.sum(2, dtype=far.dtype))
-            inside = inside if everything else inside & in_s
-        active.append(inside.sum(2, dtype=far.dtype))
+            if not all_negatives:
+                is_active = is_active & in_s
+        active.append(is_active.sum(2, dtype=far.dtype))
         if weights is None:
-            some_above = inside.view(torch.uint8).sum(1, dtype=torch.uint8)
+            newly_above = is_active.view(torch.uint8).sum(1, dtype=torch.uint8)
         else:
-            some_above = torch.where(inside, weights[:, some, None], 0).sum(1)
+            newly_above = torch.where(is_active, weights[:, columns, None], 0).sum(1)
         if above is None:
-            above = some_above
+            above = newly_above
         else:
-            above = above.add_(some_above)
-        for k in range(0, inside.shape[1], size):
-            these = inside[:, k : k + size]
-            values = excess[:, : these.shape[1]]
-            torch.sub(thresholds[:, some][:, k : k + size, None], compared, out=values).clamp_(min=0)
-            if kind.squared:
-                values.mul_(these)
-            sums.append(values.sum(2))
+            above.add_(newly_above)
+        for k in range(0, is_active.shape[1], size):
+            part = is_active[:, k : k + size]
+            hinges = excess[:, : part.shape[1]]
+            torch.sub(threshold[:, k : k + size], compared, out=hinges).clamp_(min=0)
+            if kind.squared:  # hinges above 0 outside of S do not count
+                hinges.mul_(part)
+            sums.append(hinges.sum(2))
     assert above is not None
     all_active = torch.cat(active, 1)
     if kind.squared:
@@ -289,13 +311,13 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
     return torch.cat(sums, 1), all_active, all_active, above
 
 
-def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:
+def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
     """Compute hinges by one sort of every row, a binary search for each threshold, and prefix sums."""
-    thresholds = _where_pairs_stand(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
+    thresholds = _with_padding(d_ap, kind.compared(d_ap) + kind.margin, -_FAR)
     limit = kind.active_limit(d_ap)
-    if not everything:
+    if not all_negatives:
         limit = torch.minimum(limit, kind.limit(d_ap))
-    limit = _where_pairs_stand(d_ap, limit, -_FAR)
+    limit = _with_padding(d_ap, limit, -_FAR)
     ordered = far.sort(1).values
     below = torch.searchsorted(ordered, limit.contiguous())  # number of negatives with d_an < limit
     prefix = torch.nn.functional.pad(kind.compared(ordered).double().cumsum(1), (1, 0))

@@ -22,7 +22,7 @@ from pml_ext.plugin import (
     per_triplet,
 )
 
-from .functional import KINDS, Hinge, Soft, every_place, lay_out, local_positives, pair_sums
+from .functional import KINDS, Hinge, Soft, all_positions, lay_out, local_positives, pair_sums
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -127,16 +127,16 @@ class BatchAllTripletLoss(PairLoss):
             local = local_positives(pairs.matrix.detach(), pairs.positives, self.percentile)
             pairs = dataclasses.replace(pairs, positives=local)
         kind = KINDS[self.kind](self.margin)
-        everything = self.triplets == "all"
+        all_negatives = self.triplets == "all"
         if isinstance(kind, Soft):
             between = pairs.between(pairs.listed[1])
         else:
             between = None
         if pairs.lists_all:
-            positives = every_place(pairs.positives)
+            positives = all_positions(pairs.positives)
         else:
             positives = lay_out(pairs.positives, pairs.listed)
-        sums, counts = pair_sums(pairs.matrix, positives, pairs.negatives, kind, everything, between)
+        sums, counts = pair_sums(pairs.matrix, positives, pairs.negatives, kind, all_negatives, between)
         size = counts.sum()
         if self.collect_stats:
             possible = (pairs.positives.sum(1, dtype=counts.dtype) * pairs.negatives.sum(1, dtype=counts.dtype)).sum()

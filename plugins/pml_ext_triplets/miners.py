@@ -57,7 +57,7 @@ class LocalPositiveMiner(TiledMiner):
         self.add_to_recordable_attributes(name="percentile", is_stat=False)
 
     def choose(self, matrix: Tensor, positives: Tensor, negatives: Tensor) -> tuple[Tensor, ...]:
-        """Return the pairs of a tile."""
+        """Return the pairs of a tile: rows and columns of the positives, then of the negatives."""
         if matrix.numel():
             positives = local_positives(matrix, positives, self.percentile)
         return (*torch.where(positives), *torch.where(negatives))
@@ -108,14 +108,20 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
     def forward(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor | None = None, ref_labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the triplets, with anchor and positive swapped if d_pn < d_an; references raise ValueError."""
+        """Return the triplets (anchors, positives, negatives), ``[T]`` each, swapped where d_pn < d_an.
+
+        Embeddings are ``[B, D]``, labels ``[B]``, or as the relation takes them. ValueError for references.
+        """
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner turns positives into anchors, so it takes no references")
-        related = self.relation is not None
-        check_batch(embeddings, None if related else labels)
+        if self.relation is None:
+            check_batch(embeddings, labels)
+            labels = labels.long()
+        else:
+            check_batch(embeddings, None)
         with torch.no_grad(), autocast_off(embeddings.device):
-            x = pair_to_full_precision(embeddings, None)[0]
-            mined = self.miner(x, labels if related else labels.long())
+            x, _ = pair_to_full_precision(embeddings, None)
+            mined = self.miner(x, labels)
             if len(mined) != 3:
                 raise ValueError(
                     f"AnchorSwapMiner needs a miner that gives triplets; {type(self.miner).__name__} gives pairs"

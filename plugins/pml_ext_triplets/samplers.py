@@ -32,7 +32,8 @@ class HardNegativePoolSampler(Sampler[int]):
     - ``"misclassified"``: k-means finds one cluster per class, and each cluster gets its majority class; an image in a
       cluster of another class becomes a hard negative of ``pool_size`` random anchors of that class.
 
-    ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of each batch.
+    ``per="anchor"`` takes ``pool_size`` pairs of each anchor instead of each batch, which ``"misclassified"`` does not
+    look at.
 
     With ``pool="nearest"``, the pool has up to ``pool_size`` negatives per anchor, found among the embeddings of all
     training images at a refresh: the nearest (``"hard"``); random ones nearer than a random positive (``"semihard"``);
@@ -80,6 +81,10 @@ class HardNegativePoolSampler(Sampler[int]):
         check_choice(self, "per", per, ("batch", "anchor"))
         if pool == "nearest" and per == "anchor":
             raise ValueError('found pool="nearest", whose pairs are of each anchor anyway; leave out per="anchor"')
+        if strategy == "misclassified" and per == "anchor":
+            raise ValueError(
+                'found strategy="misclassified", whose pairs are of each misclassified image; leave out per="anchor"'
+            )
         check_number(self, "hard_fraction", hard_fraction, least=0, most=1)
         check_count(self, "refresh", refresh)
         check_count(self, "pool_size", pool_size)
@@ -112,10 +117,16 @@ class HardNegativePoolSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         for drawn in self._generator.choice(self._anchors, self._length // 3).tolist():
-            anchor, negative = self._pair() or (drawn, None)
-            yield anchor
-            yield self._other_of_class(anchor)
-            yield self._negative(anchor) if negative is None else negative
+            pair = self._pair()
+            if pair is not None:
+                anchor, negative = pair
+                yield anchor
+                yield self._other_of_class(anchor)
+                yield negative
+            else:
+                yield drawn
+                yield self._other_of_class(drawn)
+                yield self._negative(drawn)
 
     def _pair(self) -> tuple[int, int] | None:
         """Return an anchor and a negative from a pool of pairs, or None if this triplet is to be random."""
@@ -168,20 +179,26 @@ class HardNegativePoolSampler(Sampler[int]):
         if not self._collects:
             return
         x = normalize(embeddings.detach())
-        known = indices.cpu().numpy()
-        classes = torch.as_tensor(self._class_of[known], device=x.device)
-        similarity = x[::3] @ x.T
+        images = indices.cpu().numpy()
+        classes = torch.as_tensor(self._class_of[images], device=x.device)
+        similarity = x[::3] @ x.T  # of each triplet's anchor to the whole batch
         score = torch.where(classes[::3, None] != classes, similarity, -torch.inf)
         if self.strategy == "semihard":
-            score = self._drawn_below(score, similarity[torch.arange(len(x[::3])), torch.arange(1, len(x), 3)])
+            triplets = torch.arange(len(similarity))
+            to_positive = similarity[triplets, 3 * triplets + 1]
+            score = self._drawn_below(score, to_positive)
         if self.per == "batch":
-            rows, columns = np.divmod(self._best(score.reshape(1, -1))[:, 1], score.shape[1])
+            _, flat_columns = self._best(score.reshape(1, -1)).T
+            rows, columns = np.divmod(flat_columns, score.shape[1])
         else:
             rows, columns = self._best(score).T
-        self._collected.append(np.stack([known[3 * rows], known[columns]], axis=1))
+        self._collected.append(np.stack([images[3 * rows], images[columns]], axis=1))
 
     def refresh_pool(self, embeddings: Tensor | None = None) -> None:
-        """Renew the pool: from the collected pairs, or else from the embeddings ``[N, D]`` of all images."""
+        """Renew the pool: from the collected pairs, or else from the embeddings ``[N, D]`` of all images.
+
+        ValueError for embeddings where pairs were collected, and for another number of embeddings than of labels.
+        """
         if self.hard_fraction == 0:  # the pool is never used
             return
         if self._collects:
@@ -189,7 +206,11 @@ class HardNegativePoolSampler(Sampler[int]):
                 raise ValueError('with pool="batches" the pool is what collect() was given; leave embeddings out')
             self._pool = np.concatenate([np.empty((0, 2), np.int64), *self._collected])
             self._collected = []
-            return
+        else:
+            self._pool = self._searched(embeddings)
+
+    def _searched(self, embeddings: Tensor | None) -> Pairs:
+        """Return the pairs of a pool that is searched among the embeddings ``[N, D]`` of all images."""
         given = 0 if embeddings is None else len(embeddings)
         if embeddings is None or given != len(self._labels):
             raise ValueError(f"{given} embeddings for {len(self._labels)} labels")
@@ -200,16 +221,16 @@ class HardNegativePoolSampler(Sampler[int]):
 
             groups = kmeans(x, len(self._members)).to(x.device)
             if self.pool == "batches":
-                self._pool = self._misclassified(groups.cpu().numpy())
-                return
+                return self._misclassified(groups.cpu().numpy())
         tiles = torch.split(torch.arange(len(x), device=x.device), _TILE)
-        self._pool = np.concatenate([self._nearest(x, rows, groups) for rows in tiles])
+        return np.concatenate([self._nearest(x, rows, groups) for rows in tiles])
 
     def _misclassified(self, groups: NDArray[np.int64]) -> Pairs:
         """Return pairs (anchor, image): images whose cluster belongs to another class, with anchors of that class."""
         counts = np.zeros((groups.max() + 1, len(self._members)), dtype=np.int64)
         np.add.at(counts, (groups, self._class_of), 1)
-        owner = counts.argmax(axis=1)[groups]
+        majority_class = counts.argmax(axis=1)
+        owner = majority_class[groups]
         pairs = [np.empty((0, 2), np.int64)]
         for image in np.flatnonzero(owner != self._class_of):
             members = self._members[owner[image]]

@@ -20,6 +20,8 @@ SHAPES = "32x64x4,64x128x4,1024x512x4"
 ROUNDS = 10
 MOST_TRAFFIC = 300.0  # matrices, up to which a loss is measured at the last of these shapes
 STEPS = 60
+LARGEST = 32768
+COLUMNS = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "per s", "rounds"]
 
 
 def bench(
@@ -32,7 +34,7 @@ def bench(
     data: DataFolder = None,
     overrides: Overrides = None,
     scale: Annotated[bool, Option("--scale", help="Measure time and peak memory as the batch doubles.")] = False,
-    to: Annotated[int, Option(help="With --scale: the largest batch.")] = 32768,
+    to: Annotated[int | None, Option(min=1, help=f"With --scale: the largest batch (default {LARGEST}).")] = None,
     device: OnDevice = "auto",
     threads: Annotated[int | None, Option(min=1, help="Threads of torch (default: torch's own choice).")] = None,
     as_json: AsJson = False,
@@ -44,53 +46,72 @@ def bench(
     of all operators in float32 matrices of batch x batch, which no other load of the machine changes; limit is the time
     of this traffic at the speed of a copy. Without LOSS and --shapes, losses of more than 300 matrices are measured
     in small batches alone, and the last row is the step of a whole network.
+    With --scale, the batch doubles from that of --shapes, one shape, to --to.
     With --run, the steps of a training are compared with a bare loop over the same batches.
     """
-    # torch.utils.benchmark imports this module, which warns where CUDA_HOME is set and there is no CUDA device.
+    # torch.utils.benchmark imports torch.utils.cpp_extension, which warns where CUDA_HOME is set without a CUDA device.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+    if to is not None and not scale:
+        raise ConfigError("--to goes with --scale")
     if run is not None:
-        if losses or shapes is not None:
-            raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes")
-        if repeats is None:
-            repeats = STEPS
-        _bench_recipe(run, data, overrides or (), device, threads, repeats, as_json)
+        if losses or shapes is not None or scale:
+            raise ConfigError("--run measures the steps of a recipe; leave out losses and --shapes, and --scale")
+        _bench_recipe(run, data, overrides or (), device, threads, repeats or STEPS, as_json)
         return
     if data is not None or overrides:
         raise ConfigError("--data and --set go with --run RECIPE")
 
+    if scale:
+        rows = _scale_losses(losses, shapes, to or LARGEST, repeats or 3, device, threads)
+    else:
+        rows = _bench_losses(losses, shapes, repeats or ROUNDS, device, threads)
+    cells = [_cells(row) for row in rows]
+    print_result(as_json, rows, columns=COLUMNS, rows=cells, right=range(2, len(COLUMNS)))
+
+
+def _scale_losses(
+    losses: list[str] | None, shape: str | None, to: int, repeats: int, device: str, threads: int | None
+) -> list[Row]:
+    """Measure losses as the batch doubles from a shape to ``to``."""
     from ..testing import benchmark
 
+    start = benchmark.START
+    if shape is not None:
+        if "," in shape:
+            raise ConfigError(f"--shapes {shape}: wanted one shape with --scale, from which the batch doubles")
+        start = benchmark.Shape.parse(shape)
+    return benchmark.scale(
+        losses or benchmark.LOSSES,
+        start,
+        to,
+        repeats=repeats,
+        device=device,
+        threads=threads,
+        progress=stderr().print,
+    )
+
+
+def _bench_losses(
+    losses: list[str] | None, shapes: str | None, repeats: int, device: str, threads: int | None
+) -> list[Row]:
+    """Measure losses at some shapes; by default all of the plugins and PML's nearest, and the step of a network."""
+    from ..testing import benchmark
+
+    is_default = not losses and shapes is None
     wanted = SHAPES if shapes is None else shapes
-    parsed = [benchmark.Shape.parse(text) for text in wanted.split(",")]
-    if scale:
-        start = benchmark.START if shapes is None else parsed[0]
-        measured = benchmark.scale(
-            losses or benchmark.LOSSES,
-            start,
-            to,
-            repeats=repeats or 3,
-            device=device,
-            threads=threads,
-            progress=stderr().print,
-        )
-    else:
-        measured = benchmark.bench(
-            losses or [*benchmark.default_losses(), *benchmark.NEAREST],
-            parsed,
-            repeats=repeats or ROUNDS,
-            device=device,
-            threads=threads,
-            most_traffic=MOST_TRAFFIC if not losses and shapes is None else None,
-            progress=stderr().print,
-        )
-        if not losses and shapes is None:
-            step = benchmark.bench_network(
-                repeats=repeats or ROUNDS, device=device, threads=threads, progress=stderr().print
-            )
-            measured.append(step)
-    rows = [_cells(row) for row in measured]
-    columns = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "per s", "rounds"]
-    print_result(as_json, measured, columns=columns, rows=rows, right=range(2, 9))
+    rows = benchmark.bench(
+        losses or [*benchmark.default_losses(), *benchmark.NEAREST],
+        [benchmark.Shape.parse(text) for text in wanted.split(",")],
+        repeats=repeats,
+        device=device,
+        threads=threads,
+        most_traffic=MOST_TRAFFIC if is_default else None,
+        progress=stderr().print,
+    )
+    if is_default:
+        step = benchmark.bench_network(repeats=repeats, device=device, threads=threads, progress=stderr().print)
+        rows.append(step)
+    return rows
 
 
 def _bench_recipe(

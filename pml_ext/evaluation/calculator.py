@@ -34,10 +34,10 @@ class Evaluation:
     """Accuracies of queries, and their nearest neighbors; all tensors are on the CPU."""
 
     accuracies: dict[str, Any]  # by name of the metric
-    relevant: Tensor  # number of gallery items of each query's class, without the query itself, [Q], int64
+    relevant: Tensor  # gallery items of each query's class, without the query itself, [Q], int64; [0] without a search
     distances: Tensor  # to the nearest neighbors, [Q, keep], or fewer columns if the gallery is smaller
-    indices: Tensor  # rows of these neighbors in the gallery
-    right: Tensor  # whether each neighbor has the query's class, or is positive under a relation
+    indices: Tensor  # rows of these neighbors in the gallery, [Q, keep]
+    right: Tensor  # whether each neighbor has the query's class, or is positive under a relation, [Q, keep]
 
 
 @dataclass
@@ -158,17 +158,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 "verification takes pairs of equal classes; with a relation or label_comparison_fn, list the pairs: "
                 "pml_ext.evaluation.verify(embeddings, listed_pairs(...))"
             )
+        if reranking is not None:
+            _check_reranking(reranking, knn_func)
         self.lone_queries = lone_queries
         self.relation = relation
         self.verification = verification
         self.reranking = reranking
-        if reranking is not None and (isinstance(reranking, type) or not hasattr(reranking, "finder")):
-            raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
-        if reranking is not None and knn_func is not None and getattr(knn_func, "distance", self) is not None:
-            raise ValueError(
-                "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
-                "NearestNeighbors without distance"
-            )
         include = tuple(include)
         self._named = frozenset(include)
 
@@ -206,9 +201,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         )
 
     def requires_knn(self) -> list[str]:
-        """Return the names of the metrics that need neighbors."""
+        """Return the names of the metrics that need neighbors; PML's list leaves out its mean_reciprocal_rank."""
         ours = [name for name, metric in self._metrics.items() if not metric.clusters and not metric.of_pairs]
-        return [*super().requires_knn(), *ours, "mean_reciprocal_rank", *self._of_plugins]
+        return [*super().requires_knn(), "mean_reciprocal_rank", *ours, *self._of_plugins]
 
     def requires_clustering(self) -> list[str]:
         """Return the names of the metrics that need clusters."""
@@ -273,19 +268,21 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             on_failure: called with a text if a plugin's metric fails, which is then left out; by default an error.
             query_groups: group of each query, such as a burst of photographs, integers or texts, ``[N]``: gallery
                 items of a query's own group are left out of its gallery. Negative integers and "" are no group.
-            reference_groups: groups of the gallery, ``[R]``, together with ``reference``.
-
-        With groups, a query whose right items are all in its own group is lone. A gallery that has no item for any
-        query is an error; a metric of a plugin or a subclass that takes ``label_counts``, which knows no groups, too.
+            reference_groups: groups of the gallery, ``[R]``, together with ``reference``. With groups, a query whose
+                right items are all in its own group is lone.
 
         Raises:
+            ValueError: an unknown metric; embeddings or labels of a wrong shape, or NaN or infinite embeddings; a
+                gallery that does not begin with the queries although ``ref_includes_query``; groups that leave no
+                query a gallery, or groups with a metric of a plugin or subclass that takes ``label_counts``, which
+                know no groups.
             PluginError: a plugin's metric failed, and there is no ``on_failure``.
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
         sides = self._sides(query, query_labels, reference, reference_labels, ref_includes_query)
         if query_groups is not None or reference_groups is not None:
-            sides = self._with_groups(sides, query_groups, reference_groups, reference is None)
+            sides = self._with_groups(sides, query_groups, reference_groups)
         arguments = MetricArguments(
             query=sides.query,
             query_labels=sides.query_labels,
@@ -307,9 +304,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
         accuracies: dict[str, Any] = {}
         clusters: dict[int, Tensor] = {}  # by number of clusters per class
+        need_clusters = self.requires_clustering()
         for name, function in self.curr_function_dict.items():
             arguments.cluster_labels = None
-            if name in self.requires_clustering():
+            if name in need_clusters:
                 per_class = 1
                 if name in self._metrics:
                     per_class = self._metrics[name].clusters
@@ -335,6 +333,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             return Sides(query, query_labels, query, query_labels, ref_includes_query=True)
 
         reference, reference_labels = self._points("reference", reference, reference_labels)
+        if query.shape[1] != reference.shape[1]:
+            raise ValueError(
+                f"queries have embeddings of size {query.shape[1]}, and the gallery of size {reference.shape[1]}; "
+                "wanted the same size"
+            )
         if ref_includes_query:
             first = reference[: len(query)]
             first_labels = reference_labels[: len(query)]
@@ -344,12 +347,12 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 )
         return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
 
-    def _with_groups(self, sides: Sides, query_groups: Any, reference_groups: Any, within: bool) -> Sides:
+    def _with_groups(self, sides: Sides, query_groups: Any, reference_groups: Any) -> Sides:
         """Return the sides with groups, checked; ValueError if they leave no query a gallery."""
-        references = None if within else len(sides.reference)
         if query_groups is None:
             raise ValueError("reference_groups are given without query_groups; queries and gallery both have groups")
-        groups = groups_of(query_groups, reference_groups, len(sides.query), references, sides.query.device)
+        gallery_size = None if sides.reference is sides.query else len(sides.reference)
+        groups = groups_of(query_groups, reference_groups, len(sides.query), gallery_size, sides.query.device)
         left_out = groups.sizes()
         if sides.ref_includes_query:
             left_out = torch.where(groups.query >= 0, left_out, 1)
@@ -398,8 +401,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         return torch.as_tensor(self.kmeans_func(sides.query, number))
 
     def _points(self, name: str, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
-        """Return embeddings in float32 and their labels; ValueError if they are not finite or do not fit."""
+        """Return embeddings ``[N, D]`` in float32 and their labels; ValueError if they are not finite or do not fit."""
         points = torch.as_tensor(points, device=self.device).detach().float()
+        if points.ndim != 2:
+            raise ValueError(f"{name} has the shape {list(points.shape)}; wanted embeddings [N, D]")
         bad_rows = int((~points.isfinite().all(-1)).sum())
         if bad_rows:
             raise ValueError(
@@ -418,20 +423,27 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
     def _comparable(self, labels: Tensor) -> Tensor:
         """Return labels as ``label_comparison_fn`` takes them; ValueError if it cannot compare them."""
-        if self.label_comparison_fn is not EQUALITY:
-            labels = labels.float()  # PML passes float labels to a label_comparison_fn
-            if self.label_comparison_fn(labels[:1], labels[:1]).ndim > 1:  # a function of single labels
-                labels = _without_column(labels)
-            if labels.ndim > 1 and self.label_comparison_fn(labels[:1], labels[:1]).ndim > 1:
-                raise ValueError(
-                    "label_comparison_fn must return one boolean for each pair; for labels of shape "
-                    f"{list(labels.shape)} it compares each column: type (x == y).all(-1), for example"
-                )
+        if self.label_comparison_fn is EQUALITY:
+            labels = _without_column(labels)
+            if labels.ndim > 1:
+                raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
             return labels
-        labels = _without_column(labels)
-        if labels.ndim > 1:
-            raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
-        return labels
+
+        labels = labels.float()  # PML passes float labels to a label_comparison_fn
+        if self._gives_one_value(labels):
+            return labels
+        single_labels: Tensor = _without_column(labels)
+        if single_labels.ndim > 1:
+            raise ValueError(
+                "label_comparison_fn must return one boolean for each pair; for labels of shape "
+                f"{list(labels.shape)} it compares each column: type (x == y).all(-1), for example"
+            )
+        return single_labels
+
+    def _gives_one_value(self, labels: Tensor) -> bool:
+        """Return whether ``label_comparison_fn`` gives one value for a pair of labels, not one for each column."""
+        first = labels[:1]
+        return bool(self.label_comparison_fn(first, first).ndim <= 1)
 
     def _search(self, sides: Sides, classes: QueryClasses, keep: int, arguments: MetricArguments) -> Neighbors:
         """Search once for all metrics; complete their arguments, and return the neighbors."""
@@ -503,7 +515,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             counted = not_lone_query_mask.cpu()
 
         if self.return_per_class:
-            means = class_means(values, labels, counted)[1]
+            _classes, means = class_means(values, labels, counted)
             return means.tolist() or [math.nan] * len(label_counts[0])
         if self.avg_of_avgs:
             return mean_of_class_means(values, labels, counted)
@@ -540,6 +552,20 @@ def _without_column(labels: Any) -> Any:
     return labels
 
 
+def _check_reranking(reranking: Any, knn_func: Any) -> None:
+    """Raise TypeError for what is no re-ranking, and ValueError for a search by another distance."""
+    if isinstance(reranking, type) or not hasattr(reranking, "finder"):
+        raise TypeError(f"reranking must be an object such as QueryExpansion() or KReciprocal(); got {reranking!r}")
+    if knn_func is None:
+        return
+    is_euclidean = hasattr(knn_func, "distance") and knn_func.distance is None
+    if not is_euclidean:
+        raise ValueError(
+            "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
+            "NearestNeighbors without distance"
+        )
+
+
 def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
     """Return the metrics of plugins by name; skip names that the calculator already uses, with a warning."""
     if calculator is None:
@@ -547,7 +573,7 @@ def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
     taken = {metric.name for metric in metrics_of()}
     metrics = {}
     for name, function in registry.factories("metric").items():
-        if name in taken or hasattr(calculator or RetrievalAccuracyCalculator, PREFIX + name):
+        if name in taken or hasattr(calculator, PREFIX + name):
             plugin, _ = registry.find("metric", name)
             text = f"the metric {name!r} of the plugin {plugin!r} is left out: the name is taken"
             warnings.warn(text, PluginWarning, stacklevel=3)

@@ -20,6 +20,7 @@ from .schema import (
     IDENTITY,
     SHUFFLE,
     DataTable,
+    ImagesTable,
     LossTable,
     ModelTable,
     NamedTable,
@@ -43,12 +44,13 @@ if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does
 
     from ..data import DataSplits, ImageTransforms, Pipeline
     from ..losses.relations import Relation
-    from ..networks.network import Network, Preprocessing, VectorInput
+    from ..networks.network import Network, Normalization, Preprocessing, VectorInput
+    from ..networks.pretrained import PretrainedImages
 
+VECTORS = "vectors:"  # begins the name of a data set of vectors
 # Settings that a run fills in; they are not options of a recipe.
 _FILLED_FOR_DATA = ("root", "label_sets")
 _FILLED_FOR_TRUNK = ("in_channels", "image_size")
-VECTORS = "vectors:"  # begins the name of a data set of vectors
 FILLED_FOR_TRACKER = ("folder", "recipe", "iteration", "epoch")
 _FILLED_FOR_TRANSFORMS = ("image_size", "channels", "crop", "normalize", "pipeline")
 _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fills in
@@ -82,7 +84,10 @@ def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | N
 
 
 def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool = False) -> torch.nn.Module:
-    """Build a trunk from ``[model] trunk``; ``trained`` skips pretrained weights, as a run's weights follow."""
+    """Build a trunk from ``[model] trunk``.
+
+    ``trained`` leaves out pretrained weights, for a network that gets the weights of a run.
+    """
     from ..networks.pretrained import is_file, load_weights
 
     factory = _trunk_factory(table.name)
@@ -168,7 +173,7 @@ def _check_vectors(recipe: Recipe) -> None:
 def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing, Pipeline]:
     """Return the preprocessing of all images, and the random crops and flips of training images."""
     from ..data import Pipeline
-    from ..networks.network import Normalization, Preprocessing
+    from ..networks.network import Preprocessing
     from ..networks.pretrained import pretrained_images
 
     if splits.vector_size is not None:
@@ -177,34 +182,25 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
     images = recipe.data.images
     trunk = recipe.model.trunk
     pretrained = pretrained_images(trunk.name, trunk.settings)
-    size = int(images.crop or splits.image_size)
-    if pretrained is not None and pretrained.image_size:
-        chosen_in_recipe = images.crop or "image_size" in recipe.data.settings
-        if not chosen_in_recipe:
-            size = pretrained.image_size
+    if images.crop is not None:
+        size = images.crop
+    elif pretrained is not None and pretrained.image_size and "image_size" not in recipe.data.settings:
+        size = pretrained.image_size
+    else:
+        size = int(splits.image_size)
     _check_images(recipe, splits.channels, size)
 
     bgr = images.bgr
-    normalize = None
     interpolation = images.interpolation
     if pretrained is not None:
-        mean = list(pretrained.mean)
-        std = list(pretrained.std)
         if pretrained.bgr and images.mean is None and splits.channels == 3:
             bgr = True
-        if bgr:
-            mean.reverse()
-            std.reverse()
-        normalize = Normalization(mean=mean, std=std)
         interpolation = interpolation or pretrained.interpolation
-    if images.mean is not None and images.std is not None:  # the recipe's own go before those of the weights
-        times = splits.channels // len(images.mean)  # a single number stands for all channels
-        normalize = Normalization(mean=images.mean * times, std=images.std * times)
     preprocessing = Preprocessing(
         image_size=size,
         channels=splits.channels,  # type: ignore[arg-type]
         crop=splits.crop,
-        normalize=normalize,
+        normalize=_normalization(images, pretrained, splits.channels, bgr),
         resize=images.resize,
         squash=images.squash,
         interpolation=interpolation or "bilinear",
@@ -216,6 +212,25 @@ def preprocessing_of(recipe: Recipe, splits: DataSplits) -> tuple[Preprocessing,
         smallest, largest = images.random_crop_scale
         scale = (smallest, largest)
     return preprocessing, Pipeline(random_crop=images.random_crop, random_crop_scale=scale, flip=images.flip)
+
+
+def _normalization(
+    images: ImagesTable, pretrained: PretrainedImages | None, channels: int, bgr: bool
+) -> Normalization | None:
+    """Return mean and standard deviation: the recipe's, else those of pretrained weights, else None."""
+    from ..networks.network import Normalization
+
+    if images.mean is not None and images.std is not None:
+        times = channels // len(images.mean)  # a single number stands for all channels
+        return Normalization(mean=images.mean * times, std=images.std * times)
+    if pretrained is None:
+        return None
+    mean = list(pretrained.mean)
+    std = list(pretrained.std)
+    if bgr:
+        mean.reverse()
+        std.reverse()
+    return Normalization(mean=mean, std=std)
 
 
 def augmentation_of(table: DataTable, preprocessing: Preprocessing) -> dict[str, Any]:
@@ -499,7 +514,7 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
     # Without this setting, no loss of the recipe needs to be known.
     build_losses = build or recipe.evaluation.shortlist is not None
     has_learned_metric = False
-    for prefix, stage in _stages_by_prefix(recipe):
+    for prefix, stage in stages_by_prefix(recipe):
         _check_sampler(f"{prefix}sampler", stage.sampler, recipe)
         optimizer = own_optimizer(recipe.optimizer, stage.loss)
         _check_optimizer(f"{prefix}loss.optimizer", optimizer, build or bool(stage.loss.optimizer))
@@ -510,7 +525,7 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
     _check_evaluation(recipe, has_learned_metric)
 
 
-def _stages_by_prefix(recipe: Recipe) -> Iterator[tuple[str, StageTable]]:
+def stages_by_prefix(recipe: Recipe) -> Iterator[tuple[str, StageTable]]:
     """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
     for number, stage in enumerate(recipe.all_stages()):
         if number < len(recipe.stages):
@@ -576,7 +591,7 @@ def _check_sampler(key: str, table: SamplerTable | None, recipe: Recipe) -> None
     relation = build_relation(recipe.data, _placeholder_classes(recipe.data))
     if relation is not None:
         context["relation"] = relation
-    _component(key, "sampler", table, context)
+    _checked_component(key, "sampler", table, context)  # building it needs the labels of the data
 
 
 def _check_loss(key: str, table: LossTable, recipe: Recipe) -> bool:
@@ -625,31 +640,42 @@ def check_weights(recipe: Recipe) -> None:
     name = table.trunk.name
     if name in lite.VARIANTS:
         lite.check_packages(name, table.trunk.settings.get("weights"))
+    if table.init is not None or table.trunk.settings.get("weights") is not None or table.takes_vectors:
+        return
+    is_of_plugin = not name.startswith((trunks.TIMM, HF)) and trunks.builtin_trunk(name) is None
+    if is_of_plugin or not _keeps_trunk_weights(recipe):
+        return
+    wanted = []
+    if name in lite.VARIANTS:
+        wanted.append(repr(lite.IMAGENET))
+    elif name.startswith(trunks.TIMM):
+        wanted.append("a tag of timm")
+    elif name.startswith((trunks.PREFIX, HF)):
+        wanted.append("'DEFAULT'")
+    wanted += ["a file", f"{RANDOM!r} if that is meant"]
+    raise ConfigError(
+        f"model.trunk: {name} is frozen and has no weights, so its features would be random; wanted weights = "
+        f"{' or '.join(wanted)}: --set model.trunk.weights=WEIGHTS, in probe {name}=WEIGHTS"
+    )
+
+
+def _keeps_trunk_weights(recipe: Recipe) -> bool:
+    """Return whether a run leaves the weights of its trunk, or of a part of it, as they are at its start."""
+    table = recipe.model
+    if table.lora is not None or frozen_patterns(table.freeze):
+        return True
     freezes = [table.freeze]
     freezes += [stage.freeze for stage in recipe.stages]
-    has_cut = any(cut_of(freeze) for freeze in freezes)
-    keeps_weights = bool(frozen_patterns(table.freeze)) or table.lora is not None or has_cut
-    has_weights = table.init is not None or table.trunk.settings.get("weights") is not None
-    is_of_plugin = not name.startswith((trunks.TIMM, HF)) and trunks.builtin_trunk(name) is None
-    if keeps_weights and not has_weights and not is_of_plugin and not table.takes_vectors:
-        wanted = ["a file", f"{RANDOM!r} if that is meant"]
-        if name in lite.VARIANTS:
-            wanted.insert(0, repr(lite.IMAGENET))
-        elif name.startswith(trunks.TIMM):
-            wanted.insert(0, "a tag of timm")
-        elif name.startswith((trunks.PREFIX, HF)):
-            wanted.insert(0, "'DEFAULT'")
-        raise ConfigError(
-            f"model.trunk: {name} is frozen and has no weights, so its features would be random; wanted weights = "
-            f"{' or '.join(wanted)}: --set model.trunk.weights=WEIGHTS, in probe {name}=WEIGHTS"
-        )
+    return any(cut_of(freeze) is not None for freeze in freezes)
 
 
 def _placeholder_classes(table: DataTable) -> list[str]:
     """Return names of classes with which a relation can be built, to check a recipe before its data are available."""
-    settings = {} if table.relation is None else table.relation.settings
-    if table.relation is not None and table.relation.name == "near":
-        return ["0", "1"]  # names that are numbers
+    settings: dict[str, Any] = {}
+    if table.relation is not None:
+        if table.relation.name == "near":
+            return ["0", "1"]  # names that are numbers
+        settings = table.relation.settings
     level = settings.get("level", 1)  # of a hierarchy, whose tree is then at least one level deeper
     ancestors = "parent"
     if isinstance(level, int) and 0 < level < 100:
@@ -659,13 +685,11 @@ def _placeholder_classes(table: DataTable) -> list[str]:
 
 
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
-    """Build the component of a table. A sampler is only checked, and None returned, since it needs the data's labels.
+    """Build the component of a table.
 
     A loss that wants labels from 0 to ``num_classes`` - 1 gets them, whatever the labels of the data are.
     """
     component = _checked_component(key, kind, table, context)
-    if kind == "sampler":
-        return None
     with located(key, table):
         built = registry.build(table.name, kind, context, **table.settings)
     classes = context.get("class_labels", [])
@@ -689,7 +713,7 @@ def _checked_component(key: str, kind: str, table: NamedTable, context: Mapping[
 
 
 def _settings_by_class(component: Component) -> set[str]:
-    """Return which of the settings that have something for each class a component takes."""
+    """Return a component's settings that stand for the training classes: their number, their labels, or both."""
     return component.settings.keys() & {"num_classes", "class_labels"}
 
 
@@ -755,13 +779,16 @@ def _checked_settings(
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any) -> Any:
-    """Return a value converted strictly as JSON is, where a text may be a path; or as it is, by types JSON lacks."""
+    """Return a value converted by strict rules.
+
+    Those for JSON let a text stand for a path. A type that JSON lacks is checked by the rules for Python objects.
+    """
     try:
         return adapter.validate_json(json.dumps(value, default=str), strict=True)
     except ValidationError as error:
         kinds = {problem["type"] for problem in error.errors()}
-        if "needs_python_object" not in kinds:  # of a type such as numbers.Number
-            raise
+        if "needs_python_object" not in kinds:
+            raise  # else the type is one such as numbers.Number
         return adapter.validate_python(value, strict=True)
 
 

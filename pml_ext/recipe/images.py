@@ -29,7 +29,7 @@ class OwnImages(NamedTuple):
     """What a folder or a table of images is like, and the settings that fit it, as ``KEY=VALUE``."""
 
     name: str  # of the data set
-    data: list[str]  # the data set, its split and its cache
+    data: list[str]  # settings of the data set, its split and its cache
     small: list[str]  # size and augmentation of images for a small network that trains from scratch
     description: list[str]  # two lines: the images, and their split
     training_images: int
@@ -42,11 +42,11 @@ class OwnImages(NamedTuple):
     chosen_size: int | None  # pixels that ``data.image_size`` among the options says
 
     def batch_of(self, classes: int) -> tuple[int, int]:
-        """Return the classes of a batch, at most 16, and the images of each, where so many classes train."""
+        """Return the number of classes in a batch, at most 16, and of images of each, for a number of ``classes``."""
         return fitting_batch(classes, self.images_per_class, BATCH)
 
     def batches_of(self, classes: int) -> list[str]:
-        """Return the settings of batches, where so many classes train."""
+        """Return the settings of :meth:`batch_of`."""
         in_batch, per_class = self.batch_of(classes)
         return [f"sampler.m={per_class}", f"sampler.batch_size={in_batch * per_class}"]
 
@@ -66,14 +66,14 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
     place = _existing(place)
-    table = place.suffix.lower() == ".csv"
-    kind = "table" if table else "folder"
+    is_table = place.suffix.lower() == ".csv"
+    kind = "table" if is_table else "folder"
     name = f"{kind}:{place}"
     options = dataset_options(overrides)
     data = [f"data.name={name}", "data.unreadable=skip"]
 
-    divided = table or all((place / part).is_dir() for part in ("train", "test"))
-    split_is_chosen = divided or "split" in options
+    is_divided = is_table or all((place / part).is_dir() for part in ("train", "test"))
+    split_is_chosen = is_divided or "split" in options
     if not split_is_chosen:
         split = fitting_split(place, parts_of(name, options | {"split": "image"}, root))
         options["split"] = split
@@ -83,7 +83,7 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         data.append("data.cache=memory")
 
     images_per_class = items_per_class(parts)
-    trained = items_per_class(parts[:1])
+    trained_per_class = items_per_class(parts[:1])
     image_sizes = _sample_of_sizes(parts)
     chosen_size = options.get("image_size")
     side = int(chosen_size or _fitting_side(image_sizes))
@@ -98,18 +98,20 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         describe_split(parts, split_is_chosen),
     ]
     trained_labels = set(parts[0].labels.tolist())
+    tested_labels = set(parts[-1].labels.tolist())
+    aspects = [max(size) / min(size) for size in image_sizes]
     return OwnImages(
         name=name,
         data=data,
         small=small,
         description=description,
         training_images=len(parts[0]),
-        training_classes=len(trained),
-        images_per_class=float(np.median(trained)),
+        training_classes=len(trained_per_class),
+        images_per_class=float(np.median(trained_per_class)),
         tested_images=sum(len(part) for part in parts[1:]),
-        splits_by_class=not trained_labels & set(parts[-1].labels.tolist()),
+        splits_by_class=trained_labels.isdisjoint(tested_labels),
         side=side,
-        aspect=float(np.median([max(size) / min(size) for size in image_sizes])),
+        aspect=float(np.median(aspects)),
         chosen_size=None if chosen_size is None else int(chosen_size),
     )
 
@@ -119,14 +121,15 @@ def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
 
     They are stated again, since the name of the folder replaces the recipe's [data].
     """
-    own = dict(read_tables(recipe).get("data", {}).get("images", {}))
+    image_settings = dict(read_tables(recipe).get("data", {}).get("images", {}))
     batches = images.batches_of(images.training_classes)
-    if "crop" not in own:
+    if "crop" not in image_settings:
         return (*images.data, *images.small, *batches)
     if images.chosen_size is not None:
-        own |= {"crop": images.chosen_size, "resize": images.chosen_size}
+        image_settings["crop"] = images.chosen_size
+        image_settings["resize"] = images.chosen_size
     settings = list(images.data)
-    for name, value in own.items():
+    for name, value in image_settings.items():
         settings.append(f"data.images.{name}={json.dumps(value)}")
     return (*settings, *batches, f"sampler.iterations={iterations_of(images)}")
 
@@ -149,7 +152,10 @@ def _existing(place: Path) -> Path:
 
 
 def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
-    """Return width and height of a sample of the files; DataError if none can be read."""
+    """Return width and height of a sample of the files; DataError if none can be read.
+
+    Of some broken files, nothing is said here: they are reported when the images are read.
+    """
     from PIL import Image
 
     files: list[Path] = []
@@ -160,14 +166,14 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
     sizes = []
     for file in files[::step]:
         with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(file) as image:
-            sizes.append(image.size)  # a broken file is reported when it is read
+            sizes.append(image.size)
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")
     return sizes
 
 
 def _fitting_side(sizes: list[tuple[int, int]]) -> int:
-    """Return a multiple of 16 pixels that most images have."""
+    """Return a multiple of 16 pixels, from 16 to 64, that the shorter sides of half of the images have."""
     shorter = int(np.median([min(size) for size in sizes]))
     return max(16, min(SIDE, shorter // 16 * 16))
 

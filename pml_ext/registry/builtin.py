@@ -63,7 +63,7 @@ def pml_ext_components() -> list[Component]:
     ]
 
 
-pml_ext_recipes = packaged("pml_ext")[0]  # recipes of PML's own losses, as baselines
+pml_ext_recipes, _ = packaged("pml_ext")  # recipes of PML's own losses, as baselines; the core has no papers
 
 
 @hookimpl

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 
 import pluggy
 
-from ..errors import MissingExtraError, PluginError, PluginWarning, StoppedError, one_line, shortened, unknown
+from ..errors import (
+    MissingExtraError,
+    PluginError,
+    PluginWarning,
+    StoppedError,
+    UnknownNameError,
+    one_line,
+    shortened,
+    unknown,
+)
 from . import hooks as hookspecs
 from .components import KINDS, Command, Component, Paper, pml_components
 from .guard import SharedImports, process_unchanged
@@ -60,20 +69,20 @@ def _is_import_path(value: Any) -> bool:
     return isinstance(value, str) and _IMPORT_PATH.fullmatch(value) is not None
 
 
-class HookTable(NamedTuple):
-    """A hook that returns things of a kind by their names."""
-
-    hook: str
-    names: re.Pattern[str]
-    is_valid: Callable[[Any], bool]  # whether a value may be named
-    wanted: str  # of names and values, for errors
-
-
 def _is_file(value: Any) -> bool:
     return isinstance(value, Path) and value.is_file()
 
 
-# By the kind of the things.
+class HookTable(NamedTuple):
+    """A hook that returns a mapping from names to values of one kind, such as data sets."""
+
+    hook: str
+    names: re.Pattern[str]  # of valid names
+    is_valid: Callable[[Any], bool]  # whether the hook may return a value
+    wanted: str  # valid values and names in words, for errors
+
+
+# By kind.
 TABLES = {
     "data set": HookTable("pml_ext_datasets", _NAME, callable, "a function (and a name without space, ':' and '@')"),
     "trunk": HookTable("pml_ext_trunks", _NAME, callable, "a function (and a name without space, ':' and '@')"),
@@ -152,14 +161,14 @@ class Plugins:
     def _add_builtin(self) -> None:
         """Add what the core and PML have."""
         hooks = _hooks_of(importlib.import_module("pml_ext.registry.builtin"))
-        for add in (self._add_components, self._add_recipes):
-            add(BUILTIN, hooks)
+        self._add_components(BUILTIN, hooks)
+        self._add_recipes(BUILTIN, hooks)
         self._hooks[BUILTIN] = hooks
         for component in pml_components():
             self._register(component.kind, component.name, component.plugin, component)
 
     def _load_waiting(self, waiting: list[tuple[PluginRecord, metadata.EntryPoint]]) -> None:
-        """Load the plugins that wait, but for those whose import is what calls this; they load at the next call."""
+        """Load the plugins that wait. A plugin whose import is under way, and calls this, waits for the next call."""
         for record, point in list(waiting):
             if _being_imported(point.module):
                 continue
@@ -189,7 +198,9 @@ class Plugins:
     def _leave_out(self, variable: str, status: str) -> None:
         """Set the status of plugins that an environment variable, the allow list or the deny list, leaves out."""
         names = [record.name for record in self.records]
-        for name in sorted(_listed_in(variable).difference(names)):
+        not_installed = sorted(_listed_in(variable).difference(names))
+        if not_installed:
+            name = not_installed[0]
             installed = ", ".join(names) or "none"
             raise PluginError(f"{variable}: {unknown('installed plugin', name, names)}; installed: {installed}")
         for record in self.records:
@@ -198,6 +209,7 @@ class Plugins:
                 record.error = f"by {variable}"
 
     def _load_one(self, record: PluginRecord, point: metadata.EntryPoint) -> None:
+        """Import a plugin, and add its components and recipes; its other hooks are called when they are needed."""
         if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
             raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
         if point.name in self.loaded:
@@ -281,7 +293,12 @@ class Plugins:
         record.traceback += "".join(traceback.format_exception(error))
 
     def registered(self, kind: str) -> dict[str, dict[str, Any]]:
-        """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES."""
+        """Return ``{name: {plugin: value}}`` of a kind of component, ``"class"``, ``"recipe"`` or a key of TABLES.
+
+        UnknownNameError for another kind.
+        """
+        if kind not in self._registered:
+            raise UnknownNameError(unknown("kind", kind, self._registered))
         self.load()
         if kind in TABLES:
             with self._lock:
@@ -289,10 +306,10 @@ class Plugins:
         return self._registered[kind]
 
     def _call_hooks_of(self, kind: str) -> None:
-        """Call the hooks that name things of a kind, each once.
+        """Call the hooks that return values of a kind, each once.
 
-        The layer's own hooks, which no entry point names, are not guarded: an error of them is ours. One that lacks an
-        extra is kept, for those who ask for a name.
+        The layer's own hooks are not guarded, since their errors are ours. Only a missing extra is kept: :func:`find`
+        raises it when a name is looked up.
         """
         hook = TABLES[kind].hook
         plugins = [plugin for plugin, hooks in self._hooks.items() if hook in hooks]
@@ -308,7 +325,7 @@ class Plugins:
                 self.missing_extras[kind] = error
 
     def _call(self, plugin: str, kind: str, function: Callable[[], Any]) -> None:
-        """Call a hook, and register what it names; register nothing if a name or a value is wrong."""
+        """Call a hook, and register the values that it returns; none of them if a name or a value is wrong."""
         table = TABLES[kind]
         answer = function()
         if not isinstance(answer, Mapping):
@@ -331,16 +348,16 @@ class Plugins:
 
 def _listed_in(variable: str) -> set[str]:
     """Return the entry-point names in an environment variable, which separates them by commas."""
-    names = map(str.strip, os.environ.get(variable, "").split(","))
-    return set(filter(None, names))
+    names = {name.strip() for name in os.environ.get(variable, "").split(",")}
+    return names - {""}
 
 
 def _allowed_by(variable: str, name: str) -> bool:
     """Return whether an environment variable, the allow list or the deny list, lets a plugin in."""
     if variable not in os.environ:
         return True
-    listed = name in _listed_in(variable)
-    return listed == (variable == ALLOW)
+    is_listed = name in _listed_in(variable)
+    return is_listed if variable == ALLOW else not is_listed
 
 
 def is_allowed(name: str) -> bool:

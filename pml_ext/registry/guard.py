@@ -35,13 +35,21 @@ class Setting(NamedTuple):
 
 def _strict_filters() -> list[Any]:
     """Return the filters that turn warnings of any module and any text into errors."""
-    return [entry for entry in warnings.filters if entry[0] == "error" and entry[1] is None and entry[3] is None]
+    strict = []
+    for entry in warnings.filters:
+        action, message, _, module, _ = entry
+        if action == "error" and message is None and module is None:
+            strict.append(entry)
+    return strict
 
 
-def _keep_strict_filters(known: Sequence[Any]) -> None:
-    new = [entry for entry in _strict_filters() if entry not in known]
+def _write_strict_filters(wanted: Sequence[Any]) -> None:
+    """Remove strict filters that are not wanted, and put wanted ones that are gone back in front."""
+    present = _strict_filters()
+    gone = [entry for entry in wanted if entry not in present]
+    new = [entry for entry in present if entry not in wanted]
     kept = [entry for entry in warnings.filters if entry not in new]
-    warnings.filters[:] = kept  # type: ignore[index]
+    warnings.filters[:] = [*gone, *kept]  # type: ignore[index]
 
 
 def _steering_variables() -> dict[str, str]:
@@ -79,7 +87,7 @@ def _write_signal_handlers(wanted: Mapping[str, Any]) -> None:
 
 
 OF_PYTHON: dict[str, Setting] = {
-    "warnings.filters": Setting(_strict_filters, _keep_strict_filters),
+    "warnings.filters": Setting(_strict_filters, _write_strict_filters),
     "warnings.showwarning": Setting(
         lambda: warnings.showwarning, lambda function: setattr(warnings, "showwarning", function)
     ),
@@ -110,9 +118,10 @@ def _of_torch() -> dict[str, tuple[Setting, Any]]:
             Setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
             False,
         ),
+        # A number that tells errors from warnings, which are_deterministic_algorithms_enabled does not.
         "deterministic algorithms": (
-            Setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-            False,
+            Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+            0,
         ),
         "the precision of matrix products": (
             Setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
@@ -155,7 +164,8 @@ def _libraries() -> dict[str, tuple[Setting, Any]]:
 def process_unchanged(report: Callable[[list[str]], None]) -> Iterator[None]:
     """Put settings of the process back after the block, and call ``report`` with the names of those that it changed.
 
-    A library that the block imports first, torch or NumPy, gets its default settings.
+    A library that the block imports first, torch or NumPy, gets its default settings. After an error in the block,
+    settings are put back without a report.
     """
     before = {name: setting.read() for name, setting in OF_PYTHON.items()}
     before_in_libraries = {name: setting.read() for name, (setting, _) in _libraries().items()}
@@ -197,8 +207,8 @@ def import_name(source: str, owner: str, plugin: str, hook: str) -> Any:
         ) from error
 
 
-def _warn_of_changes(what: str, changed: list[str]) -> None:
-    text = f"the import of {what} changes {', '.join(changed)} for the whole process; it was put back"
+def _warn_of_changes(owner: str, changed: list[str]) -> None:
+    text = f"the import of {owner} changes {', '.join(changed)} for the whole process; it was put back"
     warnings.warn(text, PluginWarning, stacklevel=5)
 
 

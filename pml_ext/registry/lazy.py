@@ -54,7 +54,7 @@ def imports_of_plugins(module: str) -> dict[str, str]:
 
 
 def _imports_from(beginning: str, module: str) -> dict[str, str]:
-    """Return the names that a module, or its stub, imports from modules whose names begin so."""
+    """Return the names that a module, or its stub, imports from modules whose names have this beginning."""
     names = {}
     for name, origin in _imports(module).items():
         if origin.startswith(beginning):
@@ -63,7 +63,11 @@ def _imports_from(beginning: str, module: str) -> dict[str, str]:
 
 
 def imported(origin: str, by: str) -> Any:
-    """Import ``package.module.name`` into the module ``by``; the name may be a submodule."""
+    """Import ``package.module.name`` for the module ``by``, and return it; the name may be a submodule.
+
+    If ``by`` is ``package.module`` itself, only a submodule can be meant: ``hasattr`` would call its ``__getattr__``,
+    which calls this function.
+    """
     module, _, name = origin.rpartition(".")
     if module != by:
         found = importlib.import_module(module)

@@ -7,25 +7,16 @@ recipes; without such a plugin it is an error. ``entry-point:name`` is always un
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from typing import Any, TypedDict
 
-from ..errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened
-from ..errors import unknown as unknown
-from ..settings import settings_of as settings_of
-from .components import CAPABILITIES as CAPABILITIES
-from .components import KINDS as KINDS
-from .components import Command, kebab
-from .components import Component as Component
-from .components import Paper as Paper
-from .components import capabilities as capabilities
-from .components import kind_of as kind_of
-from .discovery import LOCAL as LOCAL
-from .discovery import TABLES, PluginRecord, Plugins, validated
+from ..errors import ConfigError, PluginError, PluginWarning, UnknownNameError, shortened, unknown
+from ..settings import settings_of
+from .components import KINDS, Command, Component, Paper, kebab, kind_of
+from .discovery import LOCAL, TABLES, PluginRecord, Plugins, validated
 
 _plugins = Plugins()
 
@@ -59,24 +50,29 @@ def loaded_plugins() -> list[PluginRecord]:
 
 def _record_failing_imports(record: PluginRecord) -> None:
     """Import the classes and commands that a plugin names as text, and record what fails, each failure once."""
-    imports: list[tuple[str, Callable[[], object]]] = []
     for component in components():
         if component.plugin == record.name:
-            imports.append(("pml_ext_components", functools.partial(getattr, component, "cls")))
+            with _recorded(record, "pml_ext_components"):
+                _ = component.cls
     for name, by_plugin in _plugins.registered("command").items():
         if record.name in by_plugin:
-            imports.append(("pml_ext_commands", functools.partial(by_plugin[record.name].load, name, record.name)))
-    for hook, imported in imports:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", PluginWarning)
-            try:
-                imported()
-            except PluginError as error:
-                if str(error) not in record.error:
-                    _plugins.add_error(record, error, hook)
-        for warning in caught:
-            if isinstance(warning.message, PluginWarning):
-                record.changes.append(str(warning.message))
+            with _recorded(record, "pml_ext_commands"):
+                by_plugin[record.name].load(name, record.name)
+
+
+@contextlib.contextmanager
+def _recorded(record: PluginRecord, hook: str) -> Iterator[None]:
+    """Record a PluginError of an import inside the block, and its warnings of changed settings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PluginWarning)
+        try:
+            yield
+        except PluginError as error:
+            if str(error) not in record.error:
+                _plugins.add_error(record, error, hook)
+    for warning in caught:
+        if isinstance(warning.message, PluginWarning):
+            record.changes.append(str(warning.message))
 
 
 def _record_name_clash(kind: str, name: str, plugins: list[str]) -> None:
@@ -108,9 +104,9 @@ def isolated() -> Iterator[None]:
 def _candidates(kind: str, name: str) -> dict[str, Any]:
     """Return the candidates for a name, or ``entry-point:name``, by plugin: several if the name is ambiguous."""
     registered = _plugins.registered(kind)
-    plugin, _, short = name.rpartition(":")
-    if plugin in registered.get(short, {}):
-        return {plugin: registered[short][plugin]}
+    prefix, _, bare_name = name.rpartition(":")
+    if prefix in registered.get(bare_name, {}):
+        return {prefix: registered[bare_name][prefix]}
     by_plugin = registered.get(name, {})
     shipped = {}
     for plugin, value in by_plugin.items():

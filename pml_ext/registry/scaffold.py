@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.util
+import keyword
 import re
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def new_plugin(name: str, folder: Path | None = None) -> list[Path]:
 
 def _owner_of(name: str, module: str, class_name: str) -> str:
     """Return what has the name of a plugin, its module or its class already; "" if nothing has."""
+    if keyword.iskeyword(module):
+        return "a keyword of Python"
     records = registry.plugins()
     if name in RESERVED or any(name in (record.name, record.distribution) for record in records):
         return "a plugin (pml-ext plugins shows which)"

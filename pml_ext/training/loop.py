@@ -22,7 +22,7 @@ from .listener import forward_warnings
 from .pseudo_labels import relabel
 from .recording import open_records
 from .records import RecordedValues, Records
-from .results import finish
+from .results import finish as test_and_report
 from .run import Run
 from .trackers import import_tracker
 from .validation import test_before, validate
@@ -34,7 +34,7 @@ def train_run(
     run: Run,
     resume: bool = False,
     after_validation: Callable[[int, float], None] | None = None,
-    finish: Callable[[Run, Records], Metrics] = finish,
+    finish: Callable[[Run, Records], Metrics] = test_and_report,
 ) -> Metrics:
     """Train, test and write everything; return the contents of ``metrics.json``.
 
@@ -135,7 +135,11 @@ def epoch(
 
 
 def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -> list[float]:
-    """Train one epoch and return its losses; warn if the embeddings of its last batch have collapsed."""
+    """Train one epoch and return its losses, those before an interruption included.
+
+    Warn if the embeddings of its last batch have collapsed. TrainingError for values that are NaN or infinite, and for
+    losses that stay 0.
+    """
     stage = run.stages.of(run.epoch)
     run.enter_stage(stage)
     losses = checkpointer.finished_losses()  # one for each finished iteration
@@ -145,18 +149,20 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
         run.call_parts("start_epoch")
         run.changed()
         objective, recorded = run.objective(stage, recorded=records is not None, finished=len(losses))
-        batches, listed = draw_for_all(
+        batches, indices_tuples = draw_for_all(  # the tuples only where data are listed pairs or triplets
             stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch, run.recipe.data.views
         )
     reader = run.reader_of(stage)
-    reading = reader.read(batches[len(losses) :], run.pseudo_labels)
-    indices = None if listed is None else listed[len(losses) :]
+    finished = len(losses)
+    reading = reader.read(batches[finished:], run.pseudo_labels)
+    if indices_tuples is not None:
+        indices_tuples = indices_tuples[finished:]
     checkpointer.enter_epoch()
     try:
         with forward_warnings(run.warn), reader.naming_images():
-            for step in run.engine.epoch(with_indices(reading, indices, run.device), objective):
-                images = indices_of(batches[len(losses)])
-                run.call_after_step(stage, images, step)
+            for step in run.engine.epoch(with_indices(reading, indices_tuples, run.device), objective):
+                images_of_batch = indices_of(batches[len(losses)])
+                run.call_after_step(stage, images_of_batch, step)
                 losses.append(step.loss)
                 outcome.warn_of_zero_loss(run, stage, losses, batches)
                 record(run, records, recorded, losses, step)

@@ -165,8 +165,9 @@ class Run(View):
         if stage.scheduler is not None:
             schedulers.append(stage.scheduler)
         values = RecordedValues(stage.loss, stage.miner, optimizers)
-        record = values.values if recorded else tuple
-        objective = Objective(stage.trained, optimizers, stage.mining, schedulers, record)
+        objective = Objective(stage.trained, optimizers, stage.mining, schedulers)
+        if recorded:
+            objective.recorded = values.values
         if self.recipe.schedule.warmup:
             objective.warm_up = self._warm_up(stage, finished).next_iteration
         return objective, values

@@ -18,9 +18,9 @@ from ..errors import ConfigError, PmlExtError, shortened
 from ..pairwise import ListedTuples
 from ..pml import reducers
 from ..recipe import Recipe, build_loss, loss_context, own_optimizer
-from ..recipe.build import build_optimizer
+from ..recipe.build import build_optimizer, stages_by_prefix
 from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
-from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable, ScheduleTable, StageTable
+from ..recipe.schema import SHUFFLE, LossTable, PseudoTable, SamplerTable, ScheduleTable, StageTable
 from ..registry import BuildContext
 from ..samplers import TupleSampler
 from .engine import data_parallel
@@ -88,14 +88,15 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
     stages = Stages()
     first = 1
-    for table in recipe.all_stages():
-        stages.append(_build_stage(recipe, table, context, images, device, seed, first))
+    for prefix, table in stages_by_prefix(recipe):
+        stages.append(_build_stage(recipe, prefix, table, context, images, device, seed, first))
         first += table.epochs
     return stages
 
 
 def _build_stage(
     recipe: Recipe,
+    prefix: str,
     table: StageTable,
     context: BuildContext,
     images: LabeledImages,
@@ -103,13 +104,8 @@ def _build_stage(
     seed: int,
     first: int,
 ) -> Stage:
-    """Return a stage that begins with the epoch ``first``."""
+    """Return a stage that begins with the epoch ``first``; ``prefix`` is that of its keys, for errors."""
     assert table.sampler is not None
-    number = recipe.all_stages().index(table)
-    if number < len(recipe.stages):
-        prefix = f"stages.{number}."
-    else:
-        prefix = ""
     loss, miner = build_loss(table.loss, context, f"{prefix}loss")
     if images.tuples is not None:
         check_listed_loss(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples.kind)
@@ -125,18 +121,10 @@ def _build_stage(
     else:
         sampler, iterations = sampler_before_clusters(table.sampler, pseudo, images, seed)
 
-    optimizer = None
-    scheduler = None
-    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
-    optimizer_table = own_optimizer(recipe.optimizer, table.loss)
-    if parameters:
-        optimizer = build_optimizer(optimizer_table, parameters, key=f"{prefix}loss.optimizer")
-        if optimizer_table.scheduled:
-            scheduler = _scheduler(optimizer, recipe.schedule, first)
-
+    optimizer, scheduler = _loss_optimizer(recipe, prefix, table.loss, loss, first)
     joins_processes = num_processes() > 1
-    # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
     trained = DistributedLoss(loss) if joins_processes else loss
+    # A batch may not reach every parameter of a loss; the buffers are equal in all processes.
     trained = data_parallel(trained, find_unused_parameters=True, broadcast_buffers=False)
     mining = miner
     if miner is not None and joins_processes:
@@ -155,6 +143,20 @@ def _build_stage(
         trained=trained,
         mining=mining,
     )
+
+
+def _loss_optimizer(
+    recipe: Recipe, prefix: str, table: LossTable, loss: nn.Module, first: int
+) -> tuple[torch.optim.Optimizer | None, Any]:
+    """Return the optimizer of a loss's own parameters and its schedule; None for what the loss does not need."""
+    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+    optimizer_table = own_optimizer(recipe.optimizer, table)
+    if not parameters:
+        return None, None
+    optimizer = build_optimizer(optimizer_table, parameters, key=f"{prefix}loss.optimizer")
+    if not optimizer_table.scheduled:
+        return optimizer, None
+    return optimizer, _scheduler(optimizer, recipe.schedule, first)
 
 
 def _check_class_weights(loss: nn.Module, labels: Labels) -> None:
@@ -199,7 +201,10 @@ def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first:
 
 
 def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
-    """Let a cosine schedule end after more epochs, with their learning rate from now on; ``factor`` is the stage's."""
+    """Let a cosine schedule end after another number of epochs, and set its present learning rate accordingly.
+
+    ``factor`` is that of the stage's learning rates.
+    """
     schedule.T_max = epochs
     share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2
     for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
@@ -292,16 +297,20 @@ def with_instances(images: LabeledImages) -> LabeledImages:
 def sampler_before_clusters(
     table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
 ) -> tuple[Any, int]:
-    """Return :func:`build_sampler` for clusters of equal size, before training has computed any."""
+    """Return :func:`build_sampler` for clusters of equal size, before training has computed any.
+
+    Of several batch sizes, every one is tried, so that one that does not fit is an error at once; the last is returned.
+    """
     if pseudo.clusters > len(images):
         raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
     equal_clusters = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
     if pseudo.batch_size is None:
         return build_sampler(table, equal_clusters, seed)
     iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
-    for size in pseudo.batch_size:  # all of them, for their errors
-        built = build_sampler(sized(table, size, iterations), equal_clusters, seed)
-    return built
+    samplers = []
+    for size in pseudo.batch_size:
+        samplers.append(build_sampler(sized(table, size, iterations), equal_clusters, seed))
+    return samplers[-1]
 
 
 def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:

@@ -46,7 +46,7 @@ class WarmUp:
         """Multiply the learning rates of the next iteration, within the context."""
         self._finished += 1
         factor = warmup_factor(self._epochs, self._epoch, self._finished, self._iterations)
-        groups = []  # those of now: loading a checkpoint replaces them
+        groups = []  # looked up in each iteration, since loading a checkpoint replaces them
         for optimizer in self._optimizers:
             groups += optimizer.param_groups
         scheduled = [group["lr"] for group in groups]

@@ -28,6 +28,9 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     ("arguments", "text"),
     [
         (["--run", "cbml/digits", "--shapes=8x4x2"], "--run measures the steps of a recipe; leave out losses and --sh"),
+        (["--run", "cbml/digits", "--scale"], "leave out losses and --shapes, and --scale"),
+        (["cbml", "--to", "64"], "--to goes with --scale"),
+        (["cbml", "--scale", "--shapes=8x4x2,16x4x2"], "wanted one shape with --scale, from which the batch doubles"),
         (["cbml", "--set", "schedule.epochs=1"], "--data and --set go with --run RECIPE"),
         (["cbml", "--data", "x"], "--data and --set go with --run RECIPE"),
         (["cbml", "--shapes=8x4"], "8x4"),

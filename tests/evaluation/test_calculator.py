@@ -359,6 +359,21 @@ def test_embeddings_that_are_not_finite_are_refused(include, bad):
         calculator.get_accuracy(points, labels, wrong, labels)
 
 
+@pytest.mark.parametrize(
+    ("query", "reference", "message"),
+    [
+        (torch.rand(4), None, r"query has the shape \[4\]; wanted embeddings \[N, D\]"),
+        (torch.rand(4, 2, 2), None, r"query has the shape \[4, 2, 2\]; wanted"),
+        (torch.rand(4, 2), torch.rand(4, 3), "queries have embeddings of size 2, and the gallery of size 3; wanted"),
+    ],
+)
+def test_embeddings_of_other_shapes_are_refused(query, reference, message):
+    labels = torch.tensor([0, 0, 1, 1])
+    calculator = RetrievalAccuracyCalculator(include=("recall_at_1",))
+    with pytest.raises(ValueError, match=message):
+        calculator.get_accuracy(query, labels, reference, None if reference is None else labels)
+
+
 def test_a_subclass_cannot_count_missing_neighbors():
     """The metric got the label of the gallery's last image."""
     points, labels = data()

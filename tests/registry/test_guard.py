@@ -65,6 +65,28 @@ def test_a_filter_of_one_warning_may_stay():
     assert changed == []
 
 
+def test_a_strict_filter_that_is_removed_comes_back():
+    changed = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with guard.process_unchanged(changed.extend):
+            warnings.resetwarnings()
+        assert changed == ["warnings.filters"]
+        with pytest.raises(UserWarning, match="strict"):
+            warnings.warn("strict", UserWarning, stacklevel=1)
+
+
+def test_deterministic_algorithms_that_warn_still_warn():
+    before = torch.get_deterministic_debug_mode()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with guard.process_unchanged(lambda changed: None):
+            torch.use_deterministic_algorithms(False)
+        assert torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.set_deterministic_debug_mode(before)
+
+
 def test_shared_imports_are_timed_once(tmp_path, monkeypatch):
     (tmp_path / "slow_outer.py").write_text("import time, slow_inner\ntime.sleep(0.02)\n")
     (tmp_path / "slow_inner.py").write_text("import time\ntime.sleep(0.02)\n")

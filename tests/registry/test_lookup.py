@@ -28,6 +28,8 @@ def test_unknown_names_say_the_nearest():
         registry.get("multi-similarity")
     with pytest.raises(UnknownNameError, match="kinds are loss, miner"):
         registry.components("losses")
+    with pytest.raises(UnknownNameError, match="no kind 'losss'; nearest: loss"):
+        registry.get("cbml", kind="losss")
     with pytest.raises(UnknownNameError, match="no data set 'digit'; nearest: digits"):
         registry.factory("data set", "digit")
     with pytest.raises(AttributeError, match="CBMLLoss"):

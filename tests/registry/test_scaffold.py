@@ -28,6 +28,7 @@ REFUSED = {
     "taken by a plugin": ["cbml", "pml", "folder", "pml-ext"],
     "taken by a component": ["hard-pair", "n-pair-loss"],
     "taken by an installed package": ["json", "pytorch-metric-learning"],
+    "taken by a keyword of Python; choose another, such as my-lambda": ["lambda"],
 }
 
 

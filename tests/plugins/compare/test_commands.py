@@ -119,6 +119,12 @@ def test_a_failing_run_stands_in_the_table_and_ends_no_other(recipe, tmp_path):
     assert "model.init: nowhere is no finished run" in (tmp_path / "out/comparison.md").read_text()
 
 
+def test_a_probe_of_no_trunk_is_refused(pml_ext_command, tmp_path):
+    done = pml_ext_command("probe", "digits", "--trunks", ",", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--trunks ',': wanted names of trunks" in done.stderr
+
+
 def test_options_that_do_not_go_together(tmp_path):
     for words, text in (
         (["cbml/digits"], "no folder cbml/digits; the runs of a recipe want --out FOLDER"),
@@ -126,7 +132,9 @@ def test_options_that_do_not_go_together(tmp_path):
         ([], "wanted recipes or folders of runs"),
         (["cbml/digits", "--out", tmp_path, "--folds", 1], "--folds 1: wanted 2 or more"),
         ([tmp_path, "--latex"], "--latex writes to --out FOLDER"),
-        ([tmp_path, "--seeds", 5], "--seeds, --folds, --jobs and --tune go with recipes to run"),
+        ([tmp_path, "--seeds", 5], "--seeds, --folds, --jobs, --tune, --on and --set go with recipes to run"),
+        ([tmp_path, "--on", "slurm"], "--on and --set go with recipes to run; found folders alone"),
+        ([tmp_path, "--set", "schedule.epochs=1"], "--on and --set go with recipes to run; found folders alone"),
         (["cbml/digits", "--out", tmp_path, "--save-recipe"], "--save-recipe goes with --tune TRIALS"),
     ):
         assert text in str(compare(*words).exception)

@@ -64,6 +64,18 @@ def test_the_best_row_and_those_not_told_from_it_are_named():
     assert best_rows(rows_with([0.3]), "after", "map_at_r") == ""
 
 
+def test_a_row_that_is_higher_on_common_seeds_is_not_lower():
+    best, other = rows_with([0.5, 0.4])
+    best.runs[5] = {None: {"after": {"map_at_r": 0.9}}}
+    other.runs.clear()
+    for seed in range(5):
+        deviation = 0.001 * (seed % 2)
+        other.runs[seed] = {None: {"after": {"map_at_r": 0.52 + deviation}}}
+    text = best_rows([best, other], "after", "map_at_r")
+    assert text.startswith("Best by MAP@R: row 0, 56.7 %. Not told from it")
+    assert text.endswith(": row 1.")
+
+
 def test_the_baseline_is_named_or_the_first_with_runs(folder):
     one, other = groups_below([folder / "runs"])
     failed = Group("failed", {}, errors={"seed 0": "no such file"})

@@ -60,6 +60,13 @@ def test_a_probed_trunk_without_weights_is_refused(tmp_path, trunk):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("head", [None, "cbml/frozen"])
+def test_a_probe_without_baselines_is_refused(tmp_path, head):
+    with pytest.raises(ConfigError, match="evaluation.baselines: found false, and a probe compares the baselines"):
+        probe("digits", [*TRUNKS], tmp_path / "out", head, device="cpu", overrides=["evaluation.baselines=false"])
+    assert not (tmp_path / "out").exists()
+
+
 def test_few_classes_are_enough_for_features(tmp_path):
     """Two classes train: fewer than any recipe's batch wants, of which the features as they are need none."""
     generator = np.random.default_rng(0)

@@ -1,5 +1,6 @@
 """Tables of a comparison, on results written by hand."""
 
+from pml_ext.tool import ReportTable
 from pml_ext_compare.tables import differences_table, latex_table, markdown_table, remarks, rows_table, tuning_table
 
 ESTIMATE = {"mean": 0.5, "std": 0.1, "low": 0.4, "high": 0.6}
@@ -61,15 +62,15 @@ def test_trials_have_ranges_and_importance():
         "pruner": "median",
         "metric": "nmi",
         "chosen on": "held-out training classes",
-        "ranges": {"lr": {"low": 0.1, "high": 1, "log": True}, "m": {"choices": [2, 4]}},
+        "ranges": {"lr": {"low": 0.1, "high": 1, "log": True}, "m": {"choices": [2, 4]}, "b": {"low": 0, "high": 1}},
         "importance": {},
         "best": {"lr": 0.25, "m": 2},
         "trials": [{"number": 0, "state": "pruned", "value": None, "seconds": 1.5, "values": {"lr": 0.123456}}],
     }
     table = tuning_table(about)
-    assert table.rows == [["0", "pruned", "", "1.5", "0.1235", ""]]
+    assert table.rows == [["0", "pruned", "", "1.5", "0.1235", "", ""]]
     assert table.caption == (
-        "Best: lr 0.25, m 2. Ranges: lr low 0.1, high 1, log True; m choices [2, 4]. "
+        "Best: lr 0.25, m 2. Ranges: lr low 0.1, high 1, log True; m choices [2, 4]; b low 0, high 1. "
         "TPE sampler, median pruner, by NMI of held-out training classes."
     )
 
@@ -88,3 +89,8 @@ def test_markdown_and_latex():
     assert lines[0] == r"\begin{tabular}{lrrrrrr}"
     assert lines[4].startswith(r"a\_b & 2 & 50.0 [40.0, 60.0] & 70.0")
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
+
+
+def test_latex_has_any_name_escaped():
+    table = ReportTable("", ["recipe"], [[r"C:\a_b~1^2"]], "")
+    assert latex_table(table).splitlines()[4] == r"C:\textbackslash{}a\_b\textasciitilde{}1\textasciicircum{}2 \\"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from pml_ext.errors import DataError
 from pml_ext_search.pictures import thumbnail
 
 
@@ -77,3 +78,10 @@ def test_a_thumbnail_of_a_photograph_is_decoded_small(tmp_path, mode, monkeypatc
     assert (small.mode, small.size) == ("RGB", (165, 220))
     assert decoded == [(375, 500)]
     assert thumbnail(path, channels=1, longest=60).size == (45, 60)
+
+
+def test_a_picture_without_an_index_says_what_to_type(make):
+    run = make()
+    for _ in range(2):  # the first call leaves a gallery that is not open
+        with pytest.raises(DataError, match="no index; type: pml-ext index"):
+            run.picture([])

@@ -103,6 +103,8 @@ def test_filters_ranks_and_duplicates_work(indexed):
     (again,) = loaded.query(["digits/0"], k=3, rerank="average")
     assert len(again.paths) == 3
     assert gallery.duplicates(1e-9) == []
+    with pytest.warns(UserWarning, match="fewer than 401 answers .*: the index holds 400 vectors"):
+        loaded.query(["digits/0"], k=401)
     with pytest.raises(ConfigError, match="--within tow: no class 'tow'; nearest: two"):
         loaded.query(["digits/0"], within="tow")
 

@@ -76,7 +76,7 @@ def test_positives_are_laid_out_by_anchor():
         assert len([value for value in row if value > 0]) == kept.sum()
     assert matrix.shape == (len(mask), int(mask.sum(1).max()))
     assert sorted(matrix[matrix > 0].tolist()) == values.tolist()
-    every = functional.every_place(mask)
+    every = functional.all_positions(mask)
     full = every.laid_out(torch.arange(float(mask.numel())), -1.0, len(mask))
     assert torch.equal(full >= 0, mask)
     assert functional.lay_out(torch.zeros(3, 4, dtype=torch.bool)).most == 1

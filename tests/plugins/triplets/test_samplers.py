@@ -143,6 +143,8 @@ def test_what_was_collected_is_saved_too():
         one.refresh_pool(torch.randn(30, 4))
     with pytest.raises(ValueError, match="5 embeddings for 12 indices"):
         one.collect(torch.arange(12), torch.randn(5, 4))
+    with pytest.raises(ValueError, match='"misclassified", whose pairs are of each misclassified image; leave out per'):
+        HardNegativePoolSampler([0, 0, 1, 1], 6, 12, strategy="misclassified", per="anchor")
     with pytest.raises(ValueError, match='leave out per="anchor"'):
         HardNegativePoolSampler(labels, 12, 120, pool="nearest", per="anchor")
 
