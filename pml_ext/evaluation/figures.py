@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,6 +36,7 @@ _COLORS = (BLUE, ORANGE, GRAY, RIGHT)
 _LINES = ("o-", "s--", "^:", "d-.")
 _MARKERS = "os^D"  # indexed by a class's marker number
 _LEGEND = 10  # largest number of classes in a legend
+_LEGEND_INSIDE = 4  # largest number of curves whose legend is drawn inside of the panels
 _THUMBNAIL = 220  # longest side of a thumbnail in pixels, twice its drawn size
 Parts = Mapping[str, tuple[Tensor, Tensor]]
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
@@ -75,8 +77,10 @@ def _note(axes: Any, text: str) -> None:
     axes.text(0.5, 0.9, text, transform=axes.transAxes, ha="center", va="top", fontsize=9, color=GRAY)
 
 
-def _plot_percent(axes: Any, curves: Series) -> None:
-    for number, (label, (xs, values)) in enumerate(curves.items()):
+def _plot_percent(axes: Any, curves: Series, labels: Sequence[str]) -> None:
+    """Draw curves; a label's place among ``labels`` gives the color and the style."""
+    for label, (xs, values) in curves.items():
+        number = labels.index(label)
         color = _COLORS[number % 4]
         style = _LINES[(number + number // 4) % 4]  # the 5th curve has the 1st color and the 2nd style
         percent = [100 * value for value in values]
@@ -102,19 +106,35 @@ def loss_curves(series: Series) -> Figure:
 
 
 def epoch_curves(panels: Mapping[str, Series]) -> Figure:
-    """Draw ``{metric: {image set: (epochs, fractions)}}`` over the epochs, one panel per metric."""
-    figure, row = subplots(3.6 * len(panels), len(panels))
+    """Draw ``{metric: {name: (epochs, fractions)}}`` over the epochs, one panel per metric.
+
+    Names are those of image sets or of rows. A legend of more than four stands beside the panels.
+    """
+    names = list(dict.fromkeys(itertools.chain.from_iterable(panels.values())))
+    is_inside = len(names) <= _LEGEND_INSIDE
+    width = 3.6 * len(panels)
+    height = 3.2
+    if not is_inside:
+        width += 0.6 + 0.07 * max(map(len, names))  # inches
+        height = max(height, 0.5 + 0.18 * len(names))
+    figure, row = subplots(width, len(panels), height)
+    lines = {}
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
-        _plot_percent(axes, curves)
+        _plot_percent(axes, curves, names)
         axes.xaxis.get_major_locator().set_params(integer=True)
-        label_axes(axes, legend=True, title=f"{metric}, %", xlabel="epoch")
+        label_axes(axes, legend=is_inside, title=f"{metric}, %", xlabel="epoch")
+        for line in axes.lines:
+            lines.setdefault(line.get_label(), line)
+    if not is_inside:
+        figure.legend(lines.values(), lines.keys(), loc="outside right center", fontsize=8, frameon=False)
     return figure
 
 
 def recall_curve(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw Recall@K over K: ``{label: {K: fraction}}``."""
     figure, (axes,) = subplots(3.6, 1)
-    _plot_percent(axes, {label: (list(curve), list(curve.values())) for label, curve in curves.items()})
+    series = {label: (list(curve), list(curve.values())) for label, curve in curves.items()}
+    _plot_percent(axes, series, list(series))
     ks = sorted(set().union(*curves.values()))
     axes.set_xscale("log" if len(ks) > 1 else "linear")
     axes.set_xticks(ks, map(str, ks))

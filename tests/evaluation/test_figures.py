@@ -32,13 +32,28 @@ def test_curves_hold_their_numbers():
     assert list(figure.axes[0].lines[0].get_ydata()) == [3.0, 2.0, 1.0]
     assert list(figure.axes[1].lines[1].get_ydata()) == pytest.approx([2.0] * 100)
     series = {"test images": ([0, 5], [0.5, 0.75])} | {f"recipe {number}": ([5], [0.25]) for number in range(5)}
-    (axes,) = figures.epoch_curves({"recall_at_1": series}).axes
+    figure = figures.epoch_curves({"recall_at_1": series})
+    (axes,) = figure.axes
     assert (axes.get_title(), len({(o.get_color(), o.get_linestyle()) for o in axes.lines})) == ("recall_at_1, %", 6)
     assert [list(line.get_ydata()) for line in axes.lines] == [[50.0, 75.0], *[[25.0]] * 5]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*series]
+    assert axes.get_legend() is None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*series]
     (axes,) = figures.recall_curve({"raw": {1: 0.5, 8: 0.75}}).axes
     assert (axes.get_xscale(), list(axes.lines[0].get_ydata())) == ("log", [50.0, 75.0])
     assert figures.recall_curve({"raw": {1: 0.5}}).axes[0].get_xscale() == "linear"
+
+
+def test_a_name_has_one_color_in_all_panels():
+    one = {f"recipe {number}": ([1], [0.5]) for number in range(5)}
+    figure = figures.epoch_curves({"Recall@1": one, "NMI": {"recipe 4": ([1], [0.5])}})
+    shown = {}
+    for line in (*figure.axes[0].lines, *figure.axes[1].lines, *figure.legends[0].legend_handles):
+        shown.setdefault(line.get_label(), set()).add((line.get_color(), line.get_linestyle()))
+    assert all(len(looks) == 1 for looks in shown.values())
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [*one]
+    few = figures.epoch_curves({"Recall@1": {"test images": ([1], [0.5])}})
+    assert not few.legends
+    assert few.axes[0].get_legend() is not None
 
 
 def test_distributions_of_listed_pairs_have_their_means():
