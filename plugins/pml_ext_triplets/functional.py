@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import all_places, in_parts, transformed
+from pml_ext.plugin import all_places, apply_or_plain, in_parts
 
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
@@ -63,11 +63,11 @@ class Hinge(Kind):
         """Return the distances, or their squares if ``squared``."""
         return distances.square() if self.squared else distances
 
-    def slope(self, distances: Tensor) -> Tensor | float:
-        """Return the derivative of :meth:`compared`."""
+    def by_distance(self, derivative: Tensor, distances: Tensor) -> Tensor:
+        """Return the derivative by distances, from that by what is :meth:`compared`."""
         if self.squared:
-            return 2 * distances
-        return 1.0
+            return derivative * (2 * distances)
+        return derivative
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
         """Return the loss of triplets."""
@@ -112,8 +112,8 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
         anchors, positives = torch.where(mask)
     else:
         anchors, positives = listed
-    starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
-    places = torch.arange(len(anchors), device=mask.device) - starts[anchors]
+    first_of_anchor = torch.searchsorted(anchors, anchors)
+    places = torch.arange(len(anchors), device=mask.device) - first_of_anchor
     most = max(1, len(torch.bincount(places)))  # the greatest place and 1
     return Positives(anchors, positives, places, most)
 
@@ -155,10 +155,12 @@ def pair_sums(
     ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``. For
     hinges, the forward pass also computes the gradient for a uniform upstream gradient; others need a second pass.
     """
-    if isinstance(kind, Hinge) and not transformed(distances):
-        hinge_sums: tuple[Tensor, Tensor] = _HingeSums.apply(distances, pairs, negatives, kind, everything)  # type: ignore[no-untyped-call]
-        return hinge_sums
-    return _sums_of_rows(distances, pairs, negatives, kind, everything, between)
+    sums_and_counts: tuple[Tensor, Tensor]
+    if isinstance(kind, Hinge):
+        sums_and_counts = apply_or_plain(_HingeSums, _sums_of_rows, distances, pairs, negatives, kind, everything)
+    else:
+        sums_and_counts = _sums_of_rows(distances, pairs, negatives, kind, everything, between)
+    return sums_and_counts
 
 
 def _sums_of_rows(
@@ -235,7 +237,7 @@ def _hinge_sums(
         sums, counts, active, by_negative = _hinges_by_passes(far, d_ap, kind, everything, weights)
     if everything:
         counts = _where_pairs_stand(d_ap, negatives.sum(1, dtype=sums.dtype)[:, None], 0.0)
-    by_pair = active * kind.slope(d_ap)  # 0 in the padding
+    by_pair = kind.by_distance(active, d_ap)  # 0 in the padding
     return sums, counts, by_pair if weights is None else by_pair * weights, by_negative
 
 
@@ -257,36 +259,44 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, 
     counts: list[Tensor] = []
     active: list[Tensor] = []
     above: Tensor | None = None  # per negative: the number, or summed weight, of the thresholds above it
-    size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())))
-    excess = far.new_empty(far.shape[0], min(size, d_ap.shape[1]), far.shape[1])
+    size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())), d_ap.shape[1])
+    excess = far.new_empty(far.shape[0], size, far.shape[1])
+    thresholds = thresholds[:, :, None]
     for first in range(0, d_ap.shape[1], _AT_ONCE):
-        some = slice(first, first + _AT_ONCE)
-        inside = compared < thresholds[:, some, None]
+        columns = slice(first, first + _AT_ONCE)
+        some = thresholds[:, columns]
+        inside = compared < some
         if kind.squared:
-            in_s = far[:, None] < kind.limit(d_ap)[:, some, None]
+            in_s = far[:, None] < kind.limit(d_ap)[:, columns, None]
             counts.append(in_s.sum(2, dtype=far.dtype))
             inside = inside if everything else inside & in_s
         active.append(inside.sum(2, dtype=far.dtype))
         if weights is None:
             some_above = inside.view(torch.uint8).sum(1, dtype=torch.uint8)
         else:
-            some_above = torch.where(inside, weights[:, some, None], 0).sum(1)
+            some_above = torch.where(inside, weights[:, columns, None], 0).sum(1)
         if above is None:
             above = some_above
         else:
             above = above.add_(some_above)
-        for k in range(0, inside.shape[1], size):
-            these = inside[:, k : k + size]
-            values = excess[:, : these.shape[1]]
-            torch.sub(thresholds[:, some][:, k : k + size, None], compared, out=values).clamp_(min=0)
+        for k in range(0, some.shape[1], size):
+            these = some[:, k : k + size]
+            values = torch.sub(these, compared, out=excess[:, : these.shape[1]]).clamp_(min=0)
             if kind.squared:
-                values.mul_(these)
+                values.mul_(inside[:, k : k + size])
             sums.append(values.sum(2))
     assert above is not None
-    all_active = torch.cat(active, 1)
+    all_active = _side_by_side(active)
     if kind.squared:
-        return torch.cat(sums, 1), torch.cat(counts, 1), all_active, above * kind.slope(far)
-    return torch.cat(sums, 1), all_active, all_active, above
+        return _side_by_side(sums), _side_by_side(counts), all_active, kind.by_distance(above, far)
+    return _side_by_side(sums), all_active, all_active, above
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    """Return matrices as one, without a copy of a single one."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, 1)
 
 
 def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool, weights: Tensor | None) -> _Hinges:
@@ -314,6 +324,4 @@ def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, everything: bool,
     # Per negative: the summed weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
     by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True))
-    if kind.squared:
-        by_negative.mul_(kind.slope(far))
-    return sums, counts, active, by_negative
+    return sums, counts, active, kind.by_distance(by_negative, far)
