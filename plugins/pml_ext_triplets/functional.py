@@ -102,8 +102,16 @@ class Positives(NamedTuple):
         """Return values of the pairs, ``[L]``, as a padded matrix ``[rows, P]``."""
         if self.mask is not None:
             return torch.where(self.mask, values.view(rows, self.most), fill)
+        if len(values) == rows * self.most:  # all anchors have as many positives, and no position is padding
+            return values.view(rows, self.most)
         matrix = values.new_full((rows, self.most), fill)
         return matrix.index_put_((self.anchors, self.places), values)
+
+    def listed(self, matrix: Tensor) -> Tensor:
+        """Return the values of the pairs, ``[L]``, from a padded matrix ``[rows, P]``, as before :meth:`laid_out`."""
+        if matrix.numel() == len(self.anchors):  # no position is padding
+            return matrix.flatten()
+        return matrix[self.anchors, self.places]
 
 
 def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
@@ -200,8 +208,8 @@ class _HingeSums(torch.autograd.Function):
         places = pairs.anchors, pairs.positives, pairs.places
         ctx.save_for_backward(distances, negatives, *derivatives, *places, pairs.mask)
         ctx.settings = pairs.most, kind, everything
-        sums = sums[pairs.anchors, pairs.places]
-        counts = counts[pairs.anchors, pairs.places]
+        sums = pairs.listed(sums)
+        counts = pairs.listed(counts)
         ctx.mark_non_differentiable(counts)
         return sums, counts
 
@@ -220,7 +228,7 @@ class _HingeSums(torch.autograd.Function):
             _, _, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, everything, weights)
             weight = grad.new_ones(())
         to_distances = by_negative * -weight
-        to_distances.index_put_((anchors, positives), by_pair[anchors, places] * weight, accumulate=True)
+        to_distances.index_put_((anchors, positives), pairs.listed(by_pair) * weight, accumulate=True)
         return to_distances, None, None, None, None
 
 

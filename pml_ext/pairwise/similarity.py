@@ -139,8 +139,9 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
     if y is x:
         squared.fill_diagonal_(0)
         near.fill_diagonal_(False)
-    rows, columns = torch.where(near)
-    if len(rows):
+    pairs = near.nonzero()
+    if len(pairs):
+        rows, columns = pairs.unbind(1)
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
             differences = x[some_rows] - y[some_columns]
