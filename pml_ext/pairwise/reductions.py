@@ -39,7 +39,7 @@ def masked_min(values: Tensor, mask: Tensor, keepdim: bool = False) -> Tensor:
 
 def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0) -> Tensor:
     r"""Return :math:`\log \sum_j \exp(k (s_{ij} - c))` over each row's masked entries; see :func:`log_sums_exp`."""
-    return log_sums_exp(matrix, (mask, slope, center)).squeeze(0)
+    return log_sums_exp(matrix, (mask, slope, center))
 
 
 def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> Tensor:
@@ -54,8 +54,8 @@ def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> Tensor:
         sums: for each, the mask :math:`M`, boolean, ``[B, R]``, the slope :math:`k`, not 0, and the center :math:`c`.
 
     Returns:
-        ``[S, B]``, a row for each of the S sums; a row of the matrix without entries has a very low number, without
-        gradient.
+        ``[S, B]``, a row for each of the S sums, or ``[B]`` for one sum; a row of the matrix without entries has a
+        very low number, without gradient.
     """
     masks, slopes, centers = zip(*sums, strict=True)
     results: Tensor = apply_or_plain(_LogSumsExp, _written_out, matrix, slopes, centers, *masks)
@@ -95,7 +95,14 @@ def _written_out(matrix: Tensor, slopes: Sequence[float], centers: Sequence[floa
     for mask, slope, center in zip(masks, slopes, centers, strict=True):
         exponents = _exponents(matrix, mask, slope, center)
         results.append(torch.where(mask.any(1), exponents.logsumexp(1), _lowest(matrix)))
-    return torch.stack(results)
+    return _as_rows(results)
+
+
+def _as_rows(sums: list[Tensor]) -> Tensor:
+    """Return sums as the rows of a matrix, ``[S, B]``, and one sum as it is, ``[B]``."""
+    if len(sums) == 1:
+        return sums[0]
+    return torch.stack(sums)
 
 
 class _LogSumsExp(torch.autograd.Function):
@@ -105,11 +112,12 @@ class _LogSumsExp(torch.autograd.Function):
         shares = []
         for mask, slope, center in zip(masks, slopes, centers, strict=True):
             exponents = _exponents(matrix, mask, slope, center)
+            greatest = exponents.amax(1)
             share = torch.softmax(exponents, 1)
             # The greatest exponential is this share of the sum.
-            results.append(exponents.amax(1) - share.amax(1).log())
+            results.append(greatest - share.amax(1).log())
             shares.append(share)
-        log_sums = torch.stack(results)
+        log_sums = _as_rows(results)
         has_entries = log_sums != _lowest(matrix)  # which the logarithm of a number of columns leaves as it is
         ctx.save_for_backward(matrix, has_entries, *masks, *shares)
         ctx.slopes = slopes
@@ -119,13 +127,14 @@ class _LogSumsExp(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         matrix, has_entries, *saved = ctx.saved_tensors
-        count = len(grad)
+        count = len(ctx.slopes)
         masks = saved[:count]
         shares = saved[count:]
         if torch.is_grad_enabled():  # double backward: recompute from the matrix
             sums = zip(masks, ctx.slopes, ctx.centers, strict=True)
             shares = [torch.softmax(_exponents(matrix, *each), 1) for each in sums]
-        first_scale, *scales = (grad * has_entries)[:, :, None]
+        columns = (grad * has_entries)[..., None]
+        first_scale, *scales = [columns] if count == 1 else columns.unbind()
         gradient = shares[0] * (first_scale * ctx.slopes[0])
         for share, scale, slope in zip(shares[1:], scales, ctx.slopes[1:], strict=True):
             gradient.addcmul_(share, scale, value=slope)
