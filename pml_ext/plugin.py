@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .miners import PairMinerSettings as PairMinerSettings
     from .miners import TiledMiner as TiledMiner
     from .pairwise import all_places as all_places
+    from .pairwise import apply_or_plain as apply_or_plain
     from .pairwise import autocast_off as autocast_off
     from .pairwise import check_batch as check_batch
     from .pairwise import check_references as check_references

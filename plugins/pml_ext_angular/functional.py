@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import ClassMembers, in_parts, log_sum_exp, transformed
+from pml_ext.plugin import ClassMembers, apply_or_plain, in_parts, log_sum_exp
 
 # Largest slope 4 t at which products of exponentials of cosines stay finite: they lie between exp(-2 * slope) and
 # exp(2 * slope), and float32 reaches from exp(-87) to exp(88).
@@ -61,18 +61,30 @@ def log_sums_of_products(
     else:
         places = classes.class_of[anchors], classes.place[anchors], classes.place[partners]
         members = classes.members
-    if transformed(similarity):
-        rows = (slope * similarity).exp() * mask
-        rows = rows if members is None else rows[members]
-        sums = (rows @ rows.mT)[places]
-        empty = sums == 0
-        return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
     if members is None:
         ends = None
     else:
         ends = (classes.class_of, classes.place)
-    logarithms: Tensor = _LogSumsOfProducts.apply(similarity, mask, slope, members, ends, *places)  # type: ignore[no-untyped-call]
+    logarithms: Tensor = apply_or_plain(
+        _LogSumsOfProducts, _products_written_out, similarity, mask, slope, members, ends, *places
+    )
     return logarithms
+
+
+def _products_written_out(
+    similarity: Tensor,
+    mask: Tensor,
+    slope: float,
+    members: Tensor | None,
+    rows_of: tuple[Tensor, Tensor] | None,
+    *places: Tensor,
+) -> Tensor:
+    """Return :func:`log_sums_of_products` by plain operations; arguments as of :class:`_LogSumsOfProducts`."""
+    rows = (slope * similarity).exp() * mask
+    rows = rows if members is None else rows[members]
+    sums = (rows @ rows.mT)[places]
+    empty = sums == 0
+    return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
 
 
 class _LogSumsOfProducts(torch.autograd.Function):

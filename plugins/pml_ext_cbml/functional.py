@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import exp_bounded, masked_mean, masked_sum, transformed
+from pml_ext.plugin import apply_or_plain, exp_bounded, masked_mean, masked_sum
 
 # Eq. 24: g(1 + x) as a function of log(1 + x), so that no exponential overflows.
 AVERAGINGS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -65,9 +65,8 @@ def metric_variance(
     else:
         num_positives, num_negatives = counts
     masks_and_counts = (positives, negatives, num_positives, num_negatives)
-    if transformed(similarity):
-        return _variance_written_out(similarity, *masks_and_counts, gamma, reduction, detach_target)
-    variance: Tensor = _MetricVariance.apply(similarity, *masks_and_counts, gamma, reduction, detach_target)  # type: ignore[no-untyped-call]
+    settings = (gamma, reduction, detach_target)
+    variance: Tensor = apply_or_plain(_MetricVariance, _variance_written_out, similarity, *masks_and_counts, *settings)
     return variance
 
 
@@ -125,29 +124,24 @@ class _MetricVariance(torch.autograd.Function):
         factor = num_positives.clamp(max=1)
         if reduction == "mean":
             factor = factor / one_or_more_neg
-
-        gap = target - mean_neg
-        ratio = num_negatives / one_or_more_pos
-        ctx.save_for_backward(
-            similarity, positives, negatives, num_positives, num_negatives, deviations, factor, gap, ratio
-        )
-        ctx.settings = (gamma, reduction, detach_target)
         variance: Tensor = torch.linalg.vector_norm(deviations, dim=1).square() * factor
+
+        slopes = deviations  # the derivatives, divided by 2 and the factor
+        if ctx.needs_input_grad[0] and not detach_target:
+            gap = target - mean_neg  # the derivative by the target, divided by the number of negatives
+            ratio = num_negatives / one_or_more_pos
+            slopes.addcmul_(negatives, gap[:, None], value=1 - gamma)
+            slopes.addcmul_(positives, (gap * ratio)[:, None], value=gamma)
+        ctx.save_for_backward(similarity, positives, negatives, num_positives, num_negatives, slopes, factor)
+        ctx.settings = (gamma, reduction, detach_target)
         return variance
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        similarity, *masks_and_counts, deviations, factor, gap, ratio = ctx.saved_tensors
+        similarity, *masks_and_counts, slopes, factor = ctx.saved_tensors
         none = (None,) * 7
         if torch.is_grad_enabled():  # double backward
             variance = _variance_written_out(similarity, *masks_and_counts, *ctx.settings)
             return (*torch.autograd.grad(variance, similarity, grad, create_graph=True), *none)
-        positives, negatives = masks_and_counts[:2]
-        gamma, _, detach_target = ctx.settings
         scale = 2 * factor * grad
-        gradient = deviations * scale[:, None]
-        if not detach_target:
-            by_target = gap * scale  # the derivative by the target, divided by the number of negatives
-            gradient.addcmul_(negatives, by_target[:, None], value=1 - gamma)
-            gradient.addcmul_(positives, (by_target * ratio)[:, None], value=gamma)
-        return (gradient, *none)
+        return (slopes * scale[:, None], *none)

@@ -247,7 +247,7 @@ class CBMLLoss(PairLoss):
         else:
             hard = (positives, negatives)
 
-        positive, negative = self._pair_terms(similarity, hard, self._log_delta(num_pos, num_neg), pairs.weights)
+        terms = self._pair_terms(similarity, hard, num_pos, num_neg, pairs.weights)
         variance = metric_variance(
             similarity,
             positives,
@@ -262,20 +262,20 @@ class CBMLLoss(PairLoss):
         if self.skip_unmined:
             factor = factor * (hard[0] | hard[1]).any(1)
         if self.collect_stats:
-            self.record(
-                positive_loss=positive * factor, negative_loss=negative * factor, variance_loss=variance * factor
-            )
-        total = positive + negative + self.mvc_weight * variance
+            positive, negative = terms * factor
+            self.record(positive_loss=positive, negative_loss=negative, variance_loss=variance * factor)
+        total = torch.add(terms.sum(0), variance, alpha=self.mvc_weight)
         return per_anchor(total * factor)  # a product keeps NaN, a mask would hide it
 
     def _pair_terms(
         self,
         similarity: Tensor,
         pairs: tuple[Tensor, Tensor],
-        log_delta: tuple[Tensor | float, Tensor | float],
+        num_pos: Tensor,
+        num_neg: Tensor,
         weights: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the positive and negative terms of Eq. (27) per anchor, computed in the log domain."""
+    ) -> Tensor:
+        """Return the positive and negative terms of Eq. (27) per anchor, ``[2, B]``, computed in the log domain."""
         centers = (self.alpha_pos, self.alpha_neg)
         slopes = (-1 / self.beta_pos, 1 / self.beta_neg)
         if self.statistics is not None:
@@ -283,18 +283,17 @@ class CBMLLoss(PairLoss):
             centers = (0.0, 0.0)
             slopes = (-1.0, 1.0)
         similarity = with_log_weights(similarity, pairs[0], weights, slopes[0])
-        log_sum_pos, log_sum_neg = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
-        g = AVERAGINGS[self.averaging]
-        return g(log_one_plus_exp(log_sum_pos + log_delta[0])), g(log_one_plus_exp(log_sum_neg + log_delta[1]))
+        log_sums = log_sums_exp(similarity, *zip(pairs, slopes, centers, strict=True))
+        if self.delta != 1:
+            log_sums = log_sums + self._log_delta(num_pos, num_neg)
+        return AVERAGINGS[self.averaging](log_one_plus_exp(log_sums))
 
-    def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """Return the logarithms of both deltas; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23)."""
+    def _log_delta(self, num_pos: Tensor, num_neg: Tensor) -> Tensor | float:
+        """Return the logarithm of delta; with ``"ratio"`` of |N| / |P|^2 and |P| / |N|^2, Eq. (23), ``[2, B]``."""
         if isinstance(self.delta, str):
             log_pos = num_pos.clamp(min=1).log()
             log_neg = num_neg.clamp(min=1).log()
-            return log_neg - 2 * log_pos, log_pos - 2 * log_neg
+            return torch.stack((log_neg - 2 * log_pos, log_pos - 2 * log_neg))
         if self.delta:
-            log_delta = math.log(self.delta)
-        else:
-            log_delta = -math.inf
-        return log_delta, log_delta
+            return math.log(self.delta)
+        return -math.inf

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import all_places, in_parts, transformed
+from pml_ext.plugin import all_places, apply_or_plain, in_parts
 
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
@@ -63,11 +63,11 @@ class Hinge(Kind):
         """Return the distances, or their squares if ``squared``."""
         return distances.square() if self.squared else distances
 
-    def slope(self, distances: Tensor) -> Tensor | float:
-        """Return the derivative of :meth:`compared`."""
+    def by_distance(self, derivative: Tensor, distances: Tensor) -> Tensor:
+        """Return the derivative by distances, from that by what is :meth:`compared`."""
         if self.squared:
-            return 2 * distances
-        return 1.0
+            return derivative * (2 * distances)
+        return derivative
 
     def value(self, d_ap: Tensor, d_an: Tensor, d_pn: Tensor | None = None) -> Tensor:
         """Return the loss of triplets."""
@@ -102,8 +102,16 @@ class Positives(NamedTuple):
         """Return values of the pairs, ``[L]``, as a padded matrix ``[rows, P]``."""
         if self.mask is not None:
             return torch.where(self.mask, values.view(rows, self.most), fill)
+        if len(values) == rows * self.most:  # all anchors have as many positives, and no position is padding
+            return values.view(rows, self.most)
         matrix = values.new_full((rows, self.most), fill)
         return matrix.index_put_((self.anchors, self.columns), values)
+
+    def listed(self, matrix: Tensor) -> Tensor:
+        """Return the values of the pairs, ``[L]``, from a padded matrix ``[rows, P]``, as before :meth:`laid_out`."""
+        if matrix.numel() == len(self.anchors):  # no position is padding
+            return matrix.flatten()
+        return matrix[self.anchors, self.columns]
 
 
 def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positives:
@@ -112,8 +120,8 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
         anchors, positives = torch.where(mask)
     else:
         anchors, positives = listed
-    starts = torch.searchsorted(anchors, torch.arange(len(mask), device=mask.device))
-    columns = torch.arange(len(anchors), device=mask.device) - starts[anchors]
+    first_of_anchor = torch.searchsorted(anchors, anchors)
+    columns = torch.arange(len(anchors), device=mask.device) - first_of_anchor
     most = max(1, len(torch.bincount(columns)))  # the greatest column and 1; unlike max(), also without pairs
     return Positives(anchors, positives, columns, most)
 
@@ -159,10 +167,12 @@ def pair_sums(
     ``between`` gives d_pn: distances of positives to all columns, ``[U, R]``, and each pair's row in them, ``[L]``. For
     hinges, the forward pass also computes the gradient for a uniform upstream gradient; others need a second pass.
     """
-    if isinstance(kind, Hinge) and not transformed(distances):
-        hinge_sums: tuple[Tensor, Tensor] = _HingeSums.apply(distances, pairs, negatives, kind, all_negatives)  # type: ignore[no-untyped-call]
-        return hinge_sums
-    return _sums_of_rows(distances, pairs, negatives, kind, all_negatives, between)
+    sums_and_counts: tuple[Tensor, Tensor]
+    if isinstance(kind, Hinge):
+        sums_and_counts = apply_or_plain(_HingeSums, _sums_of_rows, distances, pairs, negatives, kind, all_negatives)
+    else:
+        sums_and_counts = _sums_of_rows(distances, pairs, negatives, kind, all_negatives, between)
+    return sums_and_counts
 
 
 def _sums_of_rows(
@@ -205,8 +215,8 @@ class _HingeSums(torch.autograd.Function):
             distances, negatives, by_pair, by_negative, pairs.anchors, pairs.positives, pairs.columns, pairs.mask
         )
         ctx.settings = (pairs.most, kind, all_negatives)
-        sums = sums[pairs.anchors, pairs.columns]
-        counts = counts[pairs.anchors, pairs.columns]
+        sums = pairs.listed(sums)
+        counts = pairs.listed(counts)
         ctx.mark_non_differentiable(counts)
         return sums, counts
 
@@ -225,7 +235,7 @@ class _HingeSums(torch.autograd.Function):
             _, _, by_pair, by_negative = _hinge_sums(distances, pairs, negatives, kind, all_negatives, weights)
             weight = grad.new_ones(())
         to_distances = by_negative * -weight
-        to_distances.index_put_((anchors, positives), by_pair[anchors, columns] * weight, accumulate=True)
+        to_distances.index_put_((anchors, positives), pairs.listed(by_pair) * weight, accumulate=True)
         return to_distances, None, None, None, None
 
 
@@ -248,7 +258,7 @@ def _hinge_sums(
     if all_negatives:
         negatives_of_anchor = negatives.sum(1, dtype=sums.dtype)[:, None]
         counts = _with_padding(d_ap, negatives_of_anchor, 0.0)
-    by_pair = active * kind.slope(d_ap)  # 0 in the padding
+    by_pair = kind.by_distance(active, d_ap)  # 0 in the padding
     if weights is not None:
         by_pair = by_pair * weights
     return sums, counts, by_pair, by_negative
@@ -277,11 +287,12 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
     active: list[Tensor] = []
     # Per negative: the number of thresholds above it, at most _MANY, in uint8; or the sum of their weights.
     above: Tensor | None = None
-    size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())))  # positives per part
-    excess = far.new_empty(far.shape[0], min(size, d_ap.shape[1]), far.shape[1])
+    size = min(_AT_ONCE, max(1, _DIFFERENCES // max(1, far.numel())), d_ap.shape[1])  # positives per part
+    excess = far.new_empty(far.shape[0], size, far.shape[1])
+    thresholds = thresholds[:, :, None]
     for first in range(0, d_ap.shape[1], _AT_ONCE):
         columns = slice(first, first + _AT_ONCE)
-        threshold = thresholds[:, columns, None]
+        threshold = thresholds[:, columns]
         is_active = compared < threshold
         if kind.squared:
             in_s = far[:, None] < kind.limit(d_ap)[:, columns, None]
@@ -296,7 +307,7 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
         if above is None:
             above = newly_above
         else:
-            above.add_(newly_above)
+            above = above.add_(newly_above)
         for k in range(0, is_active.shape[1], size):
             part = is_active[:, k : k + size]
             hinges = excess[:, : part.shape[1]]
@@ -305,10 +316,17 @@ def _hinges_by_passes(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: boo
                 hinges.mul_(part)
             sums.append(hinges.sum(2))
     assert above is not None
-    all_active = torch.cat(active, 1)
+    all_active = _side_by_side(active)
     if kind.squared:
-        return torch.cat(sums, 1), torch.cat(counts, 1), all_active, above * kind.slope(far)
-    return torch.cat(sums, 1), all_active, all_active, above
+        return _side_by_side(sums), _side_by_side(counts), all_active, kind.by_distance(above, far)
+    return _side_by_side(sums), all_active, all_active, above
+
+
+def _side_by_side(parts: list[Tensor]) -> Tensor:
+    """Return matrices as one, without a copy of a single one."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts, 1)
 
 
 def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bool, weights: Tensor | None) -> _Hinges:
@@ -336,6 +354,4 @@ def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bo
     # Per negative: the summed weights of all thresholds above it.
     above = torch.nn.functional.pad(each.flip(1).cumsum(1).flip(1), (0, 1))
     by_negative = above.gather(1, torch.searchsorted(ranked, far.contiguous(), right=True))
-    if kind.squared:
-        by_negative.mul_(kind.slope(far))
-    return sums, counts, active, by_negative
+    return sums, counts, active, kind.by_distance(by_negative, far)

@@ -167,12 +167,9 @@ class TiledMultiSimilarityLoss(_TiledLoss):
         pos = -sign * self.alpha
         neg = sign * self.beta
         matrix = with_log_weights(pairs.matrix, pairs.positives, pairs.weights, pos)
-        log_sum_pos, log_sum_neg = log_sums_exp(
-            matrix, (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base)
-        )
-        positive = log_one_plus_exp(log_sum_pos) / self.alpha
-        negative = log_one_plus_exp(log_sum_neg) / self.beta
-        return per_anchor(positive + negative)
+        log_sums = log_sums_exp(matrix, (pairs.positives, pos, self.base), (pairs.negatives, neg, self.base))
+        positive, negative = log_one_plus_exp(log_sums)
+        return per_anchor(positive / self.alpha + negative / self.beta)
 
 
 class TiledNTXentLoss(_TiledLoss):

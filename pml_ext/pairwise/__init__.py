@@ -4,6 +4,7 @@ They work on dense matrices ``[B, R]`` (batch by references) with boolean masks,
 off; nothing loops over anchors or waits for the device.
 """
 
+from .batch import apply_or_plain as apply_or_plain
 from .batch import autocast_off as autocast_off
 from .batch import check_batch as check_batch
 from .batch import check_indices_tuple as check_indices_tuple

@@ -30,7 +30,7 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
     if labels is None:
         return
     is_tensor = isinstance(labels, Tensor)
-    if is_tensor and labels.shape == (len(embeddings),) and not (labels.is_floating_point() or labels.is_complex()):
+    if is_tensor and labels.shape == embeddings.shape[:1] and not (labels.is_floating_point() or labels.is_complex()):
         return
     text = (
         f"{labels_what} must be a tensor of integers of shape ({len(embeddings)},), one for each row of {what}; got "
@@ -133,7 +133,8 @@ def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:
     for x in inputs:
         if x is not None and x.numel():
             least, greatest = x.detach().aminmax()
-            value = torch.addcmul(value, 0 * least, greatest)  # 0 or NaN; the product of both might overflow
+            zero = least - least  # or NaN
+            value = torch.addcmul(value, zero, greatest)  # the product of least and greatest might overflow
     return value
 
 
@@ -151,7 +152,7 @@ def autocast_off(device: torch.device) -> AbstractContextManager[Any]:
 
 
 # An autograd.Function with setup_context and jvp would support all of these, but takes 7 to 13 microseconds longer in
-# every ordinary call (a step of CBMLLoss has three and takes a millisecond), and torch.compile refuses one with a jvp.
+# every ordinary call (a step of CBMLLoss has four and takes a millisecond), and torch.compile refuses one with a jvp.
 # So each such Function here has a second form in plain torch operations, used where ``transformed`` returns True.
 
 
@@ -177,6 +178,23 @@ def transformed(*tensors: Tensor) -> bool:
         if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
             return True
     return False
+
+
+def apply_or_plain(function: type[Function], plain: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a Function; under a transform of torch.func or in forward mode, of plain operations.
+
+    ``plain`` is a function of the same arguments. The Function has no ``setup_context`` and no ``jvp``. That torch
+    refuses it costs nothing in an ordinary call, where :func:`transformed` costs as much as three small operations.
+    """
+    if torch.compiler.is_compiling():
+        return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    try:
+        return function.apply(*arguments)  # type: ignore[no-untyped-call]
+    except RuntimeError:  # or NotImplementedError, its subclass, in forward mode
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        if not transformed(*tensors):
+            raise
+    return plain(*arguments)
 
 
 def run_eagerly(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -231,7 +231,6 @@ def _mask(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return mask.index_put_((rows, columns), mask.new_ones(()))
 
 
-@torch.no_grad()
 def hard_pair_masks(
     similarity: Tensor, positives: Tensor, negatives: Tensor, epsilon: float = 0.1
 ) -> tuple[Tensor, Tensor]:
@@ -244,8 +243,9 @@ def hard_pair_masks(
     All matrices are ``[B, R]``; larger similarities mean nearer. The two results are empty for an anchor without
     positives or negatives. Every pair of a row with NaN counts as hard, so that no NaN is left out.
     """
-    nearest_negative = masked_max(similarity, negatives)[:, None]
-    farthest_positive = masked_min(similarity, positives)[:, None]
+    similarity = similarity.detach()
+    nearest_negative = masked_max(similarity, negatives, keepdim=True)
+    farthest_positive = masked_min(similarity, positives, keepdim=True)
     # ``mask > easy`` is "in the mask and not easy"; no pair of a row with NaN is easy
     easy_positives = similarity >= nearest_negative + epsilon
     easy_negatives = similarity <= farthest_positive - epsilon

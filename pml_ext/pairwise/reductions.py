@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import transformed
+from .batch import apply_or_plain
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
@@ -24,22 +24,25 @@ def masked_mean(values: Tensor, mask: Tensor, count: Tensor | None = None) -> Te
     return masked_sum(values, mask) / count.clamp(min=1)
 
 
-def masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none."""
-    return torch.where(mask, values, -torch.inf).amax(1)
+def masked_max(values: Tensor, mask: Tensor, keepdim: bool = False) -> Tensor:
+    """Return the greatest masked value of each row, ``[B]``, minus infinity where there is none.
+
+    ``keepdim``: whether the result is a column, ``[B, 1]``.
+    """
+    return torch.where(mask, values, -torch.inf).amax(1, keepdim=keepdim)
 
 
-def masked_min(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the least masked value of each row, ``[B]``, infinity where there is none."""
-    return torch.where(mask, values, torch.inf).amin(1)
+def masked_min(values: Tensor, mask: Tensor, keepdim: bool = False) -> Tensor:
+    """Return the least masked value of each row, ``[B]``, infinity where there is none; see :func:`masked_max`."""
+    return torch.where(mask, values, torch.inf).amin(1, keepdim=keepdim)
 
 
 def log_sum_exp(matrix: Tensor, mask: Tensor, *, slope: float = 1.0, center: float = 0.0) -> Tensor:
     r"""Return :math:`\log \sum_j \exp(k (s_{ij} - c))` over each row's masked entries; see :func:`log_sums_exp`."""
-    return log_sums_exp(matrix, (mask, slope, center))[0]
+    return log_sums_exp(matrix, (mask, slope, center))
 
 
-def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> tuple[Tensor, ...]:
+def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> Tensor:
     r"""Return :math:`\log \sum_{j \in M_i} \exp(k (s_{ij} - c))` of each row, for several sums over one matrix.
 
     The backward pass writes one matrix for all sums, from each term's share of its sum, which the forward pass saved,
@@ -51,12 +54,11 @@ def log_sums_exp(matrix: Tensor, *sums: tuple[Tensor, float, float]) -> tuple[Te
         sums: for each, the mask :math:`M`, boolean, ``[B, R]``, the slope :math:`k`, not 0, and the center :math:`c`.
 
     Returns:
-        ``[B]`` for each sum; a row without entries has a very low number, without gradient.
+        ``[S, B]``, a row for each of the S sums, or ``[B]`` for one sum; a row of the matrix without entries has a
+        very low number, without gradient.
     """
-    if transformed(matrix):
-        return tuple(_written_out(matrix, *each) for each in sums)
     masks, slopes, centers = zip(*sums, strict=True)
-    results: tuple[Tensor, ...] = _LogSumsExp.apply(matrix, slopes, centers, *masks)  # type: ignore[no-untyped-call]
+    results: Tensor = apply_or_plain(_LogSumsExp, _written_out, matrix, slopes, centers, *masks)
     return results
 
 
@@ -88,46 +90,54 @@ def _exponents(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Ten
     return torch.where(mask, exponents, _lowest(matrix))
 
 
-def _written_out(matrix: Tensor, mask: Tensor, slope: float, center: float) -> Tensor:
-    exponents = _exponents(matrix, mask, slope, center)
-    return torch.where(mask.any(1), exponents.logsumexp(1), _lowest(matrix))
+def _written_out(matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor) -> Tensor:
+    results = []
+    for mask, slope, center in zip(masks, slopes, centers, strict=True):
+        exponents = _exponents(matrix, mask, slope, center)
+        results.append(torch.where(mask.any(1), exponents.logsumexp(1), _lowest(matrix)))
+    return _as_rows(results)
+
+
+def _as_rows(sums: list[Tensor]) -> Tensor:
+    """Return sums as the rows of a matrix, ``[S, B]``, and one sum as it is, ``[B]``."""
+    if len(sums) == 1:
+        return sums[0]
+    return torch.stack(sums)
 
 
 class _LogSumsExp(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor
-    ) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, matrix: Tensor, slopes: Sequence[float], centers: Sequence[float], *masks: Tensor) -> Tensor:
         results = []
         shares = []
-        weights = []
         for mask, slope, center in zip(masks, slopes, centers, strict=True):
             exponents = _exponents(matrix, mask, slope, center)
             greatest = exponents.amax(1)
             share = torch.softmax(exponents, 1)
-            # The greatest exponential is this share of the sum. A row without entries keeps the very low number.
+            # The greatest exponential is this share of the sum.
             results.append(greatest - share.amax(1).log())
             shares.append(share)
-            weights.append(slope * (greatest != _lowest(matrix)))
-        ctx.save_for_backward(matrix, *masks, *shares, *weights)
+        log_sums = _as_rows(results)
+        has_entries = log_sums != _lowest(matrix)  # which the logarithm of a number of columns leaves as it is
+        ctx.save_for_backward(matrix, has_entries, *masks, *shares)
         ctx.slopes = slopes
         ctx.centers = centers
-        return tuple(results)
+        return log_sums
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        matrix, *saved = ctx.saved_tensors
-        count = len(grads)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        matrix, has_entries, *saved = ctx.saved_tensors
+        count = len(ctx.slopes)
         masks = saved[:count]
-        shares = saved[count : 2 * count]
-        weights = saved[2 * count :]
+        shares = saved[count:]
         if torch.is_grad_enabled():  # double backward: recompute from the matrix
             sums = zip(masks, ctx.slopes, ctx.centers, strict=True)
             shares = [torch.softmax(_exponents(matrix, *each), 1) for each in sums]
-        scales = [(grad * weight)[:, None] for grad, weight in zip(grads, weights, strict=True)]
-        gradient = shares[0] * scales[0]
-        for share, scale in zip(shares[1:], scales[1:], strict=True):
-            gradient.addcmul_(share, scale)
+        columns = (grad * has_entries)[..., None]
+        first_scale, *scales = [columns] if count == 1 else columns.unbind()
+        gradient = shares[0] * (first_scale * ctx.slopes[0])
+        for share, scale, slope in zip(shares[1:], scales, ctx.slopes[1:], strict=True):
+            gradient.addcmul_(share, scale, value=slope)
         return (gradient, *[None] * (2 + count))
 
 

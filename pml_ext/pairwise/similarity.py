@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batch import to_full_precision, transformed
+from .batch import apply_or_plain, to_full_precision
 
 _EPS = 1e-12  # the least length divided by, as in torch.nn.functional.normalize
 _LEAST = 1e-6  # a shorter row has the gradient of a row of this length
@@ -25,9 +25,9 @@ def normalize(x: Tensor) -> Tensor:
     """
     if x.dtype == torch.float16:
         return normalize(to_full_precision(x, normalized=True)).to(x.dtype)
-    if transformed(x) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return _written_out(x)
-    rows: Tensor = _Normalize.apply(x)  # type: ignore[no-untyped-call]
+    rows: Tensor = apply_or_plain(_Normalize, _written_out, x)
     return rows
 
 
@@ -44,28 +44,31 @@ class _Normalize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
         norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        rows = x / norm.clamp(min=_EPS)
-        ctx.save_for_backward(x, rows, norm)
+        length = norm.clamp(min=_EPS)
+        rows = x / length
+        ctx.save_for_backward(x, rows, norm, length)
         return rows  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
-        x, rows, norm = ctx.saved_tensors
+        x, rows, norm, length = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input
             norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)
             rows = x / norm.clamp(min=_EPS)
         scales = norm.sign() / norm.clamp(min=_LEAST)  # 0 for a row of zeros
-        is_long = norm >= _EPS  # shorter rows are divided by a constant
-        along = (grad * rows).sum(1, keepdim=True) * is_long
+        along = (grad * rows).sum(1, keepdim=True)
+        along = along.masked_fill_(norm < length, 0)  # shorter rows are divided by a constant
         return torch.addcmul(grad, rows, along, value=-1) * scales  # type: ignore[no-any-return]
 
 
 def gram(x: Tensor) -> Tensor:
     """Return ``x @ x.T``, ``[B, B]``, whose backward takes one matrix product, not two; differentiable repeatedly."""
-    if transformed(x):
-        return x @ x.T
-    product: Tensor = _Gram.apply(x)  # type: ignore[no-untyped-call]
+    product: Tensor = apply_or_plain(_Gram, _plain_gram, x)
     return product
+
+
+def _plain_gram(x: Tensor) -> Tensor:
+    return x @ x.T
 
 
 class _Gram(torch.autograd.Function):
@@ -103,9 +106,7 @@ def euclidean_distances(x: Tensor, references: Tensor | None = None, normalized:
             which the gradient of ``normalize`` removes. Otherwise it is complete, and rows nearer than the product's
             rounding error, eps times the root of D times their length, count as equal.
     """
-    if transformed(x, x if references is None else references):
-        return _distances_written_out(x, references, normalized)
-    distances: Tensor = _EuclideanDistances.apply(x, references, normalized)  # type: ignore[no-untyped-call]
+    distances: Tensor = apply_or_plain(_EuclideanDistances, _distances_written_out, x, references, normalized)
     return distances
 
 
@@ -138,8 +139,9 @@ def _squared_distances(x: Tensor, y: Tensor, normalized: bool) -> Tensor:
     if y is x:
         squared.fill_diagonal_(0)
         near.fill_diagonal_(False)
-    rows, columns = torch.where(near)
-    if len(rows):
+    pairs = near.nonzero()
+    if len(pairs):
+        rows, columns = pairs.unbind(1)
         step = max(1, _CHUNK // x.shape[1])
         for some_rows, some_columns in zip(torch.split(rows, step), torch.split(columns, step), strict=True):
             differences = x[some_rows] - y[some_columns]

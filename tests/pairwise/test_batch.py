@@ -51,3 +51,41 @@ def test_large_finite_input_leaves_the_value(dtype):
 def test_bad_input_makes_the_value_nan(bad):
     x = torch.tensor([[1.0, 2.0], [0.0, bad]])
     assert pairwise.with_bad_input(torch.tensor(3.0), torch.ones(2, 2), x).isnan()
+
+
+class Doubled(torch.autograd.Function):
+    """Twice a tensor; a number that is not finite is an error."""
+
+    @staticmethod
+    def forward(ctx, x, times):
+        if not x.isfinite().all():
+            raise RuntimeError("no number")
+        return times * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad, None
+
+
+def test_a_function_is_replaced_only_under_transforms():
+    calls = []
+
+    def plain(x, times):
+        calls.append(times)
+        return times * x
+
+    def doubled(x):
+        return pairwise.apply_or_plain(Doubled, plain, x, 2)
+
+    x = torch.tensor([1.0, 3.0], requires_grad=True)
+    assert doubled(x).tolist() == [2, 6]
+    assert not calls
+    assert torch.func.jvp(doubled, (x,), (x,))[1].tolist() == [2, 6]
+    assert torch.func.vmap(doubled)(x).tolist() == [2, 6]
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        assert torch.autograd.forward_ad.unpack_dual(doubled(dual)).tangent.tolist() == [2, 6]
+    assert calls == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="no number"):  # an error of the function itself
+        doubled(torch.tensor([torch.inf]))
+    assert calls == [2, 2, 2]

@@ -42,6 +42,24 @@ class TestReductions:
         assert gradcheck(compute, values, check_forward_ad=True)
         assert gradgradcheck(compute, values, check_fwd_over_rev=True)
 
+    def test_several_sums_are_rows(self):
+        sums = [(self.mask, -2.0, 0.5), (~self.mask, 1.0, 0.0), (torch.ones_like(self.mask), 3.0, -1.0)]
+
+        def together(matrix):
+            return pairwise.log_sums_exp(matrix, *sums)
+
+        def one_by_one(matrix):
+            rows = [pairwise.log_sum_exp(matrix, mask, slope=slope, center=center) for mask, slope, center in sums]
+            return torch.stack(rows)
+
+        values = self.values.clone().requires_grad_()
+        assert torch.equal(together(values), one_by_one(values))
+        upstream = torch.arange(1.0, 10, dtype=torch.float64).view(3, 3)
+        gradients = [torch.autograd.grad(f(values), values, upstream)[0] for f in (together, one_by_one)]
+        torch.testing.assert_close(*gradients, rtol=1e-13, atol=1e-15)
+        full = [(torch.ones_like(self.mask), slope, center) for _, slope, center in sums]
+        assert gradgradcheck(lambda matrix: pairwise.log_sums_exp(matrix, *full), values, check_fwd_over_rev=True)
+
     @pytest.mark.filterwarnings("ignore:Anomaly Detection")
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_log_sum_exp_far_out(self, dtype):

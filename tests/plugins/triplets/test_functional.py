@@ -82,6 +82,16 @@ def test_positives_are_laid_out_by_anchor():
     assert functional.lay_out(torch.zeros(3, 4, dtype=torch.bool)).most == 1
 
 
+@pytest.mark.parametrize("labels", [[0, 0, 0, 1, 2, 2], [0, 1, 0, 1, 2, 2]], ids=["padded", "without padding"])
+def test_values_of_pairs_come_back_as_listed(labels):
+    labels = torch.tensor(labels)
+    mask = (labels[:, None] == labels) & ~torch.eye(6, dtype=torch.bool)
+    for pairs in (functional.lay_out(mask), functional.all_positions(mask)):
+        values = torch.arange(1.0, len(pairs.anchors) + 1)
+        found = pairs.listed(pairs.laid_out(values, 0.0, 6))
+        assert torch.equal(found, values * mask[pairs.anchors, pairs.positives])
+
+
 @pytest.mark.parametrize("percentile", [0.0, 37.5, 60.0, 100.0])
 def test_local_positives_are_those_below_a_percentile(percentile):
     distances, positives, _ = setup()
