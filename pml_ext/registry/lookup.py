@@ -256,6 +256,12 @@ def commands() -> dict[str, tuple[str, Command]]:
     return found
 
 
+def ships(plugin: str) -> bool:
+    """Return whether a plugin belongs to this distribution, as the core and PML's own components do."""
+    _plugins.load()
+    return _plugins.ships(plugin)
+
+
 def version_of(plugin: str) -> dict[str, str]:
     """Return the distribution and version of a plugin; an empty dict for the core, PML and local classes."""
     _plugins.load()

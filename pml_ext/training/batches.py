@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
+from .. import registry
 from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
-from ..errors import DataError, one_line, shortened
+from ..errors import DataError, PmlExtError, one_line, shortened
 from ..networks.modes import preserved_modes
 from ..pairwise import ListedTuples
 from .signals import ENDING
@@ -272,10 +273,26 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
                     self.reading[worker.id, 1] = index
                 if seed is not None:
                     torch.default_generator.manual_seed(seed)
-                read.append(self._images[index])
+                read.append(self._read(index))
             return read
         finally:
             torch.set_rng_state(state)
+
+    def _read(self, index: int) -> tuple[Tensor, int]:
+        """Return an image and its label; DataError, with the image's number, if the data set's own code fails."""
+        try:
+            return self._images[index]
+        except PmlExtError:
+            raise
+        except (Exception, SystemExit) as error:
+            origin = registry.origin_of(error)
+            where = "" if origin is None else f", in {origin.place}"
+            raise DataError(f"{self._name(index)} cannot be read: {one_line(error)}{where}") from error
+
+    def _name(self, index: int) -> str:
+        """Return the path of an image, or its number where it has none."""
+        paths = getattr(self._images, "paths", None)
+        return f"image {index}" if paths is None else str(paths[index])
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:
@@ -306,11 +323,10 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
 
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
         """Return the error that names the images of dead workers."""
-        paths = getattr(self._images, "paths", None)
         images = []
         for process, image in self.reading.tolist():
             if process in dead and image >= 0:
-                images.append(f"image {image}" if paths is None else str(paths[image]))
+                images.append(self._name(image))
         if images:
             text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; else mend or remove the file"

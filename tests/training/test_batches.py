@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from pml_ext.data import LabeledImages, Pipeline, build_transforms, prepare
 from pml_ext.errors import ConfigError, DataError
@@ -178,6 +179,24 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
     reader.close()
     with pytest.raises(DataError, match=wanted):
         list(embed_batches(nn.Flatten(), nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
+
+
+class Failing(Dataset):
+    """Images, one of which cannot be computed."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            sys.exit("no such file")
+        return torch.zeros(1), index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_whose_code_fails_is_named(workers):
+    with pytest.raises(DataError, match="image 5 cannot be read: SystemExit: no such file"):
+        list(embed_batches(nn.Flatten(), nn.Identity(), Failing(), CPU, batch_size=4, workers=workers))
 
 
 def test_a_batch_cut_short_by_a_dead_worker_is_named():
