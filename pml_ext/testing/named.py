@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import registry
@@ -26,6 +27,7 @@ from .subject import SkipCheck, set_seed
 _SIZES = ((3, 64), (1, 28), (3, 224))  # channels and pixels with which a trunk is tried, in this order
 _FORMS_OF_IMAGES = ((3, 40), (1, 28))  # channels and pixels with which a transform is tried
 _SEEDS_OF_TRANSFORMS = 16
+_IMAGES_READ = 100  # of each split, spread over it
 _NEEDED = "it needs {}, which a recipe's table gives; check it with functools.partial in a test of your own"
 
 
@@ -160,14 +162,14 @@ def check_data_set(named: Named) -> str:
 
 
 def _check_images(split: str, images: Any, channels: int) -> None:
-    """Fail if labels are not indices into the names of classes, or an image is not as wanted."""
+    """Fail if labels are not indices into the names of classes, or one of a hundred images is not as wanted."""
     if not len(images):
         raise AssertionError(f"{split} has no image")
     least, most = int(images.labels.min()), int(images.labels.max())
     if least < 0 or most >= len(images.class_names):
         text = f"labels of {split} are {least} to {most}, but there are {len(images.class_names)} class_names"
         raise AssertionError(f"{text}; labels are indices into them")
-    for index in (0, len(images) - 1):
+    for index in np.unique(np.linspace(0, len(images) - 1, _IMAGES_READ, dtype=np.int64)).tolist():
         image, _ = images[index]
         if images.vector_size is not None:
             if image.dtype != torch.float32 or not image.isfinite().all():
@@ -202,13 +204,21 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
     if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 4:
         found = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
         raise AssertionError(f"images {tuple(images.shape)} give {found}; wanted features [4, F]")
-    features.sum().backward()  # type: ignore[no-untyped-call]
-    parameters = list(trunk.parameters())
+    if images._version:
+        raise AssertionError("it changes the images in place, which tests use too; clone() them first")
+    if features.dtype != torch.float32:
+        raise AssertionError(f"it gives {features.dtype} for float32 images; wanted float32")
+    parameters = [parameter for parameter in trunk.parameters() if parameter.requires_grad]
+    if features.requires_grad:
+        features.sum().backward()  # type: ignore[no-untyped-call]
     if parameters and all(parameter.grad is None for parameter in parameters):
         raise AssertionError("no parameter gets a gradient; look for detach(), torch.no_grad() and .data")
     trunk.eval()
     with torch.no_grad():
         whole = trunk(images)
+        if whole.shape != features.shape:
+            text = f"in eval() it gives {whole.shape[1]} features of an image, in training {features.shape[1]}"
+            raise AssertionError(text)
         if not whole.isfinite().all():
             raise AssertionError("its features of random images are not finite")
         alone = torch.cat([trunk(image[None]) for image in images])
