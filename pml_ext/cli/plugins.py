@@ -93,7 +93,7 @@ def check(
             checked = check_component(component, fast=fast, on_fail=None)
         except ConfigError as error:
             checked = [CheckResult(name, "-", "skipped", str(error))]
-        except Exception as error:  # such as a class that cannot be imported; the other components are checked
+        except (Exception, SystemExit) as error:  # such as a class that cannot be imported; the others are checked
             checked = [CheckResult(name, "check_constructor", "failed", one_line(error), error)]
         for result in checked:
             results.append(dataclasses.replace(result, component=name))
