@@ -57,6 +57,17 @@ def loaded_plugins() -> list[PluginRecord]:
     return list(_plugins.loaded.values())
 
 
+def records_of(what: str) -> list[PluginRecord]:
+    """Return the records of an entry point, or of those of a package; this calls no further hook."""
+    _plugins.load()
+    found = []
+    for record in _plugins.records:
+        package = record.module.partition(":")[0].partition(".")[0]
+        if what in (record.name, package):
+            found.append(record)
+    return found
+
+
 def _record_failing_imports(record: PluginRecord) -> None:
     """Import the classes and commands that a plugin names as text, and record what fails, each failure once."""
     imports: list[tuple[str, Callable[[], object]]] = []

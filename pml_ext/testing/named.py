@@ -8,6 +8,7 @@ import inspect
 import math
 import pickle
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 
 from .. import registry
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
 from ..registry import settings_of
 from ..registry.discovery import TABLES
 from .batches import shuffle
@@ -42,21 +43,33 @@ class Named:
 
     @property
     def title(self) -> str:
-        """The name with its kind, as results show it."""
+        """The name with its kind, as results show it; recipes, of which there may be many, share one."""
+        if self.kind == "recipe":
+            return f"{self.plugin} (recipes)"
         return f"{self.name} ({self.kind})"
 
 
 def find_named(what: str) -> list[Named]:
     """Return what an entry point, or a package, names beside components."""
     found = []
-    for record in registry.loaded_plugins():
-        package = record.module.partition(":")[0].partition(".")[0]
-        if what not in (record.name, package):
-            continue
+    for record in registry.records_of(what):
         for kind in CONTRACTS:
-            if TABLES[kind].hook in record.hooks:  # other hooks, which may import much, are not called
+            hook = "pml_ext_recipes" if kind == "recipe" else TABLES[kind].hook
+            if hook in record.hooks:  # other hooks, which may import much, are not called
                 found += [named for named in _all_of(kind) if named.plugin == record.name]
     return found
+
+
+def broken_plugins(what: str) -> list[CheckResult]:
+    """Return a failed check of each plugin of a name, or of a package, whose import or hooks failed."""
+    results = []
+    for record in registry.records_of(what):
+        for kind, table in TABLES.items():
+            if table.hook in record.hooks:
+                registry.factories(kind)  # calls the hook
+        if record.status == "broken":
+            results.append(CheckResult(f"{record.name} (plugin)", "check_hooks", "failed", record.error))
+    return results
 
 
 def find_named_by_name(name: str) -> list[Named]:
@@ -345,6 +358,23 @@ def check_command(named: Named) -> None:
         raise AssertionError(f"{text}: {problem}")
 
 
+def check_recipe(named: Named) -> str:
+    """A recipe is valid TOML whose names are known, and whose losses and optimizers can be built."""
+    from ..recipe import load_recipes
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of losses, about their settings
+            variants = load_recipes(named.name)
+    except MissingExtraError as error:
+        raise SkipCheck(f"{named.name}: {error}") from None
+    except PmlExtError as error:
+        raise AssertionError(str(error)) from error
+    for recipe in variants.values():
+        if not recipe.description.strip():
+            raise AssertionError(f"{named.name} has no description, which `pml-ext list recipes` shows; write one")
+    return f"{named.name}: {counted(len(variants), 'run')}"
+
+
 Contract = Callable[[Named], str | None]
 CONTRACTS: dict[str, list[Contract]] = {
     "data set": [check_documentation, check_data_set],
@@ -354,4 +384,5 @@ CONTRACTS: dict[str, list[Contract]] = {
     "tracker": [check_documentation, check_tracker],
     "store": [check_documentation, check_store],
     "command": [check_documentation, check_command],
+    "recipe": [check_recipe],
 }

@@ -234,3 +234,25 @@ def test_a_tracker_that_exits_ends_no_run(install_plugin, tmp_path, without_repo
     (warning,) = measured["warnings"]
     assert warning.startswith("exits of the plugin 'careless': what happens is not recorded there (SystemExit: log in")
     assert measured["after"]
+
+
+def test_check_fails_for_hooks_and_recipes_that_are_broken(install_plugin, pml_ext_command):
+    hook = "return [importlib.resources.files(__name__) / 'recipes']"
+    source = package("recipes", hook, "import importlib.resources") + "@hookimpl\ndef pml_ext_papers(): return None\n"
+    careless = install_plugin("careless", "")
+    careless.joinpath("__init__.py").write_text(source)
+    careless.joinpath("recipes").mkdir()
+    careless.joinpath("recipes/good.toml").write_text("description = 'Good.'\nextends = 'cbml/digits'\n")
+    careless.joinpath("recipes/bad.toml").write_text("description = 'Bad.'\nextends = 'cbml/digits'\nloss = 5\n")
+    told = pml_ext_command("check", "careless", "--fast", COLUMNS="300")
+    assert told.returncode == 1
+    assert re.search(r"careless \(plugin\) +check_hooks +failed +pml_ext_papers: .*returned None", told.stdout)
+    assert re.search(r"careless \(recipes\) +check_recipe +failed +.*bad.toml: loss: found 5", told.stdout)
+    assert "1 passed, 2 failed" in told.stdout
+
+
+def test_check_of_a_package_that_cannot_be_imported(install_plugin, pml_ext_command):
+    install_plugin("careless", "").joinpath("__init__.py").write_text("raise RuntimeError('no license')")
+    told = pml_ext_command("check", "careless", "--fast")
+    assert told.returncode == 1
+    assert re.search(r"careless \(plugin\) +check_hooks +failed +RuntimeError: no license", told.stdout)
