@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import multiprocessing
+import operator
 import os
 import pickle
 import re
@@ -28,7 +29,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 from .. import registry
 from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
-from ..errors import DataError, PmlExtError, one_line, shortened
+from ..errors import DataError, PmlExtError, TrainingError, one_line, shortened
 from ..networks.modes import preserved_modes
 from ..pairwise import ListedTuples
 from .signals import ENDING
@@ -45,7 +46,7 @@ Indices = tuple[Tensor, ...]  # the indices_tuple of a batch
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own.
 
-    Of listed pairs or triplets, return their numbers.
+    Of listed pairs or triplets, return their numbers. TrainingError for fewer batches, or numbers that are no indices.
     """
     if _listed(sampler) is not None:
         return [batch.tuples for batch in islice(sampler, iterations)]
@@ -53,7 +54,22 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
         batches = sampler
     else:
         batches = BatchSampler(sampler, batch_size, drop_last=True)
-    return [list(map(int, batch)) for batch in islice(batches, iterations)]
+    drawn = [_indices(sampler, batch) for batch in islice(batches, iterations)]
+    if len(drawn) < iterations:
+        found = f"a pass of {type(sampler).__name__} gave {len(drawn)} batches of {batch_size} images"
+        raise TrainingError(f"{found}, wanted {iterations}; give as many as len() says, or make iterations smaller")
+    return drawn
+
+
+def _indices(sampler: Any, batch: Iterable[Any]) -> list[int]:
+    """Return a batch as integers; TrainingError for numbers that are no indices, which would be cut or counted back."""
+    try:
+        indices = list(map(operator.index, batch))
+    except TypeError as error:
+        raise TrainingError(f"{type(sampler).__name__} must give indices of images; {error}") from error
+    if min(indices, default=0) < 0:
+        raise TrainingError(f"{type(sampler).__name__} must give indices of images, from 0; it gave {min(indices)}")
+    return indices
 
 
 def _listed(sampler: Any) -> ListedTuples | None:
@@ -292,7 +308,9 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
     def _name(self, index: int) -> str:
         """Return the path of an image, or its number where it has none."""
         paths = getattr(self._images, "paths", None)
-        return f"image {index}" if paths is None else str(paths[index])
+        if paths is None or index >= len(paths):
+            return f"image {index}"
+        return str(paths[index])
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:

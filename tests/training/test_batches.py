@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from pml_ext.data import LabeledImages, Pipeline, build_transforms, prepare
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import ConfigError, DataError, TrainingError
 from pml_ext.pairwise import ListedTuples
 from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
@@ -69,10 +69,10 @@ def test_seeds_differ_between_images_epochs_and_runs():
 
 
 def test_draws_from_samplers_of_indices_and_of_batches():
-    assert draw(SequentialSampler(range(10)), 3, 5) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert draw(SequentialSampler(range(10)), 3, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
     batches = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
-    assert draw(batches, 99, 9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert draw(batches, 99, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     labels = torch.arange(40) % 4
     for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
         assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
@@ -169,6 +169,19 @@ def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sample
     (recipe,) = load_recipes("cbml/digits", [f"sampler={{{sampler}}}"]).values()
     with pytest.raises(ConfigError, match=f"sampler: {text}; make .* smaller"):
         build_stages(recipe, images, CPU, 0)
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        (range(9), r"a pass of list gave 2 batches of 4 images, wanted 3"),
+        ([0.5] * 12, "list must give indices of images; 'float' object"),
+        ([3, -1] * 6, "list must give indices of images, from 0; it gave -1"),
+    ],
+)
+def test_batches_that_a_sampler_did_not_promise_are_refused(indices, text):
+    with pytest.raises(TrainingError, match=text):
+        draw([*indices], 4, 3)
 
 
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
