@@ -248,7 +248,7 @@ def test_check_fails_for_hooks_and_recipes_that_are_broken(install_plugin, pml_e
     assert told.returncode == 1
     assert re.search(r"careless \(plugin\) +check_hooks +failed +pml_ext_papers: .*returned None", told.stdout)
     assert re.search(r"careless \(recipes\) +check_recipe +failed +.*bad.toml: loss: found 5", told.stdout)
-    assert "1 passed, 2 failed" in told.stdout
+    assert re.search(r"careless \(recipes\) +1 +1 +0 +0", told.stdout)
 
 
 def test_check_of_a_package_that_cannot_be_imported(install_plugin, pml_ext_command):

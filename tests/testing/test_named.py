@@ -66,6 +66,11 @@ class OfBatch(Trunk):
         return super().forward(images - images.mean(0))
 
 
+def pixels(in_channels, image_size):
+    """Gives the pixels themselves, without parameters."""
+    return torch.nn.Flatten()
+
+
 class Detached(Trunk):
     """Trains nothing."""
 
@@ -160,7 +165,7 @@ BUGS = {
         lambda root=None: shapes(dtype=torch.float32),
         "images of train are torch.float32 .*wanted uint8",
     ),
-    "channels": ("data set", lambda root=None: shapes(channels=3), r"wanted uint8 \[1, H, W\]"),
+    "channels": ("data set", lambda root=None: shapes(channels=3), r"wanted uint8 \[N, 1, H, W\]"),
     "doubles": ("data set", lambda root=None: rows(dtype=torch.float64), "vector 0 of train is torch.float64; wanted"),
     "no splits": ("data set", lambda root=None: [], "it returns list; wanted pml_ext.plugin.DataSplits"),
     "no root": ("data set", lambda: shapes(), r"called as factory\(root, ...\), but too many"),
@@ -215,7 +220,7 @@ def test_a_bug_is_found_and_named(kind, value, text):
         ("data set", rows),
         ("data set", missing),
         ("trunk", Trunk),
-        ("trunk", lambda in_channels, image_size: torch.nn.Flatten()),
+        ("trunk", pixels),
         ("transform", Transform),
         ("transform", of_color),
         ("tracker", Tracker),
@@ -272,4 +277,4 @@ def test_the_metrics_of_a_plugin_are_checked(install_plugin, pml_ext_command):
     told = pml_ext_command("check", "measures")
     assert told.returncode == 1
     assert "first (metric)" in told.stdout
-    assert set(CONTRACTS) <= {*registry.discovery.TABLES}
+    assert set(CONTRACTS) <= {*registry.discovery.TABLES, "recipe"}
