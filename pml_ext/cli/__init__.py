@@ -9,8 +9,18 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
 
-from ..errors import ConfigError, MissingExtraError, PmlExtError, StoppedError, needs_extra, printable, shortened
+from ..errors import (
+    ConfigError,
+    MissingExtraError,
+    PluginError,
+    PmlExtError,
+    StoppedError,
+    needs_extra,
+    printable,
+    shortened,
+)
 from .output import Messages
 
 
@@ -39,12 +49,30 @@ def _main() -> None:
             number = arguments.index("") + 1
             empty = f"argument {number} is empty, as that of a variable that is not set"
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
-        app_for(arguments)(arguments, prog_name="pml-ext")
+        with _exits_of_plugins_named(arguments):
+            app_for(arguments)(arguments, prog_name="pml-ext")
     except (Exception, StoppedError) as error:
         if debug and not isinstance(error, MissingExtraError):
             raise
         print(f"pml-ext{_rank()}: {_text(error)}", file=sys.stderr)
         sys.exit(getattr(error, "exit_code", 1))
+
+
+@contextlib.contextmanager
+def _exits_of_plugins_named(arguments: Sequence[str]) -> Iterator[None]:
+    """Raise a PluginError for a ``sys.exit()`` in the code of a plugin, but for one of the plugin's own command."""
+    try:
+        yield
+    except SystemExit as error:  # by typer, too
+        from .. import registry
+
+        origin = registry.origin_of(error)
+        commands = registry.commands()
+        called = next((commands[argument] for argument in arguments if argument in commands), ("", None))
+        if origin is None or origin.plugin == called[0]:
+            raise
+        text = f"{origin.place} calls sys.exit({error.code!r}), which ends the command; wanted an exception"
+        raise PluginError(f"{text} (PML_EXT_BLOCK={origin.plugin} leaves the plugin out)") from error
 
 
 def _rank() -> str:
@@ -57,8 +85,14 @@ def _rank() -> str:
 
 def _text(error: BaseException) -> str:
     if not isinstance(error, (PmlExtError, StoppedError)):
-        reason = shortened(f"{type(error).__name__}: {error}", 560)
-        return f"{reason} (pml-ext --debug ... shows where)"
+        from .. import registry
+
+        where = ""
+        origin = registry.origin_of(error)
+        if origin is not None:
+            where = f", in {origin.place}"
+        reason = shortened(f"{type(error).__name__}: {error}", 460)
+        return f"{reason}{where} (pml-ext --debug ... shows where)"
     text = str(error)
     if "Original Traceback" in text:  # torch wraps errors of a data loader's workers
         text = text.strip().splitlines()[-1].partition(": ")[2]

@@ -69,36 +69,39 @@ def check(
 ) -> None:
     """Run the conformance checks; exit code 1 if one fails.
 
-    A plugin's data sets, transforms, trunks, metrics, trackers, stores and commands are checked with its components.
+    A plugin's recipes, data sets, transforms, trunks, metrics, trackers, stores and commands are checked, too.
     """
     from ..testing.checks import fork_worker
-    from ..testing.named import check_named, find_named, find_named_by_name
+    from ..testing.named import broken_plugins, check_named, find_named, find_named_by_name
     from ..testing.runner import CheckResult, check_component
     from ..testing.subject import find_components
 
     if not fast:
         fork_worker()
     all_named = find_named(what)
+    results: list[CheckResult] = broken_plugins(what)
     try:
         components = find_components(what)
-    except ConfigError:
+    except Exception:  # by a package that cannot be imported, too
         components = []
         all_named = all_named or find_named_by_name(what)
-        if not all_named:
+        if not all_named and not results:
             raise
-    results: list[CheckResult] = []
     for name, component in components:
         stderr().print(f"checking {name}")
         try:
             checked = check_component(component, fast=fast, on_fail=None)
         except ConfigError as error:
             checked = [CheckResult(name, "-", "skipped", str(error))]
-        except Exception as error:  # such as a class that cannot be imported; the other components are checked
+        except (Exception, SystemExit) as error:  # such as a class that cannot be imported; the others are checked
             checked = [CheckResult(name, "check_constructor", "failed", one_line(error), error)]
         for result in checked:
             results.append(dataclasses.replace(result, component=name))
+    title = ""
     for named in all_named:
-        stderr().print(f"checking {named.title}")
+        if named.title != title:
+            title = named.title
+            stderr().print(f"checking {title}")
         results += check_named(named)
     if as_json:
         print_json(list(map(_check_as_json, results)))

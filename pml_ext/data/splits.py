@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -77,7 +78,9 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
     tuples: ListedTuples | None = None  # listed pairs or triplets of the images, in place of labels, which are then 0
 
     def __post_init__(self) -> None:
-        self.labels = np.asarray(self.labels, dtype=np.int64)
+        self.labels = _as_labels(self.labels)
+        if isinstance(self.images, np.ndarray) and self.images.dtype.kind in "uif":
+            raise TypeError("images must be a tensor, or paths of files, not a NumPy array; type torch.from_numpy(...)")
         self.class_names = list(self.class_names)
         if self.boxes is not None:
             self.boxes = np.asarray(self.boxes, dtype=np.float64)
@@ -197,6 +200,17 @@ class LabeledImages(Dataset[tuple[Tensor, int]]):
         return self.subset(used).replace(tuples=sample.among(used, len(self)))
 
 
+def _as_labels(labels: Any) -> NDArray[np.int64]:
+    """Return labels as integers, ``[N]``; ValueError for others, such as rows of a one-hot matrix or NaN."""
+    given = np.asarray(labels)
+    if given.ndim != 1:
+        raise ValueError(f"labels must have one dimension, [N], not the shape {list(given.shape)}")
+    if given.dtype.kind == "f" and not (given == np.floor(given)).all():
+        wrong = given[given != np.floor(given)][0]
+        raise ValueError(f"labels must be integers, indices into class_names; found {wrong}")
+    return given.astype(np.int64, copy=False)
+
+
 @dataclasses.dataclass(frozen=True)
 class DataSplits:
     """The splits of a data set, returned by its factory.
@@ -218,6 +232,8 @@ class DataSplits:
     note: str = ""  # a warning about the data, shown by runs
 
     def __post_init__(self) -> None:
+        for name, part in self._parts().items():
+            _check_part(name, part)
         if self.vector_size is None:
             self._check_images()
         else:
@@ -234,6 +250,13 @@ class DataSplits:
             raise DataError(f"image_size must be 1 or more pixels, not {self.image_size!r}")
         if self.channels not in (1, 3):
             raise DataError(f"DataSplits: channels must be 1 (gray) or 3 (color), not {self.channels!r}")
+        for name, part in self._parts().items():
+            images = part.images
+            if not isinstance(images, Tensor):
+                continue
+            if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != self.channels:
+                found = f"{images.dtype} of shape {list(images.shape)}"
+                raise ValueError(f"DataSplits: images of {name} are {found}; wanted uint8 [N, {self.channels}, H, W]")
 
     def _check_vectors(self) -> None:
         if self.image_size or self.channels:
@@ -249,10 +272,30 @@ class DataSplits:
         """The length of the vectors; None for images."""
         return self.train.vector_size
 
+    def _parts(self) -> dict[str, LabeledImages]:
+        """Return all splits by name."""
+        parts = {"train": self.train, **self.tested()}
+        if self.validation is not None:
+            parts["validation"] = self.validation
+        return parts
+
     def tested(self) -> dict[str, LabeledImages]:
         """Return the tested splits by name: ``test``, or ``query`` and ``gallery``."""
         parts = {"test": self.test, "query": self.query, "gallery": self.gallery}
         return {name: part for name, part in parts.items() if part is not None}
+
+
+def _check_part(name: str, part: Any) -> None:
+    """Raise ValueError or TypeError unless a split has images whose labels are indices into its names of classes."""
+    if not isinstance(part, LabeledImages):
+        raise TypeError(f"DataSplits: {name} is {type(part).__name__}; wanted pml_ext.plugin.LabeledImages")
+    if not len(part):
+        raise ValueError(f"DataSplits: {name} has no image")
+    least = int(part.labels.min())
+    most = int(part.labels.max())
+    if part.tuples is None and (least < 0 or most >= len(part.class_names)):
+        text = f"labels of {name} are {least} to {most}, but there are {len(part.class_names)} class_names"
+        raise ValueError(f"DataSplits: {text}; labels are indices into them")
 
 
 def hold_out_classes(

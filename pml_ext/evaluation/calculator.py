@@ -524,17 +524,26 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
 def _value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
     """Return the metric of a plugin, computed from copies of the arguments; name metric and plugin if it fails."""
-    given = {}
-    for key, value in arguments.items():
-        given[key] = value.clone() if isinstance(value, Tensor) else value
+    given = {key: _copied(value) for key, value in arguments.items()}
     try:
         value = function(**given)
-        if not _is_number(value) and not (isinstance(value, list) and all(map(_is_number, value))):
+        if not _is_number(value):
             raise TypeError(f"it returned {shortened(repr(value), 100)}, wanted a number")
     except (Exception, SystemExit) as error:  # a plugin's code may raise anything
         plugin, _ = registry.find("metric", name)
         problem = f"the metric {name!r} of the plugin {plugin!r} failed: {one_line(error)}"
         raise PluginError(f"{problem} (its hook is pml_ext_metrics; PML_EXT_BLOCK={plugin} leaves it out)") from error
+    return value
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor, or of a tuple or a mapping of tensors; anything else unchanged."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple):
+        return tuple(map(_copied, value))
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in value.items()}
     return value
 
 

@@ -405,17 +405,21 @@ def builtin_trunks() -> dict[str, Callable[..., nn.Module]]:
 def output_size(trunk: nn.Module, in_channels: int, image_size: int) -> int:
     """Return the length of a trunk's feature vectors, measured on images of zeros; ConfigError without such vectors."""
     shape = (in_channels, image_size, image_size)
+    named = f"model.trunk ({type(trunk).__module__}.{type(trunk).__qualname__})"
     try:
         with preserved_modes(trunk), torch.no_grad():
             trunk.eval()
-            output = trunk(torch.zeros(2, *shape))
+            images = torch.zeros(2, *shape)
+            output = trunk(images)
     except (RuntimeError, AssertionError, ValueError) as error:
         size = " x ".join(map(str, shape))
-        raise ConfigError(f"model.trunk refuses images of {size}: {error}") from None
-    if not isinstance(output, Tensor) or output.ndim != 2:
-        if isinstance(output, Tensor):
-            gave = str(tuple(output.shape))
-        else:
-            gave = type(output).__name__
-        raise ConfigError(f"model.trunk must give vectors, [B, F]; two images gave {gave}")
+        raise ConfigError(f"{named} refuses images of {size}: {error}") from None
+    if not isinstance(output, Tensor):
+        raise ConfigError(f"{named} must give vectors, [B, F]; two images gave {type(output).__name__}")
+    if output.ndim != 2 or len(output) != 2:
+        raise ConfigError(f"{named} must give vectors, [B, F]; two images gave {tuple(output.shape)}")
+    if images._version:
+        raise ConfigError(f"{named} changes its images in place, which tests use too; clone() them first")
+    if output.dtype != torch.float32:
+        raise ConfigError(f"{named} must give float32 for float32 images; it gave {output.dtype}")
     return int(output.shape[1])

@@ -63,12 +63,19 @@ _SAMPLER_CONTEXT: BuildContext = {  # placeholders for the values that a run fil
 
 def build_dataset(table: DataTable, root: Path | None) -> DataSplits:
     """Build a data set from ``[data]`` and the data folder, if it needs one."""
+    from ..data import DataSplits
+
     factory = _dataset_factory(table.name)
     options = options_of("data", table.name, factory, _FILLED_FOR_DATA, table.settings)
     if table.relation is not None and "label_sets" in registry.settings_of(factory):
         options["label_sets"] = table.relation.name == "shared-label"
     with located("data", table):
-        return factory(root, **options)  # type: ignore[no-any-return]
+        splits = factory(root, **options)
+    if not isinstance(splits, DataSplits):
+        plugin, _ = registry.find("data set", table.name)
+        found = f"{table.name} of the plugin {plugin!r} gives {type(splits).__name__}"
+        raise ConfigError(f"data: {found}; wanted pml_ext.plugin.DataSplits, with train and test")
+    return splits
 
 
 def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | None:
@@ -88,6 +95,8 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
 
     ``trained`` leaves out pretrained weights, for a network that gets the weights of a run.
     """
+    import torch
+
     from ..networks.pretrained import is_file, load_weights
 
     factory = _trunk_factory(table.name)
@@ -95,6 +104,10 @@ def build_trunk(table: NamedTable, channels: int, image_size: int, trained: bool
     options = options_of("model.trunk", table.name, factory, _FILLED_FOR_TRUNK, settings)
     with located("model.trunk", table):
         trunk: torch.nn.Module = factory(channels, image_size, **options)
+    if not isinstance(trunk, torch.nn.Module):
+        plugin, _ = registry.find("trunk", table.name)
+        found = f"{table.name} of the plugin {plugin!r} gives {type(trunk).__name__}"
+        raise ConfigError(f"model.trunk: {found}; wanted a torch.nn.Module")
     weights = table.settings.get("weights")
     if is_file(weights) and not trained:
         load_weights(trunk, str(weights))
@@ -744,15 +757,26 @@ def located(key: str, table: NamedTable | None = None) -> Iterator[None]:
         yield
     except (DataError, OSError):
         raise
-    except Exception as error:  # constructors may raise anything
+    except (Exception, SystemExit) as error:  # constructors may raise anything
         text = str(error)
         if table is not None and not isinstance(error, PmlExtError):
-            settings = [f"{name} = {value!r}" for name, value in table.settings.items()]
-            given = ", ".join(settings) or "no settings"
-            says_why = isinstance(error, (ValueError, TypeError, AssertionError)) and text.strip()
-            reason = text.strip() if says_why else repr(error)
-            text = f"{table.name} refuses {given}: {reason}"
+            text = _refusal(table, error)
         raise ConfigError(shortened(f"{key}: {text}")) from None
+
+
+def _refusal(table: NamedTable, error: BaseException) -> str:
+    """Return what a factory, or a constructor, that failed was given, and where and why it failed."""
+    settings = [f"{name} = {value!r}" for name, value in table.settings.items()]
+    if settings:
+        refuses = f"refuses {', '.join(settings)}"
+    else:
+        refuses = "fails"
+    says_why = isinstance(error, (ValueError, TypeError, AssertionError)) and str(error).strip()
+    reason = str(error).strip() if says_why else repr(error)
+    origin = registry.origin_of(error)
+    if origin is not None:
+        reason += f", in {origin.place}"
+    return f"{table.name} {refuses}: {reason}"
 
 
 def _checked_settings(

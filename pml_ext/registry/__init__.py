@@ -27,6 +27,10 @@ from .lookup import loaded_plugins as loaded_plugins
 from .lookup import missing_plugins as missing_plugins
 from .lookup import plugins as plugins
 from .lookup import recipes as recipes
+from .lookup import records_of as records_of
 from .lookup import register as register
+from .lookup import ships as ships
 from .lookup import short_name as short_name
 from .lookup import version_of as version_of
+from .origin import Origin as Origin
+from .origin import origin_of as origin_of

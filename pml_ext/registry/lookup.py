@@ -48,6 +48,17 @@ def loaded_plugins() -> list[PluginRecord]:
     return list(_plugins.loaded.values())
 
 
+def records_of(what: str) -> list[PluginRecord]:
+    """Return the records of an entry point, or of those of a package; this calls no further hook."""
+    _plugins.load()
+    found = []
+    for record in _plugins.records:
+        package = record.module.partition(":")[0].partition(".")[0]
+        if what in (record.name, package):
+            found.append(record)
+    return found
+
+
 def _record_failing_imports(record: PluginRecord) -> None:
     """Import the classes and commands that a plugin names as text, and record what fails, each failure once."""
     for component in components():
@@ -250,6 +261,12 @@ def commands() -> dict[str, tuple[str, Command]]:
     for name, plugin, command in _by_shortest_name("command"):
         found[name] = (plugin, command)
     return found
+
+
+def ships(plugin: str) -> bool:
+    """Return whether a plugin belongs to this distribution, as the core and PML's own components do."""
+    _plugins.load()
+    return _plugins.ships(plugin)
 
 
 def version_of(plugin: str) -> dict[str, str]:

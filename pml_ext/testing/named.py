@@ -8,14 +8,16 @@ import inspect
 import math
 import pickle
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from .. import registry
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
 from ..registry import settings_of
 from ..registry.discovery import TABLES
 from .batches import shuffle
@@ -26,6 +28,7 @@ from .subject import SkipCheck, set_seed
 _SIZES = ((3, 64), (1, 28), (3, 224))  # channels and pixels with which a trunk is tried, in this order
 _FORMS_OF_IMAGES = ((3, 40), (1, 28))  # channels and pixels with which a transform is tried
 _SEEDS_OF_TRANSFORMS = 16
+_IMAGES_READ = 100  # of each split, spread over it
 _NEEDED = "it needs {}, which a recipe's table gives; check it with functools.partial in a test of your own"
 
 
@@ -40,21 +43,33 @@ class Named:
 
     @property
     def title(self) -> str:
-        """The name with its kind, as results show it."""
+        """The name with its kind, as results show it; recipes, of which there may be many, share one."""
+        if self.kind == "recipe":
+            return f"{self.plugin} (recipes)"
         return f"{self.name} ({self.kind})"
 
 
 def find_named(what: str) -> list[Named]:
     """Return what an entry point, or a package, names beside components."""
     found = []
-    for record in registry.loaded_plugins():
-        package = record.module.partition(":")[0].partition(".")[0]
-        if what not in (record.name, package):
-            continue
+    for record in registry.records_of(what):
         for kind in CONTRACTS:
-            if TABLES[kind].hook in record.hooks:  # other hooks, which may import much, are not called
+            hook = "pml_ext_recipes" if kind == "recipe" else TABLES[kind].hook
+            if hook in record.hooks:  # other hooks, which may import much, are not called
                 found += [named for named in _all_of(kind) if named.plugin == record.name]
     return found
+
+
+def broken_plugins(what: str) -> list[CheckResult]:
+    """Return a failed check of each plugin of a name, or of a package, whose import or hooks failed."""
+    results = []
+    for record in registry.records_of(what):
+        for kind, table in TABLES.items():
+            if table.hook in record.hooks:
+                registry.factories(kind)  # calls the hook
+        if record.status == "broken":
+            results.append(CheckResult(f"{record.name} (plugin)", "check_hooks", "failed", record.error))
+    return results
 
 
 def find_named_by_name(name: str) -> list[Named]:
@@ -160,14 +175,14 @@ def check_data_set(named: Named) -> str:
 
 
 def _check_images(split: str, images: Any, channels: int) -> None:
-    """Fail if labels are not indices into the names of classes, or an image is not as wanted."""
+    """Fail if labels are not indices into the names of classes, or one of a hundred images is not as wanted."""
     if not len(images):
         raise AssertionError(f"{split} has no image")
     least, most = int(images.labels.min()), int(images.labels.max())
     if least < 0 or most >= len(images.class_names):
         text = f"labels of {split} are {least} to {most}, but there are {len(images.class_names)} class_names"
         raise AssertionError(f"{text}; labels are indices into them")
-    for index in (0, len(images) - 1):
+    for index in np.unique(np.linspace(0, len(images) - 1, _IMAGES_READ, dtype=np.int64)).tolist():
         image, _ = images[index]
         if images.vector_size is not None:
             if image.dtype != torch.float32 or not image.isfinite().all():
@@ -202,13 +217,21 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
     if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 4:
         found = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
         raise AssertionError(f"images {tuple(images.shape)} give {found}; wanted features [4, F]")
-    features.sum().backward()  # type: ignore[no-untyped-call]
-    parameters = list(trunk.parameters())
+    if images._version:
+        raise AssertionError("it changes the images in place, which tests use too; clone() them first")
+    if features.dtype != torch.float32:
+        raise AssertionError(f"it gives {features.dtype} for float32 images; wanted float32")
+    parameters = [parameter for parameter in trunk.parameters() if parameter.requires_grad]
+    if features.requires_grad:
+        features.sum().backward()  # type: ignore[no-untyped-call]
     if parameters and all(parameter.grad is None for parameter in parameters):
         raise AssertionError("no parameter gets a gradient; look for detach(), torch.no_grad() and .data")
     trunk.eval()
     with torch.no_grad():
         whole = trunk(images)
+        if whole.shape != features.shape:
+            text = f"in eval() it gives {whole.shape[1]} features of an image, in training {features.shape[1]}"
+            raise AssertionError(text)
         if not whole.isfinite().all():
             raise AssertionError("its features of random images are not finite")
         alone = torch.cat([trunk(image[None]) for image in images])
@@ -335,6 +358,23 @@ def check_command(named: Named) -> None:
         raise AssertionError(f"{text}: {problem}")
 
 
+def check_recipe(named: Named) -> str:
+    """A recipe is valid TOML whose names are known, and whose losses and optimizers can be built."""
+    from ..recipe import load_recipes
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of losses, about their settings
+            variants = load_recipes(named.name)
+    except MissingExtraError as error:
+        raise SkipCheck(f"{named.name}: {error}") from None
+    except PmlExtError as error:
+        raise AssertionError(str(error)) from error
+    for recipe in variants.values():
+        if not recipe.description.strip():
+            raise AssertionError(f"{named.name} has no description, which `pml-ext list recipes` shows; write one")
+    return f"{named.name}: {counted(len(variants), 'run')}"
+
+
 Contract = Callable[[Named], str | None]
 CONTRACTS: dict[str, list[Contract]] = {
     "data set": [check_documentation, check_data_set],
@@ -344,4 +384,5 @@ CONTRACTS: dict[str, list[Contract]] = {
     "tracker": [check_documentation, check_tracker],
     "store": [check_documentation, check_store],
     "command": [check_documentation, check_command],
+    "recipe": [check_recipe],
 }

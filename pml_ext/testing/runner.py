@@ -170,7 +170,7 @@ def _expected(subject: Subject, given: Expected) -> Expected:
     """Return the expected failures that the class declares, updated by the caller's."""
     try:
         declared = getattr(subject.make(), "expected_failed_checks", {})
-    except Exception:  # check_constructor reports it
+    except (Exception, SystemExit):  # check_constructor reports it
         declared = {}
     expected = {**_BY_DESIGN.get(subject.name, {}), **declared, **given}
     _chosen(subject, expected)

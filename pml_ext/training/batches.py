@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import multiprocessing
+import operator
 import os
 import pickle
 import re
@@ -25,9 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
+from .. import registry
 from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
-from ..errors import DataError, one_line, shortened
+from ..errors import DataError, PmlExtError, TrainingError, one_line, shortened
 from ..networks.modes import preserved_modes
 from ..pairwise import ListedTuples
 from .signals import ENDING
@@ -44,7 +46,7 @@ Indices = tuple[Tensor, ...]  # the indices_tuple of a batch
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
     """Return the first batches of one pass of a sampler of indices, or of batches with a size of their own.
 
-    Of listed pairs or triplets, return their numbers.
+    Of listed pairs or triplets, return their numbers. TrainingError for fewer batches, or numbers that are no indices.
     """
     if _listed(sampler) is not None:
         return [batch.tuples for batch in islice(sampler, iterations)]
@@ -52,7 +54,22 @@ def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
         batches = sampler
     else:
         batches = BatchSampler(sampler, batch_size, drop_last=True)
-    return [list(map(int, batch)) for batch in islice(batches, iterations)]
+    drawn = [_indices(sampler, batch) for batch in islice(batches, iterations)]
+    if len(drawn) < iterations:
+        found = f"a pass of {type(sampler).__name__} gave {len(drawn)} batches of {batch_size} images"
+        raise TrainingError(f"{found}, wanted {iterations}; give as many as len() says, or make iterations smaller")
+    return drawn
+
+
+def _indices(sampler: Any, batch: Iterable[Any]) -> list[int]:
+    """Return a batch as integers; TrainingError for numbers that are no indices, which would be cut or counted back."""
+    try:
+        indices = list(map(operator.index, batch))
+    except TypeError as error:
+        raise TrainingError(f"{type(sampler).__name__} must give indices of images; {error}") from error
+    if min(indices, default=0) < 0:
+        raise TrainingError(f"{type(sampler).__name__} must give indices of images, from 0; it gave {min(indices)}")
+    return indices
 
 
 def _listed(sampler: Any) -> ListedTuples | None:
@@ -272,10 +289,28 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
                     self.reading[worker.id, 1] = index
                 if seed is not None:
                     torch.default_generator.manual_seed(seed)
-                read.append(self._images[index])
+                read.append(self._read(index))
             return read
         finally:
             torch.set_rng_state(state)
+
+    def _read(self, index: int) -> tuple[Tensor, int]:
+        """Return an image and its label; DataError, with the image's number, if the data set's own code fails."""
+        try:
+            return self._images[index]
+        except PmlExtError:
+            raise
+        except (Exception, SystemExit) as error:
+            origin = registry.origin_of(error)
+            where = "" if origin is None else f", in {origin.place}"
+            raise DataError(f"{self._name(index)} cannot be read: {one_line(error)}{where}") from error
+
+    def _name(self, index: int) -> str:
+        """Return the path of an image, or its number where it has none."""
+        paths = getattr(self._images, "paths", None)
+        if paths is None or index >= len(paths):
+            return f"image {index}"
+        return str(paths[index])
 
     @contextlib.contextmanager
     def naming_images(self) -> Iterator[None]:
@@ -306,11 +341,10 @@ class WorkerDataset(Dataset[tuple[Tensor, int]]):
 
     def _worker_died(self, dead: set[int], error: Exception) -> DataError:
         """Return the error that names the images of dead workers."""
-        paths = getattr(self._images, "paths", None)
         images = []
         for process, image in self.reading.tolist():
             if process in dead and image >= 0:
-                images.append(f"image {image}" if paths is None else str(paths[image]))
+                images.append(self._name(image))
         if images:
             text = f"while it read {', '.join(images)}"
             remedy = "If memory ran out, lower data.workers; else mend or remove the file"

@@ -158,7 +158,17 @@ class Engine:
             raise TrainingError("the loss depends on no parameter that is trained; there is nothing to learn from it")
         scaled = loss if self._scaler is None else self._scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]
+        self._check_that_the_trunk_learns()
         return loss.detach(), embeddings.detach()
+
+    def _check_that_the_trunk_learns(self) -> None:
+        """Raise TrainingError if the trunk has parameters to train, and none of them got a gradient."""
+        trained = [parameter for parameter in self.networks["trunk"].parameters() if parameter.requires_grad]
+        if trained and all(parameter.grad is None for parameter in trained):
+            raise TrainingError(
+                f"no parameter of the trunk, {type(self.networks['trunk']).__name__}, gets a gradient; look for "
+                "detach(), torch.no_grad() and .data in it, or freeze it: --set model.freeze=trunk"
+            )
 
     def _update(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
@@ -175,7 +185,7 @@ class Engine:
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
         bad: tuple[str, float] | None = None
         if not math.isfinite(value):
-            bad = "loss", value
+            bad = first_nonfinite({"embeddings": embeddings}) or ("loss", value)
         elif not math.isfinite(total):  # a norm overflows above 1e19, where every value may still be finite
             bad = first_nonfinite({"embeddings": embeddings} | gradients)
         if self._skips and max_over_ranks(int(bad is not None)) and bad is None:

@@ -171,7 +171,10 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
                     checkpointer.between_iterations(records, losses)
     except NotFiniteError as error:
         iteration = run.stages.iterations_until(run.epoch - 1) + len(losses) + 1
-        raise outcome.stopped(run, error, f"in iteration {iteration} (epoch {run.epoch})") from error
+        problem = str(error)
+        if iteration == 1 and "; " not in problem:
+            problem += "; no step was taken yet: look at the images, the trunk and the loss"
+        raise outcome.stopped(run, problem, f"in iteration {iteration} (epoch {run.epoch})") from error
     outcome.check_weights(run, stage)
     outcome.check_zero_loss(run, stage, losses, batches)
     outcome.warn_of_collapse(run, step.embeddings, indices_of(batches[-1]))

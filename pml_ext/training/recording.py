@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+from .. import registry
 from ..recipe import flat
 from .records import Records
 from .run import Run
@@ -22,5 +23,13 @@ def open_records(run: Run, finished_iterations: int = 0) -> Records | None:
     trackers = []
     for table in run.recipe.track:
         factory = functools.partial(build_tracker, table, run.folder, settings, iteration, run.epoch)
-        trackers.append((table.name, factory))
+        trackers.append((_title(table.name), factory))
     return Records(run.folder, iteration, run.epoch, run.warn, trackers)
+
+
+def _title(name: str) -> str:
+    """Return the name of a tracker with its plugin, if that is not of this distribution."""
+    plugin, _ = registry.find("tracker", name)
+    if registry.ships(plugin):
+        return name
+    return f"{name} of the plugin {plugin!r}"

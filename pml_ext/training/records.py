@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import csv
 import functools
 import io
@@ -80,7 +81,7 @@ class Records:
         for name, tracker in [*self._trackers]:
             with self._errors_as_warnings(name, tracker):
                 for number, values in flattened:
-                    tracker.log(values, number)
+                    tracker.log(dict(values), number)
                 if hasattr(tracker, "flush"):
                     tracker.flush()
 
@@ -96,15 +97,15 @@ class Records:
             self.close()
         for name, tracker in [*self._trackers]:
             with self._errors_as_warnings(name, tracker):
-                tracker.finish(status, metrics, report)
+                tracker.finish(status, copy.deepcopy(dict(metrics)), report)
 
     @contextlib.contextmanager
     def _errors_as_warnings(self, name: str, tracker: Tracker | None = None) -> Iterator[None]:
         try:
             yield
-        except (ConfigError, MissingExtraError):
-            raise
-        except Exception as error:  # a tracker's code may raise anything
+        except (Exception, SystemExit) as error:  # a tracker's code may raise anything
+            if tracker is None and isinstance(error, (ConfigError, MissingExtraError)):
+                raise
             if not isinstance(tracker, RecordKeeper):  # which may write again, once a disk has room
                 self._trackers = [each for each in self._trackers if each[1] is not tracker]
             self._warn(f"{name}: what happens is not recorded there ({one_line(error)}); training goes on without")

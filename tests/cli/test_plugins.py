@@ -3,7 +3,7 @@
 import json
 import re
 
-from pml_ext.testing import runner
+from pml_ext.testing import named, runner
 from pml_ext.testing.runner import CheckResult
 
 
@@ -49,6 +49,7 @@ def test_counts_of_checks_are_summed(pml_ext_command, monkeypatch):
         return [CheckResult("", f"check_{number}", status) for number, status in enumerate(statuses)]
 
     monkeypatch.setattr(runner, "check_component", check)
+    monkeypatch.setattr(named, "find_named", lambda what: [])
     done = pml_ext_command("check", "pml_ext_cbml", "--fast")
     assert done.returncode == 1
     assert asked == [(True, None)] * len(COMPONENTS)

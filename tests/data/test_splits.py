@@ -38,6 +38,41 @@ def test_splits_are_tested_by_test_or_by_query_and_gallery():
     assert list(DataSplits(images, query=images, gallery=images, **about).tested()) == ["query", "gallery"]
 
 
+def test_labels_are_integers_one_for_each_image():
+    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
+    assert LabeledImages(images, [1.0, 0.0], ["a", "b"]).labels.tolist() == [1, 0]
+    for labels, text in (
+        ([0.5, 1], "must be integers, indices into class_names; found 0.5"),
+        ([0, np.nan], "found nan"),
+        (np.eye(2), r"must have one dimension, \[N\], not the shape \[2, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            LabeledImages(images, labels, ["a", "b"])
+    with pytest.raises(TypeError, match=r"not a NumPy array; type torch\.from_numpy"):
+        LabeledImages(images.numpy(), [0, 1], ["a", "b"])
+
+
+def test_splits_that_a_run_would_stumble_over_are_refused():
+    def part(images, labels):
+        return LabeledImages(images, labels, ["a", "b"], channels=1)
+
+    images = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)
+    good = part(images, [0, 1])
+    for wrong, text in (
+        (part(images, [1, 2]), "labels of test are 1 to 2, but there are 2 class_names"),
+        (part(images, [-1, 0]), "labels of test are -1 to 0"),
+        (part(images[:0], []), "test has no image"),
+        (part(images.float(), [0, 1]), r"images of test are torch.float32 .*; wanted uint8 \[N, 1, H, W\]"),
+        (part(images.permute(0, 2, 3, 1), [0, 1]), "images of test are torch.uint8 of shape"),
+        (part(images.expand(2, 3, 4, 4), [0, 1]), "images of test are torch.uint8 of shape"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            DataSplits(good, wrong, image_size=4, channels=1)
+    dataset = torch.utils.data.TensorDataset(images)
+    with pytest.raises(TypeError, match=r"train is TensorDataset; wanted pml_ext\.plugin\.LabeledImages"):
+        DataSplits(dataset, good, image_size=4, channels=1)
+
+
 TRAIN, PLAIN = build_transforms(20, 3, crop=True, pipeline=Pipeline(resize=30, random_crop_scale=(0.2, 1.0), flip=True))
 
 

@@ -1,5 +1,6 @@
 """Careless packages of others: every command of ours works, and the culprit is named with its hook."""
 
+import itertools
 import json
 import re
 import sys
@@ -105,22 +106,30 @@ def raises(**kwargs):
 def text(**kwargs):
     return "high"
 
-def changes(query, knn_labels, **kwargs):
+def changes(query, knn_labels, label_counts, **kwargs):
     query.zero_()
     knn_labels.zero_()
+    label_counts[1].zero_()
     return 0.5
+
+def counted(label_counts, **kwargs):
+    return int(label_counts[1].sum())
+
+def by_class(**kwargs):
+    return [0.5, 1.0]
 """
 
 
 def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_report):
     from pml_ext.training.launch import train
 
-    hook = "return {'raises': raises, 'text': text, 'changes': changes}"
+    hook = "return {'raises': raises, 'text': text, 'changes': changes, 'counted': counted, 'by_class': by_class}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("metrics", hook, METRICS))
     train("triplets/digits", out=tmp_path / "run", seed=0, overrides=QUICK, device="cpu")
     measured = json.loads((tmp_path / "run" / "metrics.json").read_text())
-    assert measured["after"]["changes"] == 0.5
-    assert {"raises", "text"}.isdisjoint(measured["after"])
+    assert measured["after"].pop("changes") == 0.5
+    assert measured["after"].pop("counted") > 0
+    assert {"raises", "text", "by_class"}.isdisjoint(measured["after"])
     shown = " ".join(measured["warnings"])
     assert "the metric 'raises' of the plugin 'careless' failed: ZeroDivisionError" in shown
     assert "the metric 'text' of the plugin 'careless' failed: TypeError: it returned 'high', wanted a number" in shown
@@ -129,7 +138,7 @@ def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_repo
         install_plugin("careless", "", distribution="other").joinpath("__init__.py").write_text("")
         train("triplets/digits", out=tmp_path / "other", seed=0, overrides=QUICK, device="cpu")
     without = json.loads((tmp_path / "other" / "metrics.json").read_text())
-    assert without["after"]["recall_at_1"] == measured["after"]["recall_at_1"]
+    assert without["after"] == measured["after"]
 
 
 def test_check_goes_on_after_a_constructor_that_raises(install_plugin, pml_ext_command):
@@ -139,3 +148,111 @@ def test_check_goes_on_after_a_constructor_that_raises(install_plugin, pml_ext_c
     assert told.returncode == 1
     assert re.search(r"raises +check_constructor +failed +its constructor raises ZeroDivisionError", told.stdout)
     assert re.search(r"x +check_constructor +failed +PluginError: the component 'x' of the plugin 'care", told.stdout)
+
+
+def test_check_goes_on_after_a_constructor_that_exits(install_plugin, pml_ext_command):
+    both = "return [Component(CarelessLoss, 'exits'), Component('careless.gone:XLoss', 'x')]"
+    install_plugin("careless", "").joinpath("__init__.py").write_text(package("components", both, body="exit(3)"))
+    told = pml_ext_command("check", "careless", "--fast")
+    assert told.returncode == 1
+    assert re.search(r"exits +check_constructor +failed +its constructor raises SystemExit: 3", told.stdout)
+    assert re.search(r"x +check_constructor +failed +PluginError: the component 'x' of the plugin 'care", told.stdout)
+
+
+PARTS = """
+import sys
+import torch
+
+class Exits(torch.nn.Linear):
+    def __init__(self, in_channels, image_size):
+        super().__init__(in_channels * image_size**2, 4)
+    def forward(self, images):
+        if self.training:
+            sys.exit(7)
+        return super().forward(images.flatten(1))
+
+class Raises(Exits):
+    def forward(self, images):
+        if self.training:
+            raise KeyError("layer")
+        return super().forward(images)
+
+class Tracker:
+    def __init__(self, folder, recipe):
+        pass
+    def log(self, values, step):
+        values["mine"] = 1.0
+        sys.exit("log in first")
+    def finish(self, status, metrics, report):
+        metrics.clear()
+
+class Late(Tracker):
+    def log(self, values, step):
+        assert "mine" not in values
+
+def command():
+    sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trunk", "code", "text"),
+    [
+        (
+            "exits",
+            2,
+            r"Exits.forward of the plugin 'careless', careless/__init__.py:\d+ calls sys.exit\(7\), which ends",
+        ),
+        ("raises", 1, r"KeyError: 'layer', in Raises.forward of the plugin 'careless', careless/__init__.py:\d+ \("),
+    ],
+)
+def test_the_code_that_ends_a_run_is_named(install_plugin, pml_ext_command, tmp_path, trunk, code, text):
+    hook = "return {'exits': Exits, 'raises': Raises}"
+    install_plugin("careless", "").joinpath("__init__.py").write_text(package("trunks", hook, PARTS))
+    sets = [f"model.trunk={{name='{trunk}'}}", *QUICK]
+    overrides = list(itertools.chain.from_iterable(("--set", each) for each in sets))
+    told = pml_ext_command("train", "triplets/digits", "--out", tmp_path / "run", *overrides)
+    assert told.returncode == code
+    assert re.search(text, told.stderr), told.stderr
+
+
+def test_a_plugins_own_command_may_exit(install_plugin, pml_ext_command):
+    hook = "return {'mine': Command('careless:command', 'Exit.')}"
+    install_plugin("careless", "").joinpath("__init__.py").write_text(package("commands", hook, PARTS))
+    told = pml_ext_command("mine")
+    assert (told.returncode, told.stderr) == (5, "")
+
+
+def test_a_tracker_that_exits_ends_no_run(install_plugin, tmp_path, without_report):
+    from pml_ext.training.launch import train
+
+    hook = "return {'exits': Tracker, 'late': Late}"
+    install_plugin("careless", "").joinpath("__init__.py").write_text(package("trackers", hook, PARTS))
+    (measured,) = train(
+        "triplets/digits", out=tmp_path / "run", overrides=(*QUICK, "track=['exits', 'late']"), device="cpu"
+    )
+    (warning,) = measured["warnings"]
+    assert warning.startswith("exits of the plugin 'careless': what happens is not recorded there (SystemExit: log in")
+    assert measured["after"]
+
+
+def test_check_fails_for_hooks_and_recipes_that_are_broken(install_plugin, pml_ext_command):
+    hook = "return [importlib.resources.files(__name__) / 'recipes']"
+    source = package("recipes", hook, "import importlib.resources") + "@hookimpl\ndef pml_ext_papers(): return None\n"
+    careless = install_plugin("careless", "")
+    careless.joinpath("__init__.py").write_text(source)
+    careless.joinpath("recipes").mkdir()
+    careless.joinpath("recipes/good.toml").write_text("description = 'Good.'\nextends = 'cbml/digits'\n")
+    careless.joinpath("recipes/bad.toml").write_text("description = 'Bad.'\nextends = 'cbml/digits'\nloss = 5\n")
+    told = pml_ext_command("check", "careless", "--fast", COLUMNS="300")
+    assert told.returncode == 1
+    assert re.search(r"careless \(plugin\) +check_hooks +failed +pml_ext_papers: .*returned None", told.stdout)
+    assert re.search(r"careless \(recipes\) +check_recipe +failed +.*bad.toml: loss: found 5", told.stdout)
+    assert re.search(r"careless \(recipes\) +1 +1 +0 +0", told.stdout)
+
+
+def test_check_of_a_package_that_cannot_be_imported(install_plugin, pml_ext_command):
+    install_plugin("careless", "").joinpath("__init__.py").write_text("raise RuntimeError('no license')")
+    told = pml_ext_command("check", "careless", "--fast")
+    assert told.returncode == 1
+    assert re.search(r"careless \(plugin\) +check_hooks +failed +RuntimeError: no license", told.stdout)

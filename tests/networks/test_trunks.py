@@ -33,6 +33,16 @@ def test_output_size_keeps_the_mode_and_names_a_misfit():
         models.output_size(trunk, 3, 28)
     with pytest.raises(ConfigError, match=r"must give vectors, \[B, F\]; two images gave \(2, 1, 28, 28\)"):
         models.output_size(nn.Identity(), 1, 28)
+    for function, text in (
+        (lambda x: x.flatten(1)[:1], r"two images gave \(1, 784\)"),
+        (lambda x: x.flatten(1).half(), r"must give float32 for float32 images; it gave torch\.float16"),
+        (lambda x: x.add_(1).flatten(1), "changes its images in place"),
+        (lambda x: [x], "two images gave list"),
+    ):
+        trunk = nn.Identity()
+        trunk.forward = function
+        with pytest.raises(ConfigError, match=rf"model.trunk \(torch.nn.modules.linear.Identity\).*{text}"):
+            models.output_size(trunk, 1, 28)
 
 
 SIZES = {"resnet18": (64, 512), "mobilenet_v3_small": (64, 1024), "googlenet": (96, 1024), "inception_v3": (139, 2048)}

@@ -11,7 +11,7 @@ from pytorch_metric_learning.losses import TripletMarginLoss
 from pytorch_metric_learning.reducers import ClassWeightedReducer
 
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
-from pml_ext.data import DataSplits, LabeledImages
+from pml_ext.data import DataSplits, LabeledImages, digits
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import (
     augmentation_of,
@@ -27,6 +27,7 @@ from pml_ext.recipe import (
     stage_before_whole,
     variant_tables,
 )
+from pml_ext.recipe.build import build_trunk
 from pml_ext.training.stages import build_stages
 
 
@@ -149,7 +150,8 @@ def plugins_images(
     assert mask is None or mask.name == "mask.png"
     if size > 5:
         raise ValueError(f"size must be at most 5, not {size}")
-    return mode
+    assert mode is Mode.fast
+    return digits()
 
 
 def test_options_of_data_sets_are_checked_by_their_annotations(monkeypatch):
@@ -169,9 +171,38 @@ def test_options_of_data_sets_are_checked_by_their_annotations(monkeypatch):
         with pytest.raises(ConfigError, match=message):
             one("cbml/digits", f"data.{override}")
     overrides = ("data.mask=mask.png", "data.size=4", "data.parts=[1.5]", "data.path=p", "data.mode=fast")
-    assert build_dataset(one("cbml/digits", *overrides).data, None) is Mode.fast
+    assert isinstance(build_dataset(one("cbml/digits", *overrides).data, None), DataSplits)
     with pytest.raises(ConfigError, match=r"data: digits refuses size = 7: size must be at most 5, not 7"):
         build_dataset(one("cbml/digits", "data.size=7").data, None)
+
+
+FACTORIES_OF_NOTHING = """
+from pml_ext.plugin import hookimpl
+
+@hookimpl
+def pml_ext_datasets():
+    return {"nothing": lambda root: None, "unread": lambda root, size=1: 1 / 0}
+
+@hookimpl
+def pml_ext_trunks():
+    return {"nothing": lambda in_channels, image_size: None}
+"""
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_factories_that_fail_are_named_with_their_plugin(install_plugin):
+    install_plugin("careless", FACTORIES_OF_NOTHING)
+    text = "data: nothing of the plugin 'careless' gives NoneType; wanted pml_ext.plugin.DataSplits"
+    with pytest.raises(ConfigError, match=text):
+        build_dataset(one("cbml/digits", "data.name=nothing").data, None)
+    text = r"data: unread fails: ZeroDivisionError.*, in .*lambda> of the plugin 'careless', careless/__init__.py:6"
+    with pytest.raises(ConfigError, match=text):
+        build_dataset(one("cbml/digits", "data.name=unread").data, None)
+    with pytest.raises(ConfigError, match="data: unread refuses size = 2: ZeroDivisionError"):
+        build_dataset(one("cbml/digits", "data.name=unread", "data.size=2").data, None)
+    text = "model.trunk: nothing of the plugin 'careless' gives NoneType; wanted a torch.nn.Module"
+    with pytest.raises(ConfigError, match=text):
+        build_trunk(one("cbml/digits", "model.trunk={name='nothing'}").model.trunk, 1, 8)
 
 
 PLUGIN_WITH_A_TRANSFORM = """

@@ -22,6 +22,21 @@ def shapes(root=None, seed=0, channels=1, dtype=torch.uint8, offset=0):
     return DataSplits(part(20), part(12), image_size=8, channels=1)
 
 
+class OneBad(LabeledImages):
+    """An image of which cannot be computed."""
+
+    def image(self, index, smallest=None):
+        1 / (index - 7)
+        return super().image(index, smallest)
+
+
+def one_bad(root=None):
+    """Splits with a bad image in the middle."""
+    splits = shapes()
+    part = OneBad(splits.train.images, splits.train.labels, splits.train.class_names)
+    return DataSplits(part, splits.test, image_size=8, channels=1)
+
+
 def missing(root=None):
     """A data set whose files are not there."""
     raise DataError(f"{root}: no images; type: fetch them")
@@ -49,6 +64,39 @@ class OfBatch(Trunk):
 
     def forward(self, images):
         return super().forward(images - images.mean(0))
+
+
+def pixels(in_channels, image_size):
+    """Gives the pixels themselves, without parameters."""
+    return torch.nn.Flatten()
+
+
+class Detached(Trunk):
+    """Trains nothing."""
+
+    def forward(self, images):
+        return super().forward(images).detach()
+
+
+class InPlace(Trunk):
+    """Normalizes the images that others use, too."""
+
+    def forward(self, images):
+        return super().forward(images.sub_(0.5))
+
+
+class Doubles(Trunk):
+    """Returns another dtype."""
+
+    def forward(self, images):
+        return super().forward(images).double()
+
+
+class HalfInTraining(Trunk):
+    """Returns fewer features in training."""
+
+    def forward(self, images):
+        return super().forward(images)[:, : 2 if self.training else 5]
 
 
 class Maps(Trunk):
@@ -115,18 +163,23 @@ BUGS = {
     "floats": (
         "data set",
         lambda root=None: shapes(dtype=torch.float32),
-        "is torch.float32 .*wanted uint8",
+        "images of train are torch.float32 .*wanted uint8",
     ),
-    "channels": ("data set", lambda root=None: shapes(channels=3), r"wanted uint8 \[1, H, W\]"),
+    "channels": ("data set", lambda root=None: shapes(channels=3), r"wanted uint8 \[N, 1, H, W\]"),
     "doubles": ("data set", lambda root=None: rows(dtype=torch.float64), "vector 0 of train is torch.float64; wanted"),
     "no splits": ("data set", lambda root=None: [], "it returns list; wanted pml_ext.plugin.DataSplits"),
     "no root": ("data set", lambda: shapes(), r"called as factory\(root, ...\), but too many"),
+    "one bad image": ("data set", one_bad, "ZeroDivisionError: .*test_named.py"),
     "os error": (
         "data set",
         lambda root=None: (root / "x").read_text(),
         "raises FileNotFoundError.*wanted pml_ext",
     ),
     "of the batch": ("trunk", OfBatch, "features of an image depend on the others"),
+    "detached": ("trunk", Detached, r"no parameter gets a gradient; look for detach\(\)"),
+    "in place": ("trunk", InPlace, "it changes the images in place"),
+    "doubles of images": ("trunk", Doubles, "it gives torch.float64 for float32 images"),
+    "half in training": ("trunk", HalfInTraining, "in eval.* 5 features of an image, in training 2"),
     "maps": ("trunk", Maps, r"give \(4, 5, 1\); wanted features \[4, F\]"),
     "no module": ("trunk", lambda channels, size: 5, "it returns int; wanted a torch.nn.Module"),
     "not built": ("trunk", lambda channels, size: 1 / 0, "cannot be built for .*ZeroDivisionError"),
@@ -167,6 +220,7 @@ def test_a_bug_is_found_and_named(kind, value, text):
         ("data set", rows),
         ("data set", missing),
         ("trunk", Trunk),
+        ("trunk", pixels),
         ("transform", Transform),
         ("transform", of_color),
         ("tracker", Tracker),
@@ -223,4 +277,4 @@ def test_the_metrics_of_a_plugin_are_checked(install_plugin, pml_ext_command):
     told = pml_ext_command("check", "measures")
     assert told.returncode == 1
     assert "first (metric)" in told.stdout
-    assert set(CONTRACTS) <= {*registry.discovery.TABLES}
+    assert set(CONTRACTS) <= {*registry.discovery.TABLES, "recipe"}

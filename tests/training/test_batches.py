@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -9,10 +10,10 @@ import torch
 from PIL import Image
 from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from pml_ext.data import LabeledImages, Pipeline, build_transforms, prepare
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import ConfigError, DataError, TrainingError
 from pml_ext.pairwise import ListedTuples
 from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
@@ -68,10 +69,10 @@ def test_seeds_differ_between_images_epochs_and_runs():
 
 
 def test_draws_from_samplers_of_indices_and_of_batches():
-    assert draw(SequentialSampler(range(10)), 3, 5) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert draw(SequentialSampler(range(10)), 3, 3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert draw(SequentialSampler(range(10)), 3, 2) == [[0, 1, 2], [3, 4, 5]]
     batches = BatchSampler(SequentialSampler(range(10)), 4, drop_last=False)
-    assert draw(batches, 99, 9) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert draw(batches, 99, 3) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     labels = torch.arange(40) % 4
     for batch in draw(MPerClassSampler(labels, m=2, batch_size=8, length_before_new_iter=40), 8, 5):
         assert torch.bincount(labels[batch]).tolist() == [2, 2, 2, 2]
@@ -170,6 +171,19 @@ def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sample
         build_stages(recipe, images, CPU, 0)
 
 
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [
+        (range(9), r"a pass of list gave 2 batches of 4 images, wanted 3"),
+        ([0.5] * 12, "list must give indices of images; 'float' object"),
+        ([3, -1] * 6, "list must give indices of images, from 0; it gave -1"),
+    ],
+)
+def test_batches_that_a_sampler_did_not_promise_are_refused(indices, text):
+    with pytest.raises(TrainingError, match=text):
+        draw([*indices], 4, 3)
+
+
 def test_a_worker_that_dies_is_named_with_the_image_it_had():
     wanted = r"worker died while it read photographs/13.jpg \((DataLoader worker .*|EOFError|.*[Cc]onnection.*)\)\. If"
     reader = BatchReader(Deadly(), 2, CPU)
@@ -178,6 +192,24 @@ def test_a_worker_that_dies_is_named_with_the_image_it_had():
     reader.close()
     with pytest.raises(DataError, match=wanted):
         list(embed_batches(nn.Flatten(), nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
+
+
+class Failing(Dataset):
+    """Images, one of which cannot be computed."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            sys.exit("no such file")
+        return torch.zeros(1), index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_whose_code_fails_is_named(workers):
+    with pytest.raises(DataError, match="image 5 cannot be read: SystemExit: no such file"):
+        list(embed_batches(nn.Flatten(), nn.Identity(), Failing(), CPU, batch_size=4, workers=workers))
 
 
 def test_a_batch_cut_short_by_a_dead_worker_is_named():

@@ -292,6 +292,15 @@ def test_a_loss_that_cannot_be_learned_from_is_told_so(images, batches, function
         parts.train(images, batches)
 
 
+def test_a_trunk_that_is_not_trained_is_no_trunk_to_train(images, batches):
+    parts = Parts()
+    parts.trunk.register_forward_hook(lambda module, inputs, output: output.detach())
+    with pytest.raises(TrainingError, match="no parameter of the trunk, Sequential, gets a gradient; look for detach"):
+        parts.train(images, batches)
+    parts.trunk.requires_grad_(False)
+    assert len(parts.train(images, batches)) == sum(map(len, batches))
+
+
 def test_a_step_that_is_not_finite_can_be_left_out():
     """Nothing of it stays: no weight, no statistics of batch norms; after 30 one after the other training stops."""
     parts = Parts()

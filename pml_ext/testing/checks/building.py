@@ -25,7 +25,7 @@ def check_constructor(subject: Subject) -> None:
             torch.manual_seed(seed)
             try:
                 subject.build()
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise AssertionError(f"its constructor raises {error_summary(error)}") from error
             drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
     finally:

@@ -127,7 +127,7 @@ def check_sampler(subject: Subject) -> None:
     if iter(sampler) is sampler:
         raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
     for _ in range(2):
-        drawn = list(sampler)
+        drawn = _pass(sampler)
         if len(drawn) != len(sampler):
             raise AssertionError(f"a pass gives {len(drawn)} items, but len() says {len(sampler)}")
         if labels is not None and not {*_flat(drawn)} <= {*range(len(labels))}:
@@ -144,10 +144,19 @@ def check_sampler(subject: Subject) -> None:
             raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
     if subject.cls is None or "length_before_new_iter" not in settings_of(subject.cls):
         return
-    short = len(list(subject.make({**subject.settings, "length_before_new_iter": 24})))
-    long = len(list(subject.make({**subject.settings, "length_before_new_iter": 48})))
+    short = len(_pass(subject.make({**subject.settings, "length_before_new_iter": 24})))
+    long = len(_pass(subject.make({**subject.settings, "length_before_new_iter": 48})))
     if short == long:
         raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items")
+
+
+def _pass(sampler: Any) -> list[Any]:
+    """Return the items of a pass; fail if it does not end."""
+    most = 10 * len(sampler) + 1000
+    drawn = list(itertools.islice(sampler, most))
+    if len(drawn) == most:
+        raise AssertionError(f"a pass goes on after {most} items, but len() says {len(sampler)}; end it there")
+    return drawn
 
 
 def _flat(drawn: Iterable[Any]) -> list[int]:
@@ -231,13 +240,13 @@ def _check_sampler_state(subject: Subject, settings: Mapping[str, Any]) -> None:
     one = subject.make(settings)
     other = subject.make(settings)
     _seed(0)
-    list(one)
+    _pass(one)
     has_state_dict = hasattr(one, "state_dict")
     given = one.state_dict() if has_state_dict else {}
     state = copy.deepcopy(given if has_state_dict else vars(one))
     saved = pickle.dumps(given)
     _seed(1)
-    expected = [list(one), list(one)]
+    expected = [_pass(one), _pass(one)]
     if pickle.dumps(given) != saved:
         raise AssertionError("what state_dict() gave goes on changing with the sampler; return a copy")
     if has_state_dict:
@@ -245,7 +254,7 @@ def _check_sampler_state(subject: Subject, settings: Mapping[str, Any]) -> None:
     else:
         vars(other).update(state)
     _seed(1)
-    if [list(other), list(other)] != expected:
+    if [_pass(other), _pass(other)] != expected:
         remedy = "give it state_dict()"
         if has_state_dict:
             remedy = "state_dict() misses something that changes, such as a queue or an order"
@@ -286,7 +295,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
     def passes(count: int, generators: int, **more: Any) -> list[Any]:
         _seed(generators)
         sampler = made(labels, **more)
-        return [_flat(sampler) for _ in range(count)]
+        return [_flat(_pass(sampler)) for _ in range(count)]
 
     def sizes_in_batches(names: Any, in_order: bool = False) -> set[tuple[int, ...]]:
         """Return the numbers of images per class that batches have, after the classes are renamed."""
@@ -295,7 +304,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         renamed = names[numbers]
         sampler = made(renamed)
         items = []
-        for item in sampler:
+        for item in _pass(sampler):
             items.append(item if isinstance(item, list) else int(item))
         sizes_of_batches = set()
         for batch in _batches(sampler, items):

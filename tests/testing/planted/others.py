@@ -1,5 +1,7 @@
 """Miners, samplers, distances, regularizers and reducers with one bug each."""
 
+import itertools
+
 import torch
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
@@ -86,6 +88,9 @@ plant("StopsHalfway", FewClasses, "stops halfway", "check_sampler", r"ZeroDivisi
 )
 
 
+plant("NeverEnds", FewClasses, "never ends", "check_sampler", r"a pass goes on after 10\d0 items, but len\(\) says \d")(
+    __iter__=lambda self: itertools.cycle(FewClasses.__iter__(self))
+)
 plant("IndexTwice", Indices, "an index comes twice in a batch", "check_sampler", "an image comes twice in a batch")(
     images=lambda self, rows: [rows[0].item(), *Indices.images(self, rows)[:3]]
 )
