@@ -118,15 +118,16 @@ def epoch_curves(panels: Mapping[str, Series]) -> Figure:
         width += 0.6 + 0.07 * max(map(len, names))  # inches
         height = max(height, 0.5 + 0.18 * len(names))
     figure, row = subplots(width, len(panels), height)
-    lines = {}
+    lines: dict[str, Any] = {}
     for axes, (metric, curves) in zip(row, panels.items(), strict=True):
         _plot_percent(axes, curves, names)
         axes.xaxis.get_major_locator().set_params(integer=True)
         label_axes(axes, legend=is_inside, title=f"{metric}, %", xlabel="epoch")
         for line in axes.lines:
-            lines.setdefault(line.get_label(), line)
+            lines.setdefault(str(line.get_label()), line)
     if not is_inside:
-        figure.legend(lines.values(), lines.keys(), loc="outside right center", fontsize=8, frameon=False)
+        handles = list(lines.values())
+        figure.legend(handles=handles, loc="outside right center", fontsize=8, frameon=False)
     return figure
 
 
