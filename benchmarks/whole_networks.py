@@ -48,14 +48,16 @@ def measure(trunk: str, size: int, batch: int, batches: int, threads: int, kind:
     """Return CPU milliseconds per image, and images per second, of embedding and of training, in this process."""
     import torch
 
-    from pml_ext import keep_freed_memory, registry
+    from pml_ext import keep_freed_memory
+    from pml_ext.recipe.build import build_trunk
+    from pml_ext.recipe.schema import NamedTable
 
     if threads:
         torch.set_num_threads(threads)
     if kind.kept:
         keep_freed_memory("cpu")
     torch.manual_seed(0)
-    network = registry.factory("trunk", trunk)(3, size)
+    network = build_trunk(NamedTable(name=trunk), 3, size)
     images = torch.randn(batch, 3, size, size)
     if kind.channels_last:
         network.to(memory_format=torch.channels_last)
