@@ -163,11 +163,18 @@ class Engine:
 
     def _check_that_the_trunk_learns(self) -> None:
         """Raise TrainingError if the trunk has parameters to train, and none of them got a gradient."""
-        trained = [parameter for parameter in self.networks["trunk"].parameters() if parameter.requires_grad]
-        if trained and all(parameter.grad is None for parameter in trained):
+        trunk = self.networks["trunk"]
+        is_trained = False
+        for parameter in trunk.parameters():
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is not None:  # mostly the first, so that a step does not look at all of them
+                return
+            is_trained = True
+        if is_trained:
             raise TrainingError(
-                f"no parameter of the trunk, {type(self.networks['trunk']).__name__}, gets a gradient; look for "
-                "detach(), torch.no_grad() and .data in it, or freeze it: --set model.freeze=trunk"
+                f"no parameter of the trunk, {type(trunk).__name__}, gets a gradient; look for detach(), "
+                "torch.no_grad() and .data in it, or freeze it: --set model.freeze=trunk"
             )
 
     def _update(
