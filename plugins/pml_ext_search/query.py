@@ -81,6 +81,23 @@ class Answer:
     ids: list[int] = dataclasses.field(default_factory=list)  # an image keeps its id while it is in the index
 
 
+@dataclasses.dataclass(frozen=True)
+class QueryOptions:
+    """How an index is searched; ConfigError for options that it cannot meet."""
+
+    k: int  # number of answers
+    where: SearchFilter = dataclasses.field(default_factory=SearchFilter)
+    metric: BaseDistance | None = None  # a learned one; None: Euclidean
+    shortlist: int | None = None  # number of nearest images by Euclidean distance that the metric re-ranks; None: all
+    reranking: QueryExpansion | KReciprocal | None = None
+
+    def __post_init__(self) -> None:
+        radius = self.where.radius if self.metric is None else None  # the values of a metric may be negative
+        check_query(self.k, radius)
+        if self.shortlist is not None and (self.metric is None or self.shortlist < 1):
+            raise ConfigError(f"--shortlist {self.shortlist}: wanted 1 or more, with --metric learned")
+
+
 Answers = Callable[[Sequence[str], Tensor], list[Answer]]
 """A function from the names of queries and their embeddings to answers."""
 
@@ -268,36 +285,19 @@ class Gallery:
 
     # Search
 
-    def answer(
-        self,
-        names: Sequence[str],
-        points: Tensor,
-        k: int,
-        where: SearchFilter,
-        metric: BaseDistance | None = None,
-        shortlist: int | None = None,
-        reranking: QueryExpansion | KReciprocal | None = None,
-    ) -> list[Answer]:
-        """Return the answers to query embeddings ``[Q, D]``; options are those of :meth:`TrainedRun.query`.
+    def answer(self, names: Sequence[str], points: Tensor, options: QueryOptions) -> list[Answer]:
+        """Return the answers to query embeddings ``[Q, D]``.
 
         ``names`` are the paths of the queries, or ids of vectors; "" for one that is not indexed.
         """
-        check_options(k, where, metric, shortlist)
         with self.reading() as current:
-            return self.answer_within(current, names, points, k, where, metric, shortlist, reranking)
+            return self.answer_within(current, names, points, options)
 
     def answer_within(
-        self,
-        current: Transaction,
-        names: Sequence[str],
-        points: Tensor,
-        k: int,
-        where: SearchFilter,
-        metric: BaseDistance | None = None,
-        shortlist: int | None = None,
-        reranking: QueryExpansion | KReciprocal | None = None,
+        self, current: Transaction, names: Sequence[str], points: Tensor, options: QueryOptions
     ) -> list[Answer]:
         """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
+        where = options.where
         vectors = self._vectors
         numbers = self._numbers
         search: Search = nearest_of if self.faiss is None else self.faiss.search
@@ -309,24 +309,24 @@ class Gallery:
             search = nearest_of  # faiss searches the whole index alone
             of_class = " of the class"
         query_images = [self._image_of(current, name) for name in names]
-        count = min(k + 1, len(vectors))  # one more than k, since the query itself may be among them
-        if reranking is None:
-            distances, places = _nearest(search, points, count, vectors, metric, shortlist)
+        count = min(options.k + 1, len(vectors))  # one more than k, since the query itself may be among them
+        if options.reranking is None:
+            distances, places = _nearest(search, points, count, vectors, options)
         else:
             from .reranking import reranked
 
             query_rows = _rows_of(query_images, numbers)
-            distances, places = reranked(reranking, search, points, count, vectors, query_rows)
+            distances, places = reranked(options.reranking, search, points, count, vectors, query_rows)
         distances = distances.cpu()
         places = places.cpu()
         if where.radius is not None:
-            places = _within_radius(distances, places, where.radius, metric)
+            places = _within_radius(distances, places, where.radius, options.metric)
         vector_numbers = np.where(places >= 0, numbers[places], -1)
 
         images = self._images_by_vector(current, vector_numbers)
         results = _results(vector_numbers, distances, images)
         reason = f"the index holds {len(vectors)} {self.noun}{of_class}"
-        answers = answers_of(names, query_images, results, k, where, reason)
+        answers = answers_of(names, query_images, results, options, reason)
         self._warn_of_gone(answers)
         return answers
 
@@ -449,19 +449,15 @@ def _members_of(groups: Numbers) -> list[list[int]]:
 
 
 def _nearest(
-    search: Search,
-    points: Tensor,
-    count: int,
-    vectors: Tensor,
-    metric: BaseDistance | None,
-    shortlist: int | None,
+    search: Search, points: Tensor, count: int, vectors: Tensor, options: QueryOptions
 ) -> tuple[Tensor, Tensor]:
     """Return the distances of the nearest vectors to each point, and their rows or -1, ``[Q, count]``.
 
-    A metric is computed for all vectors, or for the ``shortlist`` that ``search`` finds.
+    A metric is computed for all vectors, or for the shortlist that ``search`` finds.
     """
-    if metric is not None and shortlist is not None:
-        search = reranked_under(metric, shortlist, search, normalized=True).search
+    metric = options.metric
+    if metric is not None and options.shortlist is not None:
+        search = reranked_under(metric, options.shortlist, search, normalized=True).search
     elif metric is not None:
         search = neighbors_under(metric).search
     return search(points, count, vectors)
@@ -509,27 +505,18 @@ def check_query(k: int, radius: float | None) -> None:
         raise ConfigError(f"--radius {radius:g}: wanted a distance above 0, of embeddings of length 1 at most 2")
 
 
-def check_options(k: int, where: SearchFilter, metric: BaseDistance | None, shortlist: int | None) -> None:
-    """Raise ConfigError for options of a query that the index cannot meet."""
-    radius = where.radius if metric is None else None  # the values of a metric may be negative
-    check_query(k, radius)
-    if shortlist is not None and (metric is None or shortlist < 1):
-        raise ConfigError(f"--shortlist {shortlist}: wanted 1 or more, with --metric learned")
-
-
 def answers_of(
     names: Sequence[str],
     query_images: Sequence[Image | None],
     results: Sequence[Sequence[SearchResult]],
-    k: int,
-    where: SearchFilter,
+    options: QueryOptions,
     reason: str,
 ) -> list[Answer]:
     """Return the first k images found for each query, without the query itself; warn if there are fewer."""
     answers: list[Answer] = []
     for name, image, found in zip(names, query_images, results, strict=True):
         others = [result for result in found if image is None or result.id != image.id]
-        kept = others[:k]
+        kept = others[: options.k]
         query_class = None
         if image is not None:
             query_class = image.class_name or None  # an image in the folder itself has no class
@@ -542,9 +529,9 @@ def answers_of(
             ids=[result.id for result in kept],
         )
         answers.append(answer)
-    short = sum(len(answer.paths) < k for answer in answers)
-    if short and where.radius is None:
-        text = f"fewer than {k} answers for {short} of {len(answers)} queries: {reason}"
+    short = sum(len(answer.paths) < options.k for answer in answers)
+    if short and options.where.radius is None:
+        text = f"fewer than {options.k} answers for {short} of {len(answers)} queries: {reason}"
         warnings.warn(text, RetrievalWarning, stacklevel=4)
     return answers
 
@@ -609,20 +596,20 @@ def recall_of(embedded: Embedded, store: Store) -> float | None:
 
 
 def answers_from(
-    store: Store, gallery: Gallery | None, names: Sequence[str], points: Tensor, k: int, where: SearchFilter
+    store: Store, gallery: Gallery | None, names: Sequence[str], points: Tensor, options: QueryOptions
 ) -> list[Answer]:
     """Return a store's answers to query embeddings, without the query itself if the gallery has it."""
-    check_query(k, where.radius)
+    where = options.where
     query_images: list[Image | None] = [None] * len(names)
     if gallery is not None:
         query_images = gallery.images_of(names)
-    results = store.search(points.cpu().numpy(), k + 1, where)
+    results = store.search(points.cpu().numpy(), options.k + 1, where)
     of_class = ""
     if where.within is not None:
         of_class = f" of the class {printable(where.within)}"
         if len(points) and not any(results):
             _check_class(store, points, where.within)
-    return answers_of(names, query_images, results, k, where, f"the store gave no more images{of_class}")
+    return answers_of(names, query_images, results, options, f"the store gave no more images{of_class}")
 
 
 def _check_class(store: Store, points: Tensor, name: str) -> None:

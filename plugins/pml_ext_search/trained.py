@@ -36,8 +36,8 @@ from .query import (
     Answer,
     Answers,
     Gallery,
+    QueryOptions,
     answers_from,
-    check_options,
     copy_to_store,
     match,
     match_vectors,
@@ -306,10 +306,10 @@ class TrainedRun(LoadedRun):
         if store is not None and (metric != "euclidean" or shortlist is not None):
             raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
         learned = self._learned_metric(metric)
-        where = SearchFilter(within, radius)
+        options = QueryOptions(k, SearchFilter(within, radius), learned, shortlist, reranking)
         if self.takes_vectors:
-            return self._query_vectors(images, k, learned, shortlist, where, store, reranking)
-        return self._query_images(images, k, learned, shortlist, where, store, reranking)
+            return self._query_vectors(images, options, store)
+        return self._query_images(images, options, store)
 
     def _learned_metric(self, metric: str) -> BaseDistance | None:
         """Return the learned metric if ``metric`` names it, None for ``"euclidean"``; ConfigError without one."""
@@ -328,16 +328,7 @@ class TrainedRun(LoadedRun):
             )
         return self.metric
 
-    def _query_images(
-        self,
-        queries: Images,
-        k: int,
-        learned: BaseDistance | None,
-        shortlist: int | None,
-        where: SearchFilter,
-        store: str | None,
-        reranking: QueryExpansion | KReciprocal | None,
-    ) -> list[Answer]:
+    def _query_images(self, queries: Images, options: QueryOptions, store: str | None) -> list[Answer]:
         """Return the answers of :meth:`query` to images."""
         if isinstance(queries, (str, Path)) and Path(queries).is_dir():
             raise ConfigError(f"{queries} is a folder; a query is an image, or several")
@@ -347,8 +338,7 @@ class TrainedRun(LoadedRun):
             is_path = isinstance(image, (str, os.PathLike))
             names.append(os.fspath(image) if is_path else "")
         if store is not None:
-            return self._search_of_store(store, k, where)(names, self.embed(images))
-        check_options(k, where, learned, shortlist)
+            return self._search_of_store(store, options)(names, self.embed(images))
         # New embeddings of several images are written, which would have to wait for a transaction that reads: these
         # images are embedded before it begins. Those of few images are not written; one transaction looks the images
         # up and searches.
@@ -359,20 +349,10 @@ class TrainedRun(LoadedRun):
         with gallery.reading() as current:
             if points is None:
                 points = self.images.embed(images, SEVERAL, current)
-            return gallery.answer_within(current, names, points, k, where, learned, shortlist, reranking)
+            return gallery.answer_within(current, names, points, options)
 
-    def _query_vectors(
-        self,
-        queries: Any,
-        k: int,
-        learned: BaseDistance | None,
-        shortlist: int | None,
-        where: SearchFilter,
-        store: str | None,
-        reranking: QueryExpansion | KReciprocal | None,
-    ) -> list[Answer]:
+    def _query_vectors(self, queries: Any, options: QueryOptions, store: str | None) -> list[Answer]:
         """Return the answers of :meth:`query` to ids of the index, a file of vectors, or an array of vectors."""
-        check_options(k, where, learned, shortlist)
         gallery = self._kept_gallery()
         texts = _texts_of(queries)
         if texts is None:
@@ -388,12 +368,12 @@ class TrainedRun(LoadedRun):
             with gallery.reading() as current:
                 points = gallery.points_of(current, texts)
                 if store is None:
-                    return gallery.answer_within(current, texts, points, k, where, learned, shortlist, reranking)
-            return self._search_of_store(store, k, where)(texts, points)
+                    return gallery.answer_within(current, texts, points, options)
+            return self._search_of_store(store, options)(texts, points)
         if store is None:
-            answers = gallery.answer(names, points, k, where, learned, shortlist, reranking)
+            answers = gallery.answer(names, points, options)
         else:
-            answers = self._search_of_store(store, k, where)(names, points)
+            answers = self._search_of_store(store, options)(names, points)
         return [dataclasses.replace(answer, query=name) for answer, name in zip(answers, shown, strict=True)]
 
     def _names_in_index(self, file: VectorFile) -> list[str]:
@@ -426,11 +406,11 @@ class TrainedRun(LoadedRun):
         if file.suffix not in (".parquet", ".jsonl"):
             raise ConfigError(f"-o {file}: wanted a file that ends in .parquet or .jsonl")
         check_writable("-o", file, file=True)
-        where = SearchFilter(within, radius)
+        options = QueryOptions(k, SearchFilter(within, radius))
         if store is None:
-            find: Answers = functools.partial(self.gallery().answer, k=k, where=where)
+            find: Answers = functools.partial(self.gallery().answer, options=options)
         else:
-            find = self._search_of_store(store, k, where)
+            find = self._search_of_store(store, options)
         if self.takes_vectors:
             if folder is not None or not isinstance(items, (str, os.PathLike)):
                 raise ConfigError("-o wants one file of vectors; leave out --list")
@@ -440,7 +420,7 @@ class TrainedRun(LoadedRun):
 
         return match(self.images, listed(items, folder), find, file)
 
-    def _search_of_store(self, store: str, k: int, where: SearchFilter) -> Answers:
+    def _search_of_store(self, store: str, options: QueryOptions) -> Answers:
         """Return a function from names and embeddings to a store's answers."""
         opened = self.open_store(store)
         if not opened.count():
@@ -454,7 +434,7 @@ class TrainedRun(LoadedRun):
         gallery = None
         with contextlib.suppress(DataError):  # with a local index, images are not answers to themselves
             gallery = self.gallery()
-        return functools.partial(answers_from, opened, gallery, k=k, where=where)
+        return functools.partial(answers_from, opened, gallery, options=options)
 
     def open_store(self, store: str) -> Store:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext_search.stores.Store`.

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pml_ext_search.faiss_index import FaissIndex, sampled_recall
-from pml_ext_search.stores import SearchFilter
+from pml_ext_search.query import QueryOptions
 
 from .conftest import made_up
 
@@ -35,7 +35,7 @@ def recall(gallery, queries, k=10):
 def answers(gallery, queries, k):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "the indexed folder")
-        return gallery.answer([""] * len(queries), queries, k, SearchFilter())
+        return gallery.answer([""] * len(queries), queries, QueryOptions(k))
 
 
 @pytest.mark.parametrize(
