@@ -7,6 +7,7 @@ import copy
 import io
 import itertools
 import multiprocessing
+import os
 import pickle
 import re
 import sys
@@ -181,8 +182,22 @@ _workers: list[concurrent.futures.ProcessPoolExecutor] = []  # the one that all 
 def _worker() -> concurrent.futures.ProcessPoolExecutor:
     """Return the worker process, which all components share."""
     if not _workers:
-        _workers.append(concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")))
+        spawn = multiprocessing.get_context("spawn")
+        _workers.append(concurrent.futures.ProcessPoolExecutor(1, spawn, _start_worker))
     return _workers[0]
+
+
+def _start_worker() -> None:
+    """Compute with one thread, and end when the process that started the worker is killed."""
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _check_that_processes_start() -> None:
@@ -211,7 +226,7 @@ def fork_worker() -> None:
         return
     with warnings.catch_warnings(action="ignore"):  # of threads, which a library of linear algebra starts at import
         context = multiprocessing.get_context("fork")
-        worker = concurrent.futures.ProcessPoolExecutor(1, context, torch.set_num_threads, (1,))
+        worker = concurrent.futures.ProcessPoolExecutor(1, context, _start_worker)
         usable = worker.submit(_can_go_backward).result()
     if usable:
         _workers.append(worker)

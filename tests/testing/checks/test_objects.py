@@ -1,6 +1,7 @@
 """Checks of components as objects: state, copies, processes, compilation: planted bugs are found and named."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +40,28 @@ assert not objects._workers
 @pytest.mark.parametrize("code", [_FORKED, _OF_NO_USE], ids=["usable", "of no use"])
 def test_the_worker_is_forked_while_that_is_safe(code):
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+
+
+_KILLED = """
+import os, signal
+from pml_ext.testing.checks import objects
+
+if __name__ == "__main__":
+    {start}
+    print(objects._worker().submit(int).result(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+@pytest.mark.parametrize("start", ["objects.fork_worker()", "pass"], ids=["forked", "spawned"])
+def test_the_worker_ends_with_a_killed_process(tmp_path, start):
+    """``run`` reads until the worker, too, has closed its output."""
+    script = tmp_path / "script.py"
+    script.write_text(_KILLED.format(start=start))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    assert (done.returncode, done.stdout) == (-signal.SIGKILL, "0\n")
 
 
 SCRIPT = """
