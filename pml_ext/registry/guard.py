@@ -86,14 +86,22 @@ def _write_search_path(wanted: Sequence[str]) -> None:
     sys.path[:] = [*wanted, *new]
 
 
-def _hidden_modules() -> list[str]:
+def _hidden_modules() -> set[str]:
     """Return the modules whose import is an error, since ``sys.modules`` has None for them."""
-    return sorted(name for name, module in list(sys.modules.items()) if module is None)
+    return {name for name, module in list(sys.modules.items()) if module is None}
 
 
-def _write_hidden_modules(wanted: Sequence[str]) -> None:
+def _hides_none(before: Mapping[str, Any], _: Mapping[str, Any]) -> bool:
+    """Return whether the modules that cannot be imported could not be imported before either."""
+    return all(name in before and before[name] is None for name in _hidden_modules())
+
+
+def _write_modules(wanted: Mapping[str, Any]) -> None:
+    """Put back what None hides; new modules may stay."""
     for name in _hidden_modules():
-        if name not in wanted:
+        if name in wanted:
+            sys.modules[name] = wanted[name]
+        else:
             del sys.modules[name]
 
 
@@ -130,7 +138,7 @@ OF_PYTHON: dict[str, Setting] = {
     "sys.excepthook": Setting(lambda: sys.excepthook, lambda function: setattr(sys, "excepthook", function)),
     "built-in functions": Setting(_builtins, lambda wanted: vars(builtins).update(wanted), _has_all),
     "sys.path": Setting(lambda: list(sys.path), _write_search_path, _begins_with),
-    "sys.modules": Setting(_hidden_modules, _write_hidden_modules),
+    "sys.modules": Setting(lambda: dict(sys.modules), _write_modules, _hides_none),
     "the recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
     "the working folder": Setting(_working_folder, _write_working_folder),
     "os.environ": Setting(_steering_variables, _write_steering_variables),

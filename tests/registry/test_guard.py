@@ -1,6 +1,7 @@
 """Guards around plugins: settings of the process are put back, shared imports are timed, imports are named."""
 
 import builtins
+import json
 import logging
 import multiprocessing
 import os
@@ -69,6 +70,16 @@ def test_a_folder_at_the_end_of_the_path_may_stay(monkeypatch):
         sys.path[:] = ["/shadows"]
     assert changed == ["sys.path"]
     assert sys.path == [*before, "/mine", "/shadows"]
+
+
+def test_a_hidden_module_comes_back(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wave", None)  # hidden before
+    changed = []
+    with guard.process_unchanged(changed.extend):
+        sys.modules["json"] = None
+        sys.modules["of_nobody"] = None
+    assert changed == ["sys.modules"]
+    assert (sys.modules["json"] is json, "of_nobody" in sys.modules, sys.modules["wave"]) == (True, False, None)
 
 
 def test_a_new_built_in_function_may_stay(monkeypatch):
