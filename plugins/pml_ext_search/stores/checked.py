@@ -1,15 +1,15 @@
-"""Stores of any plugin whose answers are checked: a wrong one is an error that names store, plugin and method."""
+"""Stores of any plugin, checked: a wrong answer or a failure is an error that names store, plugin and method."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from pml_ext.tool import PluginError, counted, registry, shortened
+from pml_ext.tool import PluginError, PmlExtError, counted, one_line, registry, shortened
 
 from . import Rows, SearchFilter, SearchResult, Store, Vectors
 
@@ -25,7 +25,7 @@ def open_checked(scheme: str, address: str, table: str, size: int) -> CheckedSto
 
 def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner: str) -> CheckedStore:
     """Return the store of a factory; ``owner`` is its name in errors. PluginError if it lacks a method."""
-    with _output_to_stderr():
+    with _guarded(f"opening {owner}"):
         store = factory(*arguments)
     missing = [method for method in METHODS if not callable(getattr(store, method, None))]
     if missing:
@@ -35,7 +35,10 @@ def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner:
 
 
 class CheckedStore:
-    """A store that checks what another one returns. Its output goes to stderr, and it gets copies of queries."""
+    """A store that checks what another one returns, and names it in errors.
+
+    What it prints goes to stderr, and it gets copies of the queries.
+    """
 
     def __init__(self, store: Store, owner: str) -> None:
         self._store = store
@@ -43,12 +46,12 @@ class CheckedStore:
 
     def write(self, rows: Iterable[Rows]) -> None:
         """Insert batches of images, replacing those with the same ids."""
-        with _output_to_stderr():
+        with _guarded(f"write of {self._owner}"):
             self._store.write(rows)
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
         """Return up to k images for each vector, nearest first."""
-        with _output_to_stderr():
+        with _guarded(f"search of {self._owner}"):
             answer = self._store.search(vectors.copy(), k, where)
         if not _is_list(answer) or len(answer) != len(vectors):
             found = counted(len(answer), "list") if _is_list(answer) else shortened(repr(answer), 100)
@@ -82,12 +85,12 @@ class CheckedStore:
 
     def delete(self, ids: Sequence[int]) -> None:
         """Delete images; ignore unknown ids."""
-        with _output_to_stderr():
+        with _guarded(f"delete of {self._owner}"):
             self._store.delete(ids)
 
     def count(self) -> int:
         """Return the number of images."""
-        with _output_to_stderr():
+        with _guarded(f"count of {self._owner}"):
             answer = self._store.count()
         if not isinstance(answer, Integral) or answer < 0:
             raise self._error("count", shortened(repr(answer), 100), "the number of images")
@@ -95,7 +98,7 @@ class CheckedStore:
 
     def marks(self) -> Mapping[int, int]:
         """Return the mark of each image by its id."""
-        with _output_to_stderr():
+        with _guarded(f"marks of {self._owner}"):
             answer = self._store.marks()
         if not isinstance(answer, Mapping):
             raise self._error("marks", shortened(repr(answer), 100), "a mapping from ids to marks")
@@ -140,6 +143,15 @@ def _is_result(value: Any) -> bool:
     return is_distance and texts and isinstance(getattr(value, "id", None), Integral)
 
 
-def _output_to_stderr() -> contextlib.AbstractContextManager[Any]:
-    """Send what a store prints to stderr, since results of commands go to stdout."""
-    return contextlib.redirect_stdout(sys.stderr)
+@contextlib.contextmanager
+def _guarded(call: str) -> Iterator[None]:
+    """Send what a store prints to stderr, since results of commands go to stdout, and name the store in its errors."""
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except PmlExtError:  # has a text for the user
+        raise
+    except (Exception, SystemExit) as error:
+        origin = registry.origin_of(error)
+        place = f", in {origin.place}" if origin is not None else ""
+        raise PluginError(f"{call} failed: {one_line(error)}{place}") from error
