@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from .distributed.devices import choose_device as choose_device
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
+    from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
     from .errors import TrainingError as TrainingError

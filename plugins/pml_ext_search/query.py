@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from .embedding import ImageEmbedder
     from .parts import Work
+    from .stores.checked import CheckedStore
     from .vectors import VectorEmbedder
 
 METRICS = ("euclidean", "learned")
@@ -544,8 +545,11 @@ def is_store(text: str) -> bool:
     return bool(SCHEME.fullmatch(text)) and not os.path.isdir(text)
 
 
-def copy_to_store(embedded: Embedded, store: Store) -> Changes:
-    """Write new and changed images into a store, and delete those that are not in the index."""
+def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
+    """Write new and changed images into a store, and delete those that are not in the index.
+
+    PluginError if the store then has another number of images.
+    """
     ids = embedded.ids
     vectors = embedded.embeddings.cpu().numpy()
     marks = _marks_of(embedded, vectors)
@@ -565,6 +569,7 @@ def copy_to_store(embedded: Embedded, store: Store) -> Changes:
     for start in range(0, len(gone), BATCH):
         store.delete(gone[start : start + BATCH])
     store.write(batches())  # also without batches: completes a database index that an interrupted write left incomplete
+    store.check_count(len(ids))
     new = int((before < 0).sum())
     return Changes(new=new, changed=len(differs) - new, gone=len(gone), same=len(ids) - len(differs))
 
@@ -578,21 +583,28 @@ def _marks_of(embedded: Embedded, vectors: Vectors) -> Numbers:
     return np.array(marks)
 
 
-def recall_of(embedded: Embedded, store: Store) -> float | None:
-    """Return recall@10 of a store against exact search, on a sample of at most 200 images; None for fewer than 2."""
+def recall_of(embedded: Embedded, store: CheckedStore) -> float | None:
+    """Return recall@10 of a store against exact search, on a sample of at most 200 images; None for fewer than 2.
+
+    PluginError if the store finds an image that the index does not have, or gives it another distance.
+    """
     if len(embedded.paths) < 2:
         return None
     places = {id: place for place, id in enumerate(embedded.ids.tolist())}
+    embeddings = embedded.embeddings.cpu()
 
     def search(points: Tensor, k: int) -> Tensor:
         rows = []
-        for found in store.search(points.cpu().numpy(), k, SearchFilter()):
-            row = [places.get(result.id, -1) for result in found]
+        for point, found in zip(points.cpu(), store.search(points.cpu().numpy(), k, SearchFilter()), strict=True):
+            store.check_ids([result.id for result in found], places)
+            row = [places[result.id] for result in found]
+            exact = (embeddings[row] - point).norm(dim=1).tolist()
+            store.check_distances([result.distance for result in found], exact)
             missing = k - len(row)
             rows.append(row + [-1] * missing)
         return torch.tensor(rows)
 
-    return sampled_recall(embedded.embeddings.cpu())(search)
+    return sampled_recall(embeddings)(search)
 
 
 def answers_from(

@@ -45,6 +45,7 @@ from .query import (
 )
 from .reading import Images, Listed, as_images
 from .stores import SearchFilter, masked
+from .stores.checked import CheckedStore, open_checked
 from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
@@ -53,7 +54,6 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion, VectorFile
 
     from .clusters import Clusters, Number
-    from .stores import Store
 
 
 def load_run(
@@ -436,18 +436,22 @@ class TrainedRun(LoadedRun):
             gallery = self.gallery()
         return functools.partial(answers_from, opened, gallery, options=options)
 
-    def open_store(self, store: str) -> Store:
+    def open_store(self, store: str) -> CheckedStore:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext_search.stores.Store`.
 
         The store has a separate table for each state of a network.
         """
-        named = SCHEME.fullmatch(store)
-        if named is None:
-            schemes = ", ".join(f"{scheme}:" for scheme in registry.factories("store"))
-            raise ConfigError(f"{masked(store)}: wanted SCHEME:ADDRESS, with one of {schemes}")
-        table = f"pml_ext_{self.collection.identity}"
-        size = self.collection.size
-        return registry.factory("store", named[1])(named[2], table, size)  # type: ignore[no-any-return]
+        schemes = registry.factories("store")
+        # A scheme of two plugins is "entry-point:scheme".
+        scheme = next((each for each in schemes if ":" in each and store.startswith(f"{each}:")), "")
+        if not scheme:
+            named = SCHEME.fullmatch(store)
+            if named is None:
+                known = ", ".join(f"{each}:" for each in schemes)
+                raise ConfigError(f"{masked(store)}: wanted SCHEME:ADDRESS, with one of {known}")
+            scheme = named[1]
+        address = store.removeprefix(f"{scheme}:")
+        return open_checked(scheme, address, f"pml_ext_{self.collection.identity}", self.collection.size)
 
     def copy_to_store(self, store: str) -> tuple[Changes, float | None]:
         """Synchronize a store with the index: write new and changed images, delete removed ones; ids stay the same.

@@ -170,7 +170,7 @@ class Plugins:
     def _load_waiting(self, waiting: list[tuple[PluginRecord, metadata.EntryPoint]]) -> None:
         """Load the plugins that wait. A plugin whose import is under way, and calls this, waits for the next call."""
         for record, point in list(waiting):
-            if _being_imported(point.module):
+            if _being_imported(record.module):
                 continue
             waiting.remove((record, point))
             with self._guarded(record):
@@ -181,18 +181,21 @@ class Plugins:
 
     def _read_entry_points(self) -> list[tuple[PluginRecord, metadata.EntryPoint]]:
         """Record each entry point and return those to load."""
+        points, unreadable = _entry_points()
         found = []
-        for point in metadata.entry_points(group=GROUP):
-            distribution = "unknown"
-            version = ""
-            if point.dist is not None:
-                distribution = point.dist.name
-                version = point.dist.version
+        for point in points:
+            distribution, version = _distribution_of(point)
             found.append((PluginRecord(point.name, distribution, version, point.value), point))
         found.sort(key=lambda pair: (not pair[0].shipped, pair[0].name))
         self.records = [record for record, _ in found]
         self._leave_out(ALLOW, "not allowed")
         self._leave_out(BLOCK, "blocked")
+        for record, error in unreadable:
+            self.records.append(record)
+            self.add_error(record, error)
+            text = f"entry points of the distribution {record.distribution!r} cannot be read: {one_line(error)}"
+            advice = f"plugins in it are left out; type: pip install --force-reinstall {record.distribution}"
+            warnings.warn(f"{text} ({advice})", PluginWarning, stacklevel=4)
         return [(record, point) for record, point in found if record.status == "waiting"]
 
     def _leave_out(self, variable: str, status: str) -> None:
@@ -212,6 +215,10 @@ class Plugins:
         """Import a plugin, and add its components and recipes; its other hooks are called when they are needed."""
         if not _KEBAB.fullmatch(point.name) or point.name in RESERVED:
             raise PluginError(f"an entry point's name is kebab-case and none of {', '.join(RESERVED)}: {point.name!r}")
+        if not metadata.EntryPoint.pattern.match(point.value):
+            raise PluginError(
+                f"its entry point is {shortened(point.value, 100)!r}; wanted a module, such as 'my_package'"
+            )
         if point.name in self.loaded:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
         started = time.perf_counter()
@@ -275,7 +282,9 @@ class Plugins:
             left_out = f"the answer of {hook}" if hook else "it"
             self.add_error(record, error, hook)
             advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
-            text = f"the plugin {record} is broken and {left_out} was left out: {one_line(error)} ({advice})"
+            place = _place_in(record.module, error)
+            reason = f"{one_line(error)}, in {place}" if place else one_line(error)
+            text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
             warnings.warn(text, PluginWarning, stacklevel=4)
         if changed:
             when = f"in {hook}" if hook else "when it is imported"
@@ -286,6 +295,9 @@ class Plugins:
     def add_error(self, record: PluginRecord, error: BaseException, hook: str = "") -> None:
         """Record a plugin as broken, with one more reason."""
         reason = f"{type(error).__name__}: {error}"
+        place = _place_in(record.module, error)
+        if place:
+            reason = f"{reason}, in {place}"
         if hook:
             reason = f"{hook}: {reason}"
         record.status = "broken"
@@ -346,6 +358,58 @@ class Plugins:
         return plugin != LOCAL
 
 
+def _entry_points() -> tuple[list[metadata.EntryPoint], list[tuple[PluginRecord, Exception]]]:
+    """Return the entry points, and a record of each distribution whose entry points cannot be read.
+
+    A damaged file of any distribution would stop ``metadata.entry_points``.
+    """
+    try:
+        return list(metadata.entry_points(group=GROUP)), []
+    except Exception:  # of a parser: anything
+        pass
+    points: list[metadata.EntryPoint] = []
+    unreadable: list[tuple[PluginRecord, Exception]] = []
+    seen = set()  # the first distribution of a name on the path is meant
+    for distribution in metadata.distributions():
+        name = _metadata_of(distribution, "name")
+        if name in seen:
+            continue
+        if name:
+            seen.add(name)
+        try:
+            points += distribution.entry_points.select(group=GROUP)
+        except Exception as error:
+            version = _metadata_of(distribution, "version")
+            unreadable.append((PluginRecord(name or "unknown", name or "unknown", version, ""), error))
+    return points, unreadable
+
+
+def _distribution_of(point: metadata.EntryPoint) -> tuple[str, str]:
+    """Return name and version of an entry point's distribution, ``"unknown"`` and "" if its metadata have none."""
+    if point.dist is None:
+        return "unknown", ""
+    return _metadata_of(point.dist, "name") or "unknown", _metadata_of(point.dist, "version")
+
+
+def _metadata_of(distribution: metadata.Distribution, attribute: str) -> str:
+    """Return the name or the version of a distribution; "" if its file ``METADATA`` is damaged or missing."""
+    try:
+        return str(getattr(distribution, attribute) or "")
+    except Exception:  # depends on the version of Python
+        return ""
+
+
+def _place_in(module: str, error: BaseException) -> str:
+    """Return the file and the line of a plugin's code that raised an error, or called what did; "" if none did."""
+    package = module.partition(":")[0].partition(".")[0]
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == package:
+            file = Path(frame.f_code.co_filename)
+            place = f"{file.parent.name}/{file.name}:{line}"
+    return place
+
+
 def _listed_in(variable: str) -> set[str]:
     """Return the entry-point names in an environment variable, which separates them by commas."""
     names = {name.strip() for name in os.environ.get(variable, "").split(",")}
@@ -376,6 +440,8 @@ def _being_imported(module: str) -> bool:
 
 def _hooks_of(module: object) -> dict[str, Callable[[], Any]]:
     """Return a plugin's hooks by name; raise for a marked function with an unknown name or an unmarked hook."""
+    if not hasattr(module, "__dict__"):
+        raise PluginError(f"its entry point names {shortened(repr(module), 100)}; wanted a module with hooks")
     for name, value in vars(module).items():
         if name.startswith("pml_ext_") and inspect.isfunction(value) and not hasattr(value, "pml_ext_impl"):
             advice = f"write 'from pml_ext.plugin import hookimpl', and '@hookimpl' above 'def {name}'"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import functools
 import importlib.abc
 import importlib.machinery
 import logging
 import multiprocessing
+import operator
 import os
 import pkgutil
 import signal
@@ -27,10 +29,11 @@ _STEERING = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "W
 
 
 class Setting(NamedTuple):
-    """A setting of the process: how it is read, and how a value is put back."""
+    """A setting of the process: how it is read, how a value is put back, and which change may stay."""
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
+    may_stay: Callable[[Any, Any], bool] = operator.eq  # of the values before and after
 
 
 def _strict_filters() -> list[Any]:
@@ -60,6 +63,46 @@ def _write_steering_variables(wanted: Mapping[str, str]) -> None:
     for name in _steering_variables().keys() - wanted.keys():
         del os.environ[name]
     os.environ.update(wanted)
+
+
+def _builtins() -> dict[str, Any]:
+    """Return the functions that every module uses without an import, such as ``open`` and ``__import__``."""
+    return {name: value for name, value in vars(builtins).items() if name != "_"}  # "_": of the interactive Python
+
+
+def _has_all(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Return whether all values are as before; new names may be there, such as that of ``gettext.install``."""
+    return all(name in after and after[name] is value for name, value in before.items())
+
+
+def _begins_with(before: Sequence[Any], after: Sequence[Any]) -> bool:
+    """Return whether entries were only added at the end, where they hide no module of others."""
+    return list(after[: len(before)]) == list(before)
+
+
+def _write_search_path(wanted: Sequence[str]) -> None:
+    """Put sys.path back; new folders are searched last."""
+    new = [folder for folder in sys.path if folder not in wanted]
+    sys.path[:] = [*wanted, *new]
+
+
+def _hidden_modules() -> set[str]:
+    """Return the modules whose import is an error, since ``sys.modules`` has None for them."""
+    return {name for name, module in list(sys.modules.items()) if module is None}
+
+
+def _hides_none(before: Mapping[str, Any], _: Mapping[str, Any]) -> bool:
+    """Return whether the modules that cannot be imported could not be imported before either."""
+    return all(name in before and before[name] is None for name in _hidden_modules())
+
+
+def _write_modules(wanted: Mapping[str, Any]) -> None:
+    """Put back what None hides; new modules may stay."""
+    for name in _hidden_modules():
+        if name in wanted:
+            sys.modules[name] = wanted[name]
+        else:
+            del sys.modules[name]
 
 
 def _working_folder() -> str | None:
@@ -93,6 +136,9 @@ OF_PYTHON: dict[str, Setting] = {
     ),
     "sys.stderr": Setting(lambda: sys.stderr, lambda stream: setattr(sys, "stderr", stream)),
     "sys.excepthook": Setting(lambda: sys.excepthook, lambda function: setattr(sys, "excepthook", function)),
+    "built-in functions": Setting(_builtins, lambda wanted: vars(builtins).update(wanted), _has_all),
+    "sys.path": Setting(lambda: list(sys.path), _write_search_path, _begins_with),
+    "sys.modules": Setting(lambda: dict(sys.modules), _write_modules, _hides_none),
     "the recursion limit": Setting(sys.getrecursionlimit, sys.setrecursionlimit),
     "the working folder": Setting(_working_folder, _write_working_folder),
     "os.environ": Setting(_steering_variables, _write_steering_variables),
@@ -118,6 +164,10 @@ def _of_torch() -> dict[str, tuple[Setting, Any]]:
             Setting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
             False,
         ),
+        "torch.is_autocast_enabled()": (
+            Setting(lambda: torch.is_autocast_enabled("cpu"), lambda flag: torch.set_autocast_enabled("cpu", flag)),
+            False,
+        ),
         # A number that tells errors from warnings, which are_deterministic_algorithms_enabled does not.
         "deterministic algorithms": (
             Setting(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
@@ -137,6 +187,35 @@ def _set_default_device(device: Any) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)
 
 
+def _rc_params() -> dict[str, Any]:
+    """Return matplotlib's settings without its choice of a backend, which figures in files do not use."""
+    import matplotlib
+
+    names = [name for name in dict.keys(matplotlib.rcParams) if not name.startswith("backend")]
+    return {name: dict.__getitem__(matplotlib.rcParams, name) for name in names}  # unchecked: warns of none
+
+
+def _of_matplotlib() -> tuple[Setting, Any]:
+    import matplotlib
+
+    default = {name: value for name, value in dict.items(matplotlib.rcParamsOrig) if not name.startswith("backend")}
+    return Setting(_rc_params, lambda wanted: dict.update(matplotlib.rcParams, wanted)), default
+
+
+def _of_pillow() -> dict[str, tuple[Setting, Any]]:
+    """Return the settings of Pillow that change which images can be read, with their defaults."""
+    from PIL import Image, ImageFile
+
+    truncated = Setting(
+        lambda: ImageFile.LOAD_TRUNCATED_IMAGES, lambda flag: setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", flag)
+    )
+    largest = Setting(lambda: Image.MAX_IMAGE_PIXELS, lambda most: setattr(Image, "MAX_IMAGE_PIXELS", most))
+    return {
+        "PIL.ImageFile.LOAD_TRUNCATED_IMAGES": (truncated, False),
+        "PIL.Image.MAX_IMAGE_PIXELS": (largest, 1024**3 // 4 // 3),
+    }
+
+
 def _of_numpy() -> tuple[Setting, Any]:
     import numpy as np
 
@@ -151,12 +230,16 @@ def _loaded(module: str) -> bool:
 
 
 def _libraries() -> dict[str, tuple[Setting, Any]]:
-    """Return the settings of torch and NumPy with their defaults, of what is imported already."""
+    """Return the settings of libraries with their defaults, of what is imported already."""
     settings: dict[str, tuple[Setting, Any]] = {}
     if _loaded("torch"):
         settings |= _of_torch()
     if _loaded("numpy"):
         settings["numpy.geterr()"] = _of_numpy()
+    if _loaded("matplotlib"):
+        settings["matplotlib.rcParams"] = _of_matplotlib()
+    if _loaded("PIL.Image") and _loaded("PIL.ImageFile"):
+        settings |= _of_pillow()
     return settings
 
 
@@ -164,7 +247,7 @@ def _libraries() -> dict[str, tuple[Setting, Any]]:
 def process_unchanged(report: Callable[[list[str]], None]) -> Iterator[None]:
     """Put settings of the process back after the block, and call ``report`` with the names of those that it changed.
 
-    A library that the block imports first, torch or NumPy, gets its default settings. After an error in the block,
+    A library that the block imports first, such as torch, gets its default settings. After an error in the block,
     settings are put back without a report.
     """
     before = {name: setting.read() for name, setting in OF_PYTHON.items()}
@@ -174,7 +257,7 @@ def process_unchanged(report: Callable[[list[str]], None]) -> Iterator[None]:
     finally:
         changed = []
         for name, setting in OF_PYTHON.items():
-            if setting.read() != before[name]:
+            if not setting.may_stay(before[name], setting.read()):
                 changed.append(name)
                 setting.write(before[name])
         for name, (setting, default) in _libraries().items():

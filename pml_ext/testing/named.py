@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import importlib
 import inspect
 import math
 import pickle
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
@@ -17,9 +20,10 @@ import numpy as np
 import torch
 
 from .. import registry
-from ..errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
+from ..errors import ConfigError, DataError, MissingExtraError, PluginError, PmlExtError, counted, shortened
 from ..registry import settings_of
 from ..registry.discovery import TABLES
+from ..registry.guard import process_unchanged
 from .batches import shuffle
 from .calling import error_location, error_summary
 from .runner import CheckResult
@@ -96,7 +100,12 @@ def check_named(named: Named) -> list[CheckResult]:
         error: BaseException | None = None
         status = "passed"
         try:
-            with torch.random.fork_rng(()):
+            # What a plugin prints does not belong to the results, which may be JSON.
+            with (
+                torch.random.fork_rng(()),
+                contextlib.redirect_stdout(sys.stderr),
+                process_unchanged(_fail_for_changes),
+            ):
                 set_seed(0)
                 text = check(named) or ""
         except SkipCheck as reason:
@@ -109,6 +118,10 @@ def check_named(named: Named) -> list[CheckResult]:
             text = str(raised) if is_finding else error_summary(raised)
         results.append(CheckResult(named.title, check.__name__, status, text, error))  # type: ignore[arg-type]
     return results
+
+
+def _fail_for_changes(changed: list[str]) -> None:
+    raise AssertionError(f"it changes {', '.join(changed)} for the whole process; wanted all as before")
 
 
 def _needs_no_options(factory: Callable[..., Any], filled: Iterable[str] = (), positions: int = 0) -> None:
@@ -335,9 +348,26 @@ def check_tracker(named: Named) -> None:
             tracker.finish(status, metrics, Path(folder) / "report.html")
 
 
-def check_store(named: Named) -> None:
-    """A store's factory takes an address, the name of a table and the size of embeddings; nothing is connected."""
+def check_store(named: Named) -> str:
+    """A store keeps and finds what is written, in a temporary folder; one that needs a server is not tried.
+
+    The contract belongs to the tool that uses stores, which the layer does not import by itself.
+    """
     _takes(named.value, "address", "table", "size")
+    _needs_no_options(named.value, positions=3)
+    contract = importlib.import_module("pml_ext_search.stores.contract")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        address = str(Path(folder) / "store")
+        try:
+            return str(contract.check_contract(named.value, address))
+        except MissingExtraError as error:
+            raise SkipCheck(str(error)) from None
+        except contract.AddressError as error:
+            reason = shortened(str(error).replace(address, "FOLDER"), 200)
+            text = f"a folder is no address for it ({reason}); in a test with its server, call"
+            raise SkipCheck(f"{text} pml_ext_search.stores.contract.check_contract(factory, address)") from None
+        except PluginError as error:  # about an answer
+            raise AssertionError(str(error)) from error
 
 
 def check_command(named: Named) -> None:

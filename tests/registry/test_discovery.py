@@ -83,7 +83,8 @@ def test_a_failing_hook_costs_its_own_names_and_nothing_else(install_loss):
         assert "digits" in registry.factories("data set")
     assert registry.get("late") == before
     assert registry.factory("trunk", "late-trunk") is int
-    assert (record("late").status, record("late").error) == ("broken", "pml_ext_datasets: OSError: no disk")
+    assert record("late").status == "broken"
+    assert re.fullmatch(r"pml_ext_datasets: OSError: no disk, in late/__init__.py:\d+", record("late").error)
 
 
 def test_without_extras_the_core_hooks_cost_no_plugin_anything(install_loss, monkeypatch):
@@ -166,7 +167,7 @@ def test_the_record_of_a_plugin(install_loss, install_plugin, pml_ext_command):
     trunk = "\n    @hookimpl\n    def pml_ext_trunks():\n        return {'convnet': lambda channels, size: None}\n"
     install_loss("foreign", class_name="CBML", name="cbml", more=trunk)
     install_plugin("broken", "def inner():\n    return 1 / 0\n\ninner()")
-    with pytest.warns(PluginWarning, match="ZeroDivisionError: division by zero .pml-ext plugins -v shows where"):
+    with pytest.warns(PluginWarning, match="division by zero, in broken/__init__.py:2 .pml-ext plugins -v shows where"):
         records = {record.name: record for record in registry.plugins()}
     foreign = records["foreign"]
     broken = records["broken"]
@@ -205,3 +206,55 @@ def test_a_plugin_that_is_imported_before_the_registry_is_read(install_plugin):
     module = importlib.import_module("aardvark")
     assert registry.get("aardvark").cls is module.AardvarkLoss
     assert (record("aardvark").status, record("aardvark").components) == ("ok", 1)
+
+
+DAMAGED = {
+    "no value": ("entry_points.txt", b"[pml_ext]\nno-value damaged\n"),
+    "no module": ("entry_points.txt", b"[pml_ext]\ndamaged = my package!\n"),
+    "empty": ("entry_points.txt", b"[pml_ext]\ndamaged =\n"),
+    "not UTF-8": ("entry_points.txt", b"[pml_ext]\ndamaged = damaged\n# caf\xe9\n"),
+}
+
+
+@pytest.mark.parametrize(("file", "content"), DAMAGED.values(), ids=DAMAGED)
+def test_damaged_entry_points_harm_no_other(install_plugin, install_loss, file, content):
+    package = install_plugin("damaged", "")
+    (package.parent / "damaged-1.0.dist-info" / file).write_bytes(content)
+    install_loss("foreign")
+    with pytest.warns(PluginWarning, match="damaged"):
+        assert registry.get("foreign").kind == "loss"
+    assert record("damaged").status == "broken"
+    assert (record("foreign").status, record("cbml").status) == ("ok", "ok")
+
+
+def test_unreadable_entry_points_are_named(install_plugin):
+    package = install_plugin("damaged", "")
+    (package.parent / "damaged-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe")
+    text = "entry points of the distribution 'damaged' cannot be read: Unicode.*pip install --force-reinstall damaged"
+    with pytest.warns(PluginWarning, match=text):
+        registry.plugins()
+    assert "UnicodeDecodeError" in record("damaged").error
+
+
+@pytest.mark.parametrize("content", [None, b"", b"Metadata-Version: 2.1\n"])
+def test_a_plugin_without_metadata_is_loaded(install_loss, content):
+    metadata = install_loss("foreign").parent / "foreign-1.0.dist-info" / "METADATA"
+    metadata.unlink()
+    if content is not None:
+        metadata.write_bytes(content)
+    assert registry.get("foreign").plugin == "foreign"
+    assert (record("foreign").distribution, record("foreign").version) == ("unknown", "")
+
+
+def test_an_entry_point_that_is_no_module_is_named(install_plugin):
+    package = install_plugin("text", "plugin = 'hello'\n")
+    (package.parent / "text-1.0.dist-info" / "entry_points.txt").write_text("[pml_ext]\ntext = text:plugin\n")
+    with pytest.warns(PluginWarning, match="its entry point names 'hello'; wanted a module with hooks"):
+        registry.plugins()
+
+
+def test_the_warning_of_a_broken_plugin_has_its_line(install_plugin):
+    install_plugin("broken", "import sys\n1 / 0\n")
+    with pytest.warns(PluginWarning, match=r"ZeroDivisionError: division by zero, in broken/__init__.py:2 \(pml-ext"):
+        registry.plugins()
+    assert record("broken").error == "ZeroDivisionError: division by zero, in broken/__init__.py:2"

@@ -1,5 +1,7 @@
 """Guards around plugins: settings of the process are put back, shared imports are timed, imports are named."""
 
+import builtins
+import json
 import logging
 import multiprocessing
 import os
@@ -7,9 +9,11 @@ import sys
 import time
 import warnings
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageFile
 
 from pml_ext.errors import PluginError, PluginWarning
 from pml_ext.registry import guard
@@ -18,6 +22,9 @@ CHANGES = {
     "warnings.filters": lambda: warnings.simplefilter("error"),
     "warnings.showwarning": lambda: setattr(warnings, "showwarning", print),
     "sys.stderr": lambda: setattr(sys, "stderr", None),
+    "built-in functions": lambda: setattr(builtins, "print", len),
+    "sys.path": lambda: sys.path.insert(0, "/shadows"),
+    "sys.modules": lambda: sys.modules.update(json_of_nobody=None),
     "the recursion limit": lambda: sys.setrecursionlimit(sys.getrecursionlimit() + 1),
     "the working folder": lambda: os.chdir("/"),
     "os.environ": lambda: os.environ.update(CUDA_VISIBLE_DEVICES="7"),
@@ -30,12 +37,17 @@ CHANGES = {
     "torch.is_anomaly_enabled()": lambda: torch.autograd.set_detect_anomaly(True),
     "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
     "the precision of matrix products": lambda: torch.set_float32_matmul_precision("medium"),
+    "torch.is_autocast_enabled()": lambda: torch.set_autocast_enabled("cpu", True),
+    "matplotlib.rcParams": lambda: matplotlib.rcParams.update({"text.usetex": True}),
+    "PIL.ImageFile.LOAD_TRUNCATED_IMAGES": lambda: setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True),
+    "PIL.Image.MAX_IMAGE_PIXELS": lambda: setattr(Image, "MAX_IMAGE_PIXELS", 10),
     "numpy.geterr()": lambda: np.seterr(all="raise"),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_is_put_back_and_reported(name):
+def test_a_change_is_put_back_and_reported(name, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a new folder stays, at the end
     changed = []
     with guard.process_unchanged(changed.extend):
         CHANGES[name]()
@@ -45,6 +57,36 @@ def test_a_change_is_put_back_and_reported(name):
         assert torch.ones(1).device.type == "cpu"
     assert again == []
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "7"
+
+
+def test_a_folder_at_the_end_of_the_path_may_stay(monkeypatch):
+    before = list(sys.path)
+    monkeypatch.setattr(sys, "path", list(before))
+    changed = []
+    with guard.process_unchanged(changed.extend):
+        sys.path.append("/mine")
+    assert (changed, sys.path) == ([], [*before, "/mine"])
+    with guard.process_unchanged(changed.extend):
+        sys.path[:] = ["/shadows"]
+    assert changed == ["sys.path"]
+    assert sys.path == [*before, "/mine", "/shadows"]
+
+
+def test_a_hidden_module_comes_back(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wave", None)  # hidden before
+    changed = []
+    with guard.process_unchanged(changed.extend):
+        sys.modules["json"] = None
+        sys.modules["of_nobody"] = None
+    assert changed == ["sys.modules"]
+    assert (sys.modules["json"] is json, "of_nobody" in sys.modules, sys.modules["wave"]) == (True, False, None)
+
+
+def test_a_new_built_in_function_may_stay(monkeypatch):
+    changed = []
+    with guard.process_unchanged(changed.extend):
+        monkeypatch.setattr(builtins, "_of_gettext", len, raising=False)
+    assert changed == []
 
 
 def test_what_is_put_back_after_an_error():
