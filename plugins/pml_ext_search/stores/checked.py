@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -146,8 +147,11 @@ def _is_result(value: Any) -> bool:
 @contextlib.contextmanager
 def _guarded(call: str) -> Iterator[None]:
     """Send what a store prints to stderr, since results of commands go to stdout, and name the store in its errors."""
+    output: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if threading.current_thread() is threading.main_thread():  # two threads would put back each other's sys.stdout
+        output = contextlib.redirect_stdout(sys.stderr)
     try:
-        with contextlib.redirect_stdout(sys.stderr):
+        with output:
             yield
     except PmlExtError:  # has a text for the user
         raise

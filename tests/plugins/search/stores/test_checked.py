@@ -1,6 +1,9 @@
 """Answers of stores are checked where they are used: errors name the store, its plugin and the method."""
 
 import inspect
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -55,6 +58,34 @@ def test_what_a_store_prints_or_changes_is_harmless(tmp_path, capsys):
     queries.flags.writeable = False
     assert store.search(queries, 1, SearchFilter())[2][0].id == 2
     assert capsys.readouterr() == ("", "searching ...\n")
+
+
+class Overlapping(careless.Lines):
+    """A store whose second call begins in the first and ends after it."""
+
+    calls = 0
+    has_second = threading.Event()
+    first_ended = threading.Event()
+
+    def count(self):
+        self.calls += 1
+        if self.calls == 1:
+            self.second()
+            self.has_second.wait()
+        else:
+            self.has_second.set()
+            self.first_ended.wait()
+        return super().count()
+
+
+def test_threads_of_a_page_leave_stdout_as_it_was(tmp_path):
+    store = opened(Overlapping, tmp_path)
+    before = sys.stdout
+    with ThreadPoolExecutor(2) as threads:
+        store._store.second = lambda: threads.submit(store.count)
+        threads.submit(store.count).result()
+        store._store.first_ended.set()
+    assert sys.stdout is before
 
 
 WRONG = {
