@@ -51,6 +51,11 @@ def _main() -> None:
             raise ConfigError(f"{empty}; leave it out, or say what is meant")
         with _exits_of_plugins_named(arguments):
             app_for(arguments)(arguments, prog_name="pml-ext")
+    except KeyboardInterrupt:  # while modules are imported; typer has its own text for those of a command
+        if debug:
+            raise
+        print(f"pml-ext{_rank()}: stopped by SIGINT before the command began", file=sys.stderr)
+        sys.exit(130)
     except (Exception, StoppedError) as error:
         if debug and not isinstance(error, MissingExtraError):
             raise

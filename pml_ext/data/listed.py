@@ -233,11 +233,11 @@ def _note_shared_images(listing: _Listing) -> None:
 def _image_files(listing: _Listing, place: Path) -> list[Path]:
     """Return the file of each image; DataError if some are missing, or one has two names."""
     files = []
-    numbers: dict[str, int] = {}  # by the path in its shortest form
+    numbers: dict[str, int] = {}  # by the whole path
     missing = []
     for number, name in enumerate(listing.names):
         file = place / name
-        first = numbers.setdefault(os.path.normpath(file), number)
+        first = numbers.setdefault(os.path.abspath(file), number)
         if first != number:
             raise DataError(f"{listing.file}: {listing.names[first]} and {name} are one image; write it in one way")
         if not file.is_file():

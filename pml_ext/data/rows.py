@@ -6,10 +6,12 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
+from ..errors import DataError, shortened
 
 Rows = list[tuple[int, dict[str, Any]]]
 """Cells by column, with the number of the line."""
+
+_BEYOND = "\0"  # no column's name: the cells of a row that has more of them than there are columns
 
 
 def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
@@ -26,9 +28,11 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
             head = opened.readline()
             opened.seek(0)
             separator = max(",;\t", key=head.count)  # spreadsheets of some languages write semicolons
-            lines = csv.DictReader(opened, strict=True, delimiter=separator)
-            columns = list(lines.fieldnames or [])
-            rows = [(lines.line_num, line) for line in lines]
+            lines = csv.DictReader(opened, restkey=_BEYOND, strict=True, delimiter=separator)
+            columns = [name.strip() for name in lines.fieldnames or []]
+            lines.fieldnames = columns
+            for line in lines:
+                rows.append((lines.line_num, line))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         if isinstance(error, csv.Error):
             where = f", line {lines.reader.line_num}"
@@ -38,6 +42,17 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
         name = "a table" if kind == "table" else kind
         wanted = f"{form} must be UTF-8 with balanced quotes"
         raise DataError(f"{file}: cannot be read as {name} ({error}{where}); {wanted}") from None
+    for name in columns:
+        if name and columns.count(name) > 1:
+            raise DataError(f"{file}: {columns.count(name)} columns have the name {name}; rename or delete one")
+    for number, line in rows:
+        beyond = [cell for cell in line.pop(_BEYOND, []) if not is_empty(cell)]
+        if beyond:
+            found = shortened(repr(beyond[-1]), 100)
+            raise DataError(
+                f"{file}, line {number}: {found} is beyond the {len(columns)} columns; a cell with {separator!r} in it "
+                'needs quotes: "..."'
+            )
     return columns, rows
 
 

@@ -92,7 +92,22 @@ def vectors(
             validation = whole.subset(file.split == "validation")
     check_trainable(file.path, train, test, advice)
     _check_galleries(file.path, test)
-    return DataSplits(train, test, validation=validation, note=_note(file))
+    if not _has_class_of_two(test):
+        raise DataError(
+            f"{file.path}: no class has two of the {len(test)} vectors to test with; wanted two or more per class, so "
+            "that a query can find its class"
+        )
+    notes = _notes(file)
+    if not _has_class_of_two(train):
+        notes.append(
+            f"{file.path}: no class has two of the {len(train)} vectors to train with, so that there are no positive "
+            "pairs, which most losses need"
+        )
+    return DataSplits(train, test, validation=validation, note="; ".join(notes))
+
+
+def _has_class_of_two(part: LabeledImages) -> bool:
+    return len(np.unique(part.labels)) < len(part)
 
 
 def _check_galleries(path: Path, test: LabeledImages) -> None:
@@ -107,11 +122,19 @@ def _check_galleries(path: Path, test: LabeledImages) -> None:
         )
 
 
-def _note(file: VectorFile) -> str:
-    """Return a warning that names the keys of a file that are not used; "" if there are none."""
-    if not file.unused:
-        return ""
-    return f"{file.path}: not used: {first_of(file.unused, 8)}; the keys that are used are {', '.join(KEYS)}"
+def _notes(file: VectorFile) -> list[str]:
+    """Return warnings: of keys of a file that are not used, and of vectors that have no direction."""
+    notes = []
+    if file.unused:
+        unused = first_of(file.unused, 8)
+        notes.append(f"{file.path}: not used: {unused}; the keys that are used are {', '.join(KEYS)}")
+    zero = np.flatnonzero(~file.embeddings.any(axis=1))
+    if len(zero):
+        found = (
+            f"{len(zero):,} of {len(file.embeddings):,} vectors are all 0, {shortened(file.ids[zero[0]], 100)} first"
+        )
+        notes.append(f"{file.path}: {found}: they have no direction, and are as far from all others")
+    return notes
 
 
 # The file
@@ -139,7 +162,10 @@ def read_vectors(path: Path) -> VectorFile:
     columns, unused = reader(path)
     if "embeddings" not in columns:
         found = first_of(sorted([*columns, *unused]), 8) or "none"
-        raise DataError(f"{path}: no key 'embeddings', [N, D]; found the keys {found}")
+        hint = ""
+        if path.suffix.lower() == ".parquet" and len(unused) > 1:
+            hint = "; a column for each number of a vector? Make them one column of lists, table[names].values.tolist()"
+        raise DataError(f"{path}: no key 'embeddings', [N, D]; found the keys {found}{hint}")
 
     embeddings = _checked_embeddings(path, columns["embeddings"])
     count = len(embeddings)
@@ -159,6 +185,8 @@ def read_vectors(path: Path) -> VectorFile:
         _check_ids(path, ids)
     _check_split(path, texts.get("split"))
     groups = texts.get("groups")
+    if groups is not None:
+        groups = np.where(_are_missing(groups), "", groups)
     if groups is not None and not (groups != "").any():
         raise DataError(f"{path}: groups are empty in all rows; fill them, or delete the key 'groups'")
     return VectorFile(path, embeddings, ids, labels, class_names, texts.get("split"), groups, unused)
@@ -168,8 +196,16 @@ Columns = tuple[dict[str, Any], list[str]]
 """Arrays, or lists of texts, by key, and the names of other keys."""
 
 
+_STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # of .npy files, and of archives with and without files
+
+
 def _read_npz(path: Path) -> Columns:
     columns: dict[str, Any] = {}
+    with path.open("rb") as file:
+        start = file.read(len(_STARTS[0]))
+    if start and not start.startswith(_STARTS):
+        found = "cannot be read as a .npz file, which it is not by its content"
+        raise DataError(f"{path}: {found}; wanted numpy.savez(FILE, embeddings=..., labels=...)")
     try:
         opened = np.load(path, allow_pickle=False)
         if not isinstance(opened, np.lib.npyio.NpzFile):
@@ -283,7 +319,8 @@ def _checked_embeddings(path: Path, column: Any) -> NDArray[np.float32]:
     if array.ndim != 2 or 0 in array.shape:
         raise DataError(f"{path}: embeddings have the shape {list(array.shape)}; wanted [N, D], a vector in each row")
     with np.errstate(over="ignore"):  # becomes infinite, which is an error
-        return np.ascontiguousarray(array, dtype=np.float32)
+        vectors: NDArray[np.float32] = np.require(array, np.float32, ["C", "W"])  # arrays of pyarrow are read-only
+    return vectors
 
 
 def _check_finite(path: Path, embeddings: NDArray[np.float32], ids: Texts) -> None:
@@ -302,27 +339,52 @@ def _check_finite(path: Path, embeddings: NDArray[np.float32], ids: Texts) -> No
 
 def _texts(path: Path, name: str, column: Any, count: int) -> Texts:
     """Return integers or texts as texts, ``[N]``; DataError for another type or length."""
-    array = np.asarray(column)
+    try:
+        array = np.asarray(column)
+    except ValueError:  # lists of different lengths
+        raise DataError(f"{path}: {name} are lists of lists; wanted [{count}], one for each embedding") from None
     if array.shape != (count,):
         raise DataError(f"{path}: {name} have the shape {list(array.shape)}; wanted [{count}], one for each embedding")
-    if array.dtype.kind in "iuU":
+    if array.dtype.kind in "iu":
         return array.astype(str)
+    if array.dtype.kind == "U":
+        return _checked_texts(path, name, array)
     if array.dtype.kind == "S":
         try:
             return np.char.decode(array, "utf-8")
         except UnicodeDecodeError:
             raise DataError(f"{path}: {name} are bytes that are no UTF-8; wanted texts or integers") from None
-    raise DataError(f"{path}: {name} are of the type {array.dtype}; wanted integers or texts")
+    hint = ""
+    if array.dtype.kind in "fb":
+        hint = f": {name}.astype(int), or {name}.astype(str)"
+    raise DataError(f"{path}: {name} are of the type {array.dtype}; wanted integers or texts{hint}")
+
+
+def _checked_texts(path: Path, name: str, texts: Texts) -> Texts:
+    """Return texts; DataError for one with half of a surrogate pair, which no file or database can keep."""
+    try:
+        "".join(texts.tolist()).encode()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{path}: {name} have texts that are no Unicode (half a surrogate pair); write them again"
+        ) from None
+    return texts
+
+
+def _are_missing(texts: Texts) -> NDArray[np.bool_]:
+    """Return which texts are no value, as numpy writes NaN and None of pandas: ``[N]``."""
+    return np.isin(texts, ("", "nan", "None", "<NA>"))
 
 
 def _labels(path: Path, column: Any, count: int) -> tuple[NDArray[np.int64], list[str]]:
     """Return the number of each vector's class, and the names of the classes, in the order of numbers or of texts."""
-    given = np.asarray(column)
-    if given.shape != (count,) or given.dtype.kind not in "iu":
+    given = column
+    if getattr(column, "shape", None) != (count,) or column.dtype.kind not in "iu":
         given = _texts(path, "labels", column, count)
-        empty = np.flatnonzero(given == "")
+        empty = np.flatnonzero(_are_missing(given))
         if len(empty):
-            raise DataError(f"{path}: {counted(len(empty), 'label')} of {count} are empty, row {empty[0]} first")
+            found = f"{counted(len(empty), 'label')} of {count} are empty"
+            raise DataError(f"{path}: {found}, row {empty[0]} first, {str(given[empty[0]])!r}; leave these rows out")
     values, numbers = np.unique(given, return_inverse=True)
     return numbers.astype(np.int64), [str(value) for value in values.tolist()]
 

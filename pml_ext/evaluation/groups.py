@@ -33,7 +33,8 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
     """Return groups, checked and numbered.
 
     Args:
-        query: group of each query: integers, of which negative ones are no group, or texts, of which "" and None are.
+        query: group of each query: integers, of which negative ones are no group, or texts, of which "", None and NaN
+            are.
         reference: group of each gallery item; None if the queries are their own gallery.
         queries: number of queries.
         references: number of gallery items; None if the queries are their own gallery.
@@ -53,6 +54,11 @@ def groups_of(query: Any, reference: Any, queries: int, references: int | None, 
     sides = [_keys("query_groups", query, queries)]
     if references is not None:
         sides.append(_keys("reference_groups", reference, references))
+    if len({side.dtype.kind for side in sides}) > 1:
+        raise TypeError(
+            "query_groups and reference_groups must be of one kind, integers or texts, since no integer equals a text; "
+            f"got {sides[0].dtype} and {sides[1].dtype}"
+        )
     keys = np.concatenate(sides)
     if keys.dtype.kind == "i":
         has_group = keys >= 0
@@ -72,7 +78,13 @@ def _keys(name: str, groups: Any, count: int) -> Any:
     """Return groups as an array of int64 or of texts."""
     if isinstance(groups, Tensor):
         groups = groups.cpu().numpy()
-    keys = np.asarray(["" if group is None else group for group in groups] if isinstance(groups, list) else groups)
+    if not isinstance(groups, list):
+        groups = np.asarray(groups)
+        if groups.dtype.kind == "O":
+            groups = groups.tolist()
+    if isinstance(groups, list):
+        groups = ["" if _is_missing(group) else group for group in groups]
+    keys = np.asarray(groups)
     if keys.shape != (count,):
         raise ValueError(f"{name} must have one group for each of {count} items; got shape {keys.shape}")
     if keys.dtype.kind in "iu":
@@ -80,6 +92,11 @@ def _keys(name: str, groups: Any, count: int) -> Any:
     if keys.dtype.kind in "UO" and all(isinstance(key, str) for key in keys.tolist()):
         return keys.astype(str)
     raise TypeError(f"{name} must be integers or texts; got values of type {keys.dtype}")
+
+
+def _is_missing(group: Any) -> bool:
+    """Return whether a group is None, or NaN, which pandas has for texts that are missing."""
+    return group is None or (isinstance(group, float) and group != group)
 
 
 def neighbors_outside(

@@ -66,7 +66,7 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
         ValueError: different lengths, a row that does not exist, an item paired with itself, or a ``same`` other than
             0 and 1.
     """
-    columns = {"first": _indices("first", first), "second": _indices("second", second), "same": torch.as_tensor(same)}
+    columns = {"first": _indices("first", first), "second": _indices("second", second), "same": _answers(same)}
     lengths = {name: tuple(column.shape) for name, column in columns.items()}
     if len(set(lengths.values())) > 1 or columns["first"].ndim != 1:
         raise ValueError(f"first, second and same must have one value for each pair; got shapes {lengths}")
@@ -84,11 +84,7 @@ def listed_pairs(first: Any, second: Any, same: Any, rows: int, reference_rows: 
             place = int(with_itself[0])
             row = int(columns["first"][place])
             raise ValueError(f"pair {place} is row {row} with itself; wanted pairs of two items")
-    known = (columns["same"] == 0) | (columns["same"] == 1)
-    if not known.all():
-        found = columns["same"][~known][0].item()
-        raise ValueError(f"same must be 1 or 0 for each pair (or True and False); got {found}")
-    return VerificationPairs(columns["first"], columns["second"], columns["same"].bool())
+    return VerificationPairs(columns["first"], columns["second"], columns["same"])
 
 
 def pairs_of_classes(
@@ -246,6 +242,8 @@ def best_threshold(scores: Any, same: Any) -> float:
 
 def accuracy_at(scores: Any, same: Any, threshold: float) -> float:
     """Return the share of pairs that are accepted, at ``threshold``, if and only if they are the same."""
+    if np.isnan(threshold):
+        raise ValueError("threshold is NaN; wanted a number, such as best_threshold(...) of training pairs")
     return float(((np.asarray(scores) >= threshold) == np.asarray(same)).mean())
 
 
@@ -254,7 +252,8 @@ def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.flo
     scores, same = _checked(scores, same)
     fold_of_pair = _folds(same) if folds is None else np.asarray(folds)
     if fold_of_pair.shape != same.shape or fold_of_pair.dtype.kind not in "iu":
-        raise ValueError(f"folds must be one integer for each of {len(same)} pairs; got {fold_of_pair.shape}")
+        found = f"{fold_of_pair.dtype} of shape {list(fold_of_pair.shape)}"
+        raise ValueError(f"folds must be one integer for each of {len(same)} pairs; got {found}")
     accuracies = []
     numbers = np.unique(fold_of_pair)
     if len(numbers) < 2:
@@ -293,7 +292,7 @@ def _equal_error_rate(false_accepts: NDArray[np.float64], true_accepts: NDArray[
 
 def _checked(scores: Any, same: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     scores = np.asarray(scores, dtype=np.float64)
-    same = np.asarray(same, dtype=bool)
+    same = _answers(same).numpy()
     if scores.ndim != 1 or scores.shape != same.shape:
         raise ValueError(
             f"wanted one score and one same for each pair; got shapes {list(scores.shape)}, {list(same.shape)}"
@@ -333,9 +332,28 @@ def _finite(name: str, values: Any) -> Tensor:
     return points
 
 
+def _answers(same: Any) -> Tensor:
+    """Return whether pairs are the same, as booleans; ValueError for other values than 0 and 1."""
+    tensor = _numbers("same", same)
+    known = (tensor == 0) | (tensor == 1)
+    if not known.all():
+        found = tensor[~known][0].item()
+        raise ValueError(f"same must be 1 or 0 for each pair (or True and False); got {found}")
+    return tensor.bool()
+
+
+def _numbers(name: str, values: Any) -> Tensor:
+    """Return values as a tensor on the CPU; TypeError for texts and other objects."""
+    try:
+        tensor: Tensor = torch.as_tensor(values).cpu()
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be numbers, a tensor, an array or a list; got {describe(values)}") from None
+    return tensor
+
+
 def _indices(name: str, values: Any) -> Tensor:
-    tensor: Tensor = torch.as_tensor(values).cpu()
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.ndim != 1:
+    tensor = _numbers(name, values)
+    if tensor.dtype == torch.bool or tensor.is_floating_point() or tensor.is_complex() or tensor.ndim != 1:
         raise TypeError(f"{name} must be integers of one dimension; got {describe(tensor)}")
     numbers: Tensor = tensor.long()
     return numbers

@@ -447,9 +447,12 @@ class Near(Relation):
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
         """Return numbers ``[count, K]``, of the labels' own type, or class indices ``[count]`` with ``numbers``."""
-        labels = _from_array(labels)
-        if isinstance(labels, (list, tuple)):
-            labels = torch.tensor(labels)
+        try:
+            labels = _from_array(labels)
+            if isinstance(labels, (list, tuple)):
+                labels = torch.tensor(labels)
+        except (TypeError, ValueError):  # texts, None, or lists of different lengths
+            raise TypeError(f"Near wants numbers of shape ({count},) or ({count}, K); got {describe(labels)}") from None
         if self.table is not None:
             return self._integers(labels, count, device)
         return self._checked(labels, count).to(device)
@@ -477,6 +480,9 @@ class Near(Relation):
             table = self.table.to(x.device)
             x = table[x.long()]
             y = table[y.long()]
+        if not (x.is_floating_point() or y.is_floating_point()):
+            x = x.long()  # a difference of small integers may be out of their range
+            y = y.long()
         difference = x - y
         if not difference.is_floating_point():
             difference = difference.float()

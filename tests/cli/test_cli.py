@@ -71,3 +71,18 @@ def test_wrong_use_is_one_line(pml_ext_command, tmp_path, arguments, message):
     assert done.stderr.count("\n") == 1, done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_ctrl_c_during_imports_is_one_line(monkeypatch, capsys):
+    from pml_ext import cli
+    from pml_ext.cli import app
+
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "app_for", interrupted)
+    monkeypatch.setattr(sys, "argv", ["pml-ext", "list"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "pml-ext: stopped by SIGINT before the command began\n"

@@ -153,6 +153,13 @@ def test_images_that_are_missing_or_named_twice(images):
         pairs(path=list_of(images, [*LISTED, twice]))
 
 
+def test_a_path_that_is_relative_and_absolute_is_one(images, monkeypatch):
+    monkeypatch.chdir(images)
+    list_of(images, [*LISTED, f"photos/0.png,{images}/photos/5.png,1,train"])
+    with pytest.raises(DataError, match=r"photos/5.png are one image|/photos/5.png and photos/5.png"):
+        pairs(path="mine.csv")
+
+
 def test_a_file_of_vectors_that_is_missing_or_has_nan(tmp_path):
     file = list_of(tmp_path, PAIRS)
     with pytest.raises(DataError, match=r"none.npz: no such file; wanted vectors:FILE"):

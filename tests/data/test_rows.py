@@ -21,6 +21,24 @@ def test_an_empty_file_has_no_columns(tmp_path):
     assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == ([], [])
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,a\n1,2,3\n", "mine.csv: 2 columns have the name a; rename or delete one"),
+        ("a,b\n1,2\n1,x,y\n", "mine.csv, line 3: 'y' is beyond the 2 columns; a cell with ',' in it needs quotes"),
+    ],
+)
+def test_cells_of_no_column_of_their_own(tmp_path, text, message):
+    (tmp_path / "mine.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_rows(tmp_path / "mine.csv", "pairs:FILE.csv")
+
+
+def test_spaces_around_names_and_empty_cells_at_the_end(tmp_path):
+    (tmp_path / "mine.csv").write_text("a, b \n1,2,,\n")
+    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == (["a", "b"], [(2, {"a": "1", "b": "2"})])
+
+
 def test_a_file_that_cannot_be_read_names_its_form(tmp_path):
     with pytest.raises(DataError, match=r"none.csv: cannot be read as pairs .*pairs:FILE.csv must be UTF-8"):
         read_rows(tmp_path / "none.csv", "pairs:FILE.csv")

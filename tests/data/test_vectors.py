@@ -66,6 +66,7 @@ def test_the_formats_have_the_same_content(tmp_path, write):
 
 def test_lists_of_fixed_size_are_read(tmp_path):
     file = read_vectors(parquet(tmp_path, fixed_size=True))
+    assert file.embeddings.flags.writeable  # torch warns of arrays that are not
     np.testing.assert_array_equal(file.embeddings, columns()["embeddings"])
 
 
@@ -131,6 +132,14 @@ def test_other_keys_are_named(tmp_path):
         ({"groups": np.array([""] * 8)}, "groups are empty in all rows; fill them, or delete the key"),
         ({"groups": np.array(["one"] * 8)}, "has no gallery: all 3 to test are of its own group, 'one'"),
         ({"labels": np.array(["cat"] * 8)}, "found 1 class, cat; wanted two or more"),
+        ({"labels": np.arange(8) > 3}, r"labels are of the type bool; .*: labels.astype\(int\), or labels.astype"),
+        (
+            {"labels": np.array(["cat", "nan", *LABELS[2:]])},
+            "1 label of 8 are empty, row 1 first, 'nan'; leave these rows",
+        ),
+        ({"labels": np.arange(8)}, "no class has two of the 2 vectors to test with; wanted two or more per class"),
+        ({"ids": np.array(["\ud800", *"bcdefgh"])}, "ids have texts that are no Unicode"),
+        ({"groups": np.array(["nan", "None"] * 4)}, "groups are empty in all rows"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, changes, message):
@@ -139,6 +148,41 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, changes, message):
         vectors(path=str(file), train_fraction=0.7)
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith(str(file))
+
+
+def test_vectors_without_a_direction_are_named(tmp_path):
+    rows = ROWS.copy()
+    rows[[2, 5]] = 0
+    assert (
+        "2 of 8 vectors are all 0, 2 first: they"
+        in vectors(path=str(npz(tmp_path, embeddings=rows)), split="image").note
+    )
+
+
+def test_training_classes_of_one_are_named(tmp_path):
+    file = npz(tmp_path, labels=np.array([*"abcd", "e", "e", "f", "f"]), split=np.array(PARTS))
+    assert "no class has two of the 4 vectors to train with" in vectors(path=str(file)).note
+
+
+def test_groups_of_pandas_that_are_missing(tmp_path):
+    file = read_vectors(npz(tmp_path, groups=np.array(["a", "nan", "None", "", "<NA>", "b", "b", "c"])))
+    assert file.groups.tolist() == ["a", "", "", "", "", "b", "b", "c"]
+
+
+def test_labels_that_are_lists_of_lists(tmp_path):
+    file = safetensors(tmp_path, labels=[[1], [1, 2]] * 4)
+    with pytest.raises(DataError, match=r"labels are lists of lists; wanted \[8\], one for each embedding"):
+        read_vectors(file)
+
+
+def test_a_column_for_each_number_is_refused(tmp_path):
+    arrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    from pyarrow.parquet import write_table
+
+    table = arrow.table({"labels": LABELS, "x0": ROWS[:, 0], "x1": ROWS[:, 1]})
+    write_table(table, tmp_path / "mine.parquet")
+    with pytest.raises(DataError, match="found the keys labels, x0, x1; a column for each number of a vector"):
+        read_vectors(tmp_path / "mine.parquet")
 
 
 def test_a_file_that_is_none_is_refused(tmp_path):

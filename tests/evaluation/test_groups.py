@@ -211,6 +211,12 @@ def test_a_large_group_is_searched_again():
     assert indices[100].tolist() in ([99, 101, 98], [101, 99, 98], [99, 101, 102], [101, 99, 102])
 
 
+@pytest.mark.parametrize("kind", [list, lambda groups: np.array(groups, dtype=object)])
+def test_missing_texts_of_pandas_are_no_group(kind):
+    groups = groups_of(kind(["a", math.nan, None, "a", "", "b"]), None, 6, None, torch.device("cpu"))
+    assert groups.query.tolist() == [0, -1, -1, 0, -1, 1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -224,6 +230,15 @@ def test_a_large_group_is_searched_again():
         ({"query_groups": torch.zeros(60)}, "query_groups must be integers or texts; got values of type float32"),
         ({"query_groups": [1.5] * 60}, "query_groups must be integers or texts"),
         ({"reference_groups": torch.zeros(60).long()}, "reference_groups are given without query_groups"),
+        (
+            {
+                "query_groups": list(range(60)),
+                "reference": torch.ones(2, 5),
+                "reference_labels": torch.ones(2).long(),
+                "reference_groups": ["0", "1"],
+            },
+            "must be of one kind, integers or texts, .* got int64 and <U1",
+        ),
         (
             {"query_groups": list(range(60)), "reference_groups": list(range(60))},
             "reference_groups are given without reference",

@@ -227,6 +227,11 @@ def test_the_calculator_takes_its_searchs_distance():
         (lambda: curve_metrics([0.1, 0.2], [1, 0], far=[2]), "far must be rates from 0 to 1; got 2"),
         (lambda: verification_metrics([0.1, 0.2], [1, 0]), "ten folds need ten pairs of each kind; 1 are the same"),
         (lambda: verification_metrics([0.1, 0.2], [1, 0], threshold=0.1, folds=[0, 1]), "leave out one"),
+        (lambda: verification_metrics([0.1, 0.2], [1, 0], threshold=math.nan), "threshold is NaN; wanted a number"),
+        (lambda: curve_metrics([0.1, 0.2], [1, 2]), "same must be 1 or 0 for each pair .*; got 2"),
+        (lambda: curve_metrics([0.1, 0.2], ["yes", "no"]), "same must be numbers, .* got a list"),
+        (lambda: listed_pairs([True, False], [1, 2], [1, 0], 4), "first must be integers of one dimension"),
+        (lambda: pairs_of_classes(["a", "b"]), "labels must be numbers, a tensor, an array or a list"),
         (lambda: fold_accuracies([0.1, 0.2], [1, 0], [0, 0]), "folds must have two numbers or more"),
         (lambda: fold_accuracies([0.1, 0.2], [1, 0], [0.5, 0]), "folds must be one integer for each of 2 pairs"),
         (

@@ -147,6 +147,14 @@ def test_classes_may_be_numbers():
     assert pml_ext.Near.of_classes(["1 2", "4 6"], within=5).matrix(labels[:1], labels[2:]).tolist() == [[1.0]]
 
 
+@pytest.mark.parametrize("kind", [torch.uint8, torch.int8, torch.int16, torch.int64])
+def test_differences_of_small_integers_are_exact(kind):
+    ages = torch.tensor([1, 2, 100], dtype=kind)
+    assert pml_ext.Near(1).matrix(ages, ages).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    if kind != torch.uint8:
+        assert pml_ext.Near(150).matrix(ages, -ages)[2, 2] == 0
+
+
 def test_groups_against_a_loop():
     classes = torch.randint(3, (B,), generator=torch.Generator().manual_seed(0))
     groups = torch.randint(-1, 4, (B,), generator=torch.Generator().manual_seed(1))
@@ -192,6 +200,7 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
         (lambda: pml_ext.Near(2).tensor([1.0, 2.0], 3), ValueError, "2 items are given for 3 embeddings"),
         (lambda: pml_ext.Near(2).tensor(torch.ones(2, 2, 2), 2), TypeError, r"numbers of shape \(2,\) or \(2, K\)"),
         (lambda: pml_ext.Near(2).tensor(torch.ones(2).bool(), 2), TypeError, "wants numbers of shape"),
+        (lambda: pml_ext.Near(2).tensor(["a", "b"], 2), TypeError, "Near wants numbers of shape .* got a list"),
         (
             lambda: pml_ext.Near.of_classes(["1", "a"], 2),
             ValueError,
