@@ -115,6 +115,7 @@ def check_reducers(subject: Subject) -> None:
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
     _check_not_divided_twice(subject)
+    _check_not_divided_by_images(subject, batch, values)
 
 
 def _check_values_differ(subject: Subject, values: dict[str, Tensor]) -> None:
@@ -127,6 +128,27 @@ def _check_values_differ(subject: Subject, values: dict[str, Tensor]) -> None:
             raise AssertionError(
                 f"sub-loss {name!r} repeats one number, {value.flatten()[0].item():.6g}, for each of {value.numel()} "
                 "values, so that a reducer has no effect; hand over the values before their mean"
+            )
+
+
+def _check_not_divided_by_images(subject: Subject, batch: Batch, values: dict[str, Tensor]) -> None:
+    """Fail if the value of each image halves where the batch is given twice, in a loss without pairs."""
+    if "indices_tuple" in subject.capabilities or is_random(subject):
+        return
+    twice = Batch(new_leaf(torch.cat([batch.embeddings] * 2)), torch.cat([batch.labels] * 2))
+    try:
+        set_seed(0)
+        others = compute(subject.make(), twice)
+    except Exception:  # see the other checks
+        return
+    for name, value in values.items():
+        other = torch.as_tensor(others[name]["losses"])
+        if value.ndim != 1 or len(value) != len(batch.labels) or len(other) != 2 * len(value) or not value.any():
+            continue
+        if all_close([other[: len(value)]], [value / 2]):
+            raise AssertionError(
+                f"sub-loss {name!r}: twice the images halve the value of each, and the reducer's mean divides again; "
+                "leave the division by the number of images to the reducer"
             )
 
 

@@ -189,6 +189,21 @@ class AngleToProxy(FullPrecisionForward, BaseMetricLossFunction):
         return per_anchor(torch.nn.functional.cross_entropy(-torch.acos(cosine), labels, reduction="none"))
 
 
+@planted("values divided by the sum of the images' weights", "check_reducers", "twice the images halve the value")
+class WeightedMeanTwice(FullPrecisionForward, BaseMetricLossFunction):
+    capabilities = frozenset({"labels"})
+
+    def __init__(self, embedding_size: int, num_classes: int, **kwargs):
+        super().__init__(**kwargs)
+        self.proxies = torch.nn.Parameter(torch.randn(num_classes, embedding_size))
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        logits = normalize(embeddings) @ normalize(self.proxies.to(embeddings.dtype)).T
+        weights = torch.ones_like(logits[:, 0])
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        return per_anchor(weights * losses / weights.sum())
+
+
 @planted("keeps the last image of a class", "check_order_does_not_matter", "keeps one image of each class")
 class LastOfClass(FullPrecisionForward, BaseMetricLossFunction):
     capabilities = frozenset({"labels", "state"})
