@@ -103,6 +103,18 @@ def test_lifted_structure_confuses_references_with_rows():
     assert not torch.isclose(one, loss(x, labels, None, references[order], labels[order]))
 
 
+def test_swap_confuses_references_with_rows():
+    x, references = torch.randn(2, 24, 8).double()
+    labels = torch.arange(24) % 6
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))
+    loss = TripletMarginLoss(swap=True)
+    one = loss(x, labels, None, references, labels.clone())
+    assert not torch.isclose(one, loss(x, labels, None, references[order], labels[order]))
+    plain = TripletMarginLoss()
+    one = plain(x, labels, None, references, labels.clone())
+    assert torch.isclose(one, plain(x, labels, None, references[order], labels[order]))
+
+
 def test_vicreg_has_a_term_that_is_reduced():
     x, other = torch.randn(2, 8, 4)
     terms = VICRegLoss().compute_loss(x, None, None, other, None)

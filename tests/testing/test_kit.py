@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
+from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
 
 import pml_ext
 from pml_ext import registry
@@ -143,6 +143,7 @@ RIGHT = {
         functools.partial(correct.FewClasses, labels=[number // 5 for number in range(60)]),
         ["check_sampler", "check_sampler_state"],
     ),
+    "lists classes": (samplers.MPerClassSampler([0, 1, 2, 3] * 8, 2, 8, 32), ["check_sampler"]),
     "triplets": (pml_ext.HardNegativePoolSampler, ["check_sampler"]),
 }
 

@@ -33,6 +33,7 @@ def test_every_check_has_a_bug():
         correct.Ramp,
         correct.NearNegatives,
         correct.Moving,
+        correct.Falling,
         correct.Indices,
         correct.Hardest,
         correct.FewClasses,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from ..subject import (
     takes_labels,
     with_noise,
 )
+from .reference import declared, variants
 
 _WANTED = (
     "wanted {'loss': {'losses': values, 'indices': what each is of, 'reduction_type': 'element', 'pos_pair', "
@@ -109,10 +110,46 @@ def check_reducers(subject: Subject) -> None:
     single = [n for n, value in values.items() if value.ndim == 0 or terms[n]["reduction_type"] == "already_reduced"]
     if single:
         raise AssertionError(f"sub-loss {single[0]!r} is reduced already, others are not; return all unreduced")
+    _check_values_differ(subject, values)
     losses[1].set_reducer(pml.reducers.SumReducer())
     expected = torch.stack([value.sum() for value in values.values()]).sum()
     close(seeded(losses[1], batch), expected, "reducer=SumReducer() is not the sum of the values")
     _check_not_divided_twice(subject)
+    _check_not_divided_by_images(subject, batch, values)
+
+
+def _check_values_differ(subject: Subject, values: dict[str, Tensor]) -> None:
+    """Fail if a sub-loss repeats one number, the mean of the batch, for every image, pair or triplet."""
+    others = compute(subject.make(), batch_of(subject, seed=1))
+    for name, value in values.items():
+        other = torch.as_tensor(others[name]["losses"])
+        repeats = all(len(each.flatten()) > 2 and (each == each.flatten()[0]).all() for each in (value, other))
+        if repeats and value.flatten()[0] != other.flatten()[0]:  # a hinge may give the same number in every batch
+            raise AssertionError(
+                f"sub-loss {name!r} repeats one number, {value.flatten()[0].item():.6g}, for each of {value.numel()} "
+                "values, so that a reducer has no effect; hand over the values before their mean"
+            )
+
+
+def _check_not_divided_by_images(subject: Subject, batch: Batch, values: dict[str, Tensor]) -> None:
+    """Fail if the value of each image halves where the batch is given twice, in a loss without pairs."""
+    if "indices_tuple" in subject.capabilities or is_random(subject):
+        return
+    twice = Batch(new_leaf(torch.cat([batch.embeddings] * 2)), torch.cat([batch.labels] * 2))
+    try:
+        set_seed(0)
+        others = compute(subject.make(), twice)
+    except Exception:  # see the other checks
+        return
+    for name, value in values.items():
+        other = torch.as_tensor(others[name]["losses"])
+        if value.ndim != 1 or len(value) != len(batch.labels) or len(other) != 2 * len(value) or not value.any():
+            continue
+        if all_close([other[: len(value)]], [value / 2]):
+            raise AssertionError(
+                f"sub-loss {name!r}: twice the images halve the value of each, and the reducer's mean divides again; "
+                "leave the division by the number of images to the reducer"
+            )
 
 
 def _check_not_divided_twice(subject: Subject) -> None:
@@ -349,9 +386,9 @@ def check_references(subject: Subject) -> None:
     one = batch_of(subject, seed=1)
     other = batch_of(subject, seed=2)
 
-    def value(references: Batch) -> Tensor:
+    def value(references: Batch, settings: Mapping[str, Any] | None = None) -> Tensor:
         named = {"ref_labels": references.labels} if labeled else {}
-        return seeded(subject.make(), batch, ref_emb=references.embeddings, **named).detach()  # type: ignore[no-any-return]
+        return seeded(subject.make(settings), batch, ref_emb=references.embeddings, **named).detach()  # type: ignore[no-any-return]
 
     try:
         values = value(one), value(other)
@@ -364,12 +401,26 @@ def check_references(subject: Subject) -> None:
     if not labeled or not taken or is_random(subject):
         return
     references = Batch(one.embeddings, one.labels[shuffle(len(one.labels), 4)])
-    base = value(references)
-    text = "as many references as images, in another order, give another loss; say references=True to pair_masks"
-    for seed in (5, 6):
-        close(value(references.ordered(shuffle(len(one.labels), seed))), base, text)
-    if torch.equal(value(one), base):
-        raise AssertionError("ref_labels are ignored: other labels of the references give the same loss")
+    for changed in ({}, *_other_flags(subject)):
+        settings = {**subject.settings, **changed} if changed else None
+        where = "".join(f", with {name}={flag}" for name, flag in changed.items())
+        base = value(references, settings)
+        text = f"as many references as images, in another order, give another loss{where}; "
+        text += "partners are rows of ref_emb; say references=True to pair_masks"
+        for seed in (5, 6):
+            close(value(references.ordered(shuffle(len(one.labels), seed)), settings), base, text)
+        if torch.equal(value(one, settings), base):
+            raise AssertionError(f"ref_labels are ignored{where}: other labels of the references give the same loss")
+
+
+def _other_flags(subject: Subject) -> list[dict[str, Any]]:
+    """Return a table of settings for each flag of a class, with the other value of the flag."""
+    tables = []
+    for name, value in declared(subject).items():
+        value = subject.settings.get(name, value)
+        if isinstance(value, bool):
+            tables += [{name: not value} for _ in variants(subject, subject.settings, name)]
+    return tables
 
 
 @applies_to("loss", "regularizer", "miner", "distance")
@@ -400,7 +451,10 @@ def check_dtypes(subject: Subject) -> None:
         if subject.kind == "distance":
             continue
         if value.dtype not in _FULL:
-            raise AssertionError(f"{given} give a {subject.kind} in {value.dtype}; compute it in float32 or float64")
+            remedy = "compute it in float32 or float64"
+            if subject.kind == "regularizer":
+                remedy += ", from pml_ext.plugin.to_full_precision(embeddings)"
+            raise AssertionError(f"{given} give a {subject.kind} in {value.dtype}; {remedy}")
         if not is_random(subject):
             exact = call(module(torch.float64), Batch(new_leaf(batch.embeddings.double()), batch.labels))
             tolerance = 1e-4 if dtype in _FULL else 2e-2
@@ -436,6 +490,7 @@ def check_degenerate_batches(subject: Subject) -> None:
             batch = batch_of(subject, shape)
             point = Batch(new_leaf(scale * batch.embeddings[:1].expand_as(batch.embeddings)), batch.labels)
             batches.append((f"a batch of embeddings that are all {what}", point))
+    _check_images_at_proxies(subject)
     remedy = "; norms and roots want eps below them, as pml_ext.plugin.normalize has it"
     for what, batch in batches:
         value = seeded(subject.make(), batch)
@@ -448,6 +503,33 @@ def check_degenerate_batches(subject: Subject) -> None:
             raise AssertionError(f"{what} gives {value.item()}, which is not finite{remedy}")
         if not gradient(value, batch.embeddings).isfinite().all():
             raise AssertionError(f"{what} gives a gradient that is not finite{remedy}")
+
+
+def _check_images_at_proxies(subject: Subject) -> None:
+    """Fail if the gradient is not finite where each image is exactly at a proxy, as acos and roots have it."""
+    component = subject.make()
+    places = torch.arange(subject.classes) % subject.size
+    points = torch.nn.functional.one_hot(places, subject.size).double()
+    found = False
+    with torch.no_grad():
+        for parameter in component.parameters():
+            if parameter.shape == points.shape:
+                parameter.copy_(points)
+                found = True
+            elif parameter.shape == points.T.shape:
+                parameter.copy_(points.T)
+                found = True
+    if subject.kind != "loss" or not found:
+        return
+    batch = batch_of(subject)
+    batch = Batch(new_leaf(points[batch.labels]), batch.labels)
+    value = seeded(component, batch)
+    slopes = gradients(value, [batch.embeddings, *(p for p in component.parameters() if p.requires_grad)])
+    if not all(slope.isfinite().all() for slope in slopes):
+        raise AssertionError(
+            "a batch of images that are exactly at their proxies gives a gradient that is not finite; acos wants "
+            "cosines clamped below 1, and roots want eps below them"
+        )
 
 
 @applies_to("loss", "regularizer", "distance")

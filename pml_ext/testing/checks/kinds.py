@@ -74,6 +74,39 @@ def check_mined_references(subject: Subject) -> None:
             raise AssertionError(f"{text}; mine among ref_emb, and say references=True to pair_masks")
 
 
+def _of_raw_embeddings(subject: Subject) -> Any:
+    """Return the distance that does not normalize, or None if its class refuses that or does so anyway."""
+    if subject.cls is None or not getattr(subject.make(), "normalize_embeddings", False):
+        return None
+    try:
+        return subject.make({**subject.settings, "normalize_embeddings": False})
+    except (AssertionError, TypeError, ValueError):
+        return None
+
+
+def _check_matrix(distance: Any, x: Tensor, y: Tensor, where: str = "") -> None:
+    """Fail if a matrix of two sets has another shape than ``[B, R]`` or other entries than the form for pairs."""
+    matrix = distance(x, y)
+    for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
+        shape = distance(rows, columns).shape
+        if shape != (len(rows), len(columns)):
+            raise AssertionError(f"of {len(rows)} and {len(columns)} embeddings the matrix is {tuple(shape)}")
+
+    count = min(len(x), len(y))
+    normalized_x = distance.maybe_normalize(x[:count])
+    normalized_y = distance.maybe_normalize(y[:count])
+    pairs = distance.pairwise_distance(normalized_x, normalized_y)
+    every_pair = [distance.pairwise_distance(normalized_x, normalized_y.roll(by, 0)) for by in range(count)]
+    rows = torch.arange(count)
+    for by, values in enumerate(every_pair):
+        text = f"pairwise_distance(x, y) differs from the matrix of x and y, whose rows are those of x{where}"
+        close(values, matrix[rows, (rows - by) % count], text, 1e-5, 1e-7)
+    alone = torch.cat([distance(row[None], y) for row in x])
+    text = f"pairwise_distance differs from the diagonal of the matrix{where}"
+    close(pairs, matrix.diagonal()[:count], text, 1e-5, 1e-7)
+    close(alone, matrix, f"the distance of two embeddings depends on others of the batch{where}", 1e-5, 1e-7)
+
+
 @applies_to("distance")
 def check_distance(subject: Subject) -> None:
     """A distance gives ``[B, R]``, each entry that of its form for pairs; equal points are nearest.
@@ -85,24 +118,10 @@ def check_distance(subject: Subject) -> None:
     close(distance(x), distance(x, x.clone()), "of one set it gives another matrix than of two equal ones", 1e-5, 1e-7)
     for images in (2, 4, 5):
         y = batch_of(subject, (subject.classes, images), seed=1).embeddings
-        matrix = distance(x, y)
-        for rows, columns in ((x, y), (x[:1], y), (x, y[:1]), (x[:1], y[:1])):
-            shape = distance(rows, columns).shape
-            if shape != (len(rows), len(columns)):
-                raise AssertionError(f"of {len(rows)} and {len(columns)} embeddings the matrix is {tuple(shape)}")
-
-        count = min(len(x), len(y))
-        normalized_x = distance.maybe_normalize(x[:count])
-        normalized_y = distance.maybe_normalize(y[:count])
-        pairs = distance.pairwise_distance(normalized_x, normalized_y)
-        every_pair = [distance.pairwise_distance(normalized_x, normalized_y.roll(by, 0)) for by in range(count)]
-        rows = torch.arange(count)
-        for by, values in enumerate(every_pair):
-            text = "pairwise_distance(x, y) differs from the matrix of x and y, whose rows are those of x"
-            close(values, matrix[rows, (rows - by) % count], text, 1e-5, 1e-7)
-        alone = torch.cat([distance(row[None], y) for row in x])
-        close(pairs, matrix.diagonal()[:count], "pairwise_distance differs from the diagonal of the matrix", 1e-5, 1e-7)
-        close(alone, matrix, "the distance of two embeddings depends on others of the batch", 1e-5, 1e-7)
+        _check_matrix(distance, x, y)
+    raw = _of_raw_embeddings(subject)
+    if raw is not None:
+        _check_matrix(with_noise(raw.eval()), x, y, ", with normalize_embeddings=False")
     if not gradient(weighted(distance(x, y)), y).any():
         raise AssertionError("the references get no gradient; detach none of the two")
     twice = new_leaf(torch.cat([x[:4], x[:4]]))
@@ -119,6 +138,9 @@ def check_distance(subject: Subject) -> None:
         raise AssertionError("equal points are not the nearest; where large is near, pass is_inverted=True to super()")
 
 
+_PASSES = 4  # of check_sampler, so that what happens by chance happens
+
+
 @applies_to("sampler")
 def check_sampler(subject: Subject) -> None:
     """A pass gives as many indices as ``len`` and ``length_before_new_iter`` say, and no image twice in a batch."""
@@ -126,17 +148,16 @@ def check_sampler(subject: Subject) -> None:
     labels = _labels_of(subject, sampler)
     if iter(sampler) is sampler:
         raise AssertionError("it is its own iterator, so that two passes at once share one place; return a new one")
-    for _ in range(2):
+    batches: list[list[int]] = []
+    for _ in range(_PASSES):
         drawn = _pass(sampler)
         if len(drawn) != len(sampler):
             raise AssertionError(f"a pass gives {len(drawn)} items, but len() says {len(sampler)}")
         if labels is not None and not {*_flat(drawn)} <= {*range(len(labels))}:
             raise AssertionError(f"an index is outside of 0 to {len(labels) - 1}")
-    size = getattr(sampler, "batch_size", None)
-    batches = _batches(sampler, drawn, _batch_size(subject))
-    wrong = sorted({len(batch) for batch in batches[:-1]} - {size})
-    if size and wrong:
-        raise AssertionError(f"a batch has {wrong[0]} images, but batch_size is {size}")
+        batches_of_pass = _batches(sampler, drawn, _batch_size(subject))
+        _check_sizes_of_batches(sampler, batches_of_pass)
+        batches += batches_of_pass
     if _gives_triplets(batches, labels):  # an image may be in several
         batches = _in_threes(batches)
     for batch in batches:
@@ -148,6 +169,14 @@ def check_sampler(subject: Subject) -> None:
     long = len(_pass(subject.make({**subject.settings, "length_before_new_iter": 48})))
     if short == long:
         raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items")
+
+
+def _check_sizes_of_batches(sampler: Any, batches: list[list[int]], where: str = "") -> None:
+    """Fail if a batch of a pass, but for the last one, has another number of images than ``batch_size``."""
+    size = getattr(sampler, "batch_size", None)
+    wrong = sorted({len(batch) for batch in batches[:-1]} - {size})
+    if size and wrong:
+        raise AssertionError(f"a batch has {wrong[0]} images, but batch_size is {size}{where}")
 
 
 def _pass(sampler: Any) -> list[Any]:
@@ -171,7 +200,11 @@ def _labels_of(subject: Subject, sampler: Any) -> Any:
     """Return the labels that a sampler has got, ``[N]``; None if nothing tells them."""
     if subject.cls is None:
         labels = getattr(sampler, "labels", None)
-        return None if labels is None else np.asarray(labels)
+        if labels is None:
+            return None
+        labels = np.asarray(labels)
+        lists_classes = len(np.unique(labels)) == len(labels)  # as PML's MPerClassSampler does
+        return None if lists_classes else labels
     if "labels" not in settings_of(subject.cls):
         return None
     default = np.arange(CLASSES).repeat(4)
@@ -237,27 +270,29 @@ def check_sampler_state(subject: Subject) -> None:
 
 
 def _check_sampler_state(subject: Subject, settings: Mapping[str, Any]) -> None:
+    from ...training.checkpoint import sampler_state, set_sampler_state  # imports much that other checks do not need
+
     one = subject.make(settings)
     other = subject.make(settings)
     _seed(0)
     _pass(one)
     has_state_dict = hasattr(one, "state_dict")
-    given = one.state_dict() if has_state_dict else {}
-    state = copy.deepcopy(given if has_state_dict else vars(one))
+    given = sampler_state(one)
+    state = copy.deepcopy(given)
     saved = pickle.dumps(given)
     _seed(1)
     expected = [_pass(one), _pass(one)]
-    if pickle.dumps(given) != saved:
+    if has_state_dict and pickle.dumps(given) != saved:
         raise AssertionError("what state_dict() gave goes on changing with the sampler; return a copy")
-    if has_state_dict:
-        other.load_state_dict(state)
-    else:
-        vars(other).update(state)
+    set_sampler_state(other, state)
     _seed(1)
     if [_pass(other), _pass(other)] != expected:
-        remedy = "give it state_dict()"
+        remedy = "give it state_dict() and load_state_dict()"
+        left_out = sorted(set(vars(one)) - set(state))
         if has_state_dict:
             remedy = "state_dict() misses something that changes, such as a queue or an order"
+        elif left_out:
+            remedy = f"a checkpoint cannot hold its {', '.join(left_out)}; {remedy}"
         raise AssertionError(f"after its state is put back it draws something else; {remedy}")
 
 
@@ -280,7 +315,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
     if "labels" not in known or "labels" in subject.settings:
         raise SkipCheck("it is given its labels")
     names = np.array([100, -7, 10**6, 3, 41, 2])
-    sizes = [9, 4, 5, 12, 2, 6]
+    sizes = [9, 4, 5, 12, 1, 6]
 
     def made(labels: Any, **more: Any) -> Any:
         return subject.make({**subject.settings, "labels": labels, **more})
@@ -307,7 +342,9 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         for item in _pass(sampler):
             items.append(item if isinstance(item, list) else int(item))
         sizes_of_batches = set()
-        for batch in _batches(sampler, items):
+        batches = _batches(sampler, items)
+        _check_sizes_of_batches(sampler, batches, ", where a class has fewer images than a batch takes of it")
+        for batch in batches:
             _, counts = np.unique(renamed[batch], return_counts=True)
             sizes_of_batches.add(tuple(sorted(counts.tolist())))
         return sizes_of_batches
@@ -323,6 +360,7 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
         raise AssertionError(f"100 passes never give the classes {sorted(missing)}")
     if len(seen) < len(labels):
         raise AssertionError(f"100 passes give {len(seen)} of {len(labels)} images alone")
+    _check_many_classes(subject)
     plain = sizes_in_batches(np.arange(len(names)))
     wide = sizes_in_batches(np.arange(len(names)) * 2**32)
     if len(plain) == 1 and wide != plain:
@@ -347,6 +385,31 @@ def check_sampler_in_the_long_run(subject: Subject) -> str:
     if passes(1, 0, seed=3) == passes(1, 0, seed=4):
         raise AssertionError("seed= is accepted and ignored: seeds 3 and 4 give the same indices")
     return f"all of {len(labels)} images in {len(drawn)} passes"
+
+
+def _check_many_classes(subject: Subject) -> None:
+    """Fail if a sampler never draws some of the classes where a batch has few of them."""
+    labels = np.arange(40).repeat(4)
+    settings = {**subject.settings, "labels": labels}
+    try:
+        sampler = subject.make(settings)
+    except Exception:  # it is made for other labels
+        return
+    if subject.cls is not None and "seed" in settings_of(subject.cls):
+        drawn = []
+        for generators in (0, 1):
+            _seed(generators)
+            drawn.append(_flat(_pass(subject.make({**settings, "seed": 3}))))
+        if drawn[0] != drawn[1]:
+            raise AssertionError("with one seed= it draws other indices of 40 classes where global generators differ")
+    _seed(0)
+    missing = set(range(40))
+    for _ in range(200):
+        missing -= set(labels[_flat(_pass(sampler))].tolist())
+        if not missing:
+            return
+    shown = ", ".join(map(str, sorted(missing)[:3]))
+    raise AssertionError(f"200 passes never give {len(missing)} of 40 classes, such as {shown}; draw among all of them")
 
 
 @applies_to("reducer")

@@ -247,6 +247,23 @@ def check_order_does_not_matter(subject: Subject) -> None:
             what = f"({shape[0]} classes x {shape[1]})"
             close(actual[:1], expected[:1], f"the order of the batch changes the {subject.kind} {what}", 1e-7, 1e-7)
             close(actual, expected, f"the order of the batch changes the gradient {what}", atol=1e-6)
+    if "state" in subject.capabilities:
+        _check_order_of_state(subject)
+
+
+def _check_order_of_state(subject: Subject) -> None:
+    """Fail if the order of a batch changes what a stateful component makes of the next batch."""
+    batch = batch_of(subject, (2, 3))
+    outcomes = []
+    for order in (torch.arange(len(batch.labels)), torch.arange(len(batch.labels)).flip(0)):
+        component = subject.make()
+        seeded(component, batch.ordered(order))
+        outcomes.append(outcome(component, batch_of(subject, (3, 3), seed=1)))
+    text = (
+        f"the order of a batch changes the {subject.kind} of the next batch: its state does not treat the images of a "
+        "class alike. state[labels] = x keeps one image of each class; average them, with index_add_"
+    )
+    close(outcomes[0], outcomes[1], text, 1e-7, 1e-7)
 
 
 def _ties(component: Any, batch: Batch, found: Tensor, wanted: Tensor) -> bool:
@@ -403,6 +420,17 @@ def check_nan_shows(subject: Subject) -> str | None:
     return note
 
 
+def _adds_up(subject: Subject, batch: Batch) -> bool:
+    """Return whether a regularizer's value is a mean or a sum over parts of a batch; a covariance, say, is neither."""
+    half = len(batch.labels) // 2
+    values = []
+    for rows in (slice(None), slice(half), slice(half, None)):
+        values.append(call(subject.make(), Batch(new_leaf(batch.embeddings[rows]), batch.labels[rows])).detach())
+    whole, first, second = values
+    share = half / len(batch.labels)
+    return all_close([whole], [first + second]) or all_close([whole], [share * first + (1 - share) * second])
+
+
 @applies_to("loss", "miner", "regularizer")
 def check_arguments(subject: Subject) -> None:
     """PML's own arguments do what PML says: ``distance``, ``reducer``, ``embedding_regularizer``, ``collect_stats``."""
@@ -437,8 +465,10 @@ def check_arguments(subject: Subject) -> None:
         component.set_reducer(pml.reducers.SumReducer())
         text = "reducer=SumReducer() is not what set_reducer(SumReducer()) gives"
         close(outcome(sums, batch), outcome(component, batch), text, atol=1e-6)
-    if sums and subject.kind == "regularizer" and all_close(outcome(sums, batch), outcome(means, batch)):
-        raise AssertionError("reducer= changes nothing: SumReducer() and MeanReducer() give the same")
+    ignored = sums and subject.kind == "regularizer" and all_close(outcome(sums, batch), outcome(means, batch))
+    if ignored and _adds_up(subject, batch):
+        text = "reducer= changes nothing: SumReducer() and MeanReducer() give the same"
+        raise AssertionError(f"{text}, a mean or sum over images; return one value per image: per_anchor(values)")
     if subject.kind == "regularizer" or not {"references", "indices_tuple"} & subject.capabilities:
         return
 

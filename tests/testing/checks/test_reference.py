@@ -170,6 +170,24 @@ def test_a_miner_is_compared_with_the_set_of_a_loop():
     assert "a miner's reference returns the set of triplets" in found.text
 
 
+def test_the_loop_of_a_distance_takes_its_own_settings():
+    class Scaled(LpDistance):
+        def __init__(self, factor: float = 2.0, **kwargs):
+            super().__init__(**kwargs)
+            self.factor = factor
+
+        def compute_mat(self, x, y):
+            return self.factor * super().compute_mat(x, y)
+
+    def slow(embeddings, ref_emb=None, factor=2.0):
+        x = torch.nn.functional.normalize(embeddings)
+        y = x if ref_emb is None else torch.nn.functional.normalize(ref_emb)
+        return factor * (x[:, None] - y).square().sum(2).clamp(min=1e-24).sqrt()
+
+    assert re.fullmatch(r"equal in \d+ comparisons", results(Scaled, reference=slow).text)
+    assert "the value is" in results(Scaled, reference=lambda x, factor=2.0: 2 * slow(x, factor=factor)).text
+
+
 def test_settings_that_do_not_fit():
     with pytest.raises(ConfigError, match="no setting of Weighted 'margn'; nearest: margin"):
         check_component(correct.Weighted, settings={"margn": [1.0]})

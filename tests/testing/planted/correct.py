@@ -238,6 +238,24 @@ class Moving(NearNegatives):
         return self.training
 
 
+class Falling(NearNegatives):
+    """Near negatives, by a slack that falls with the calls in training: its settings act from the second call."""
+
+    capabilities = NearNegatives.capabilities | {"state"}
+
+    def __init__(self, epsilon: float = 0.4, fall: float = 0.1, **kwargs):
+        super().__init__(epsilon, **kwargs)
+        self.fall = fall
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def chosen(self, similarity, positives, negatives):
+        slack = self.epsilon - self.fall * self.calls
+        if self.training:
+            self.calls = self.calls + 1
+        near = similarity > masked_min(similarity, positives)[:, None] - slack
+        return positives, negatives & near
+
+
 class Hardest(NearNegatives):
     """A triplet of each positive pair and the anchor's hardest negative."""
 

@@ -10,7 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from pml_ext.plugin import PairLoss, masked_mean, matrix_of, per_anchor, reduced
+from pml_ext.plugin import (
+    BaseMetricLossFunction,
+    FullPrecisionForward,
+    PairLoss,
+    masked_mean,
+    matrix_of,
+    per_anchor,
+    reduced,
+)
 
 from .correct import ByHand, ByNames, Deviance, InHalf, Parameter, Ramp, Tuples, TwoTerms
 from .table import REFERENCE, plant, planted
@@ -157,6 +165,61 @@ plant("LeavesOutRow", ByHand, "leaves out the reference in the same row", "check
 )
 
 
+@planted("leaves out the reference in the same row, with a flag", "check_references", "with hard=True; partners are")
+class HardLeavesOutRow(ByHand):
+    def __init__(self, hard: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.hard = hard
+
+    def masks(self, matrix, labels, indices_tuple, ref_labels, references):
+        references = references and not (self.hard and matrix.shape[0] == matrix.shape[1])
+        return super().masks(matrix, labels, indices_tuple, ref_labels, references)
+
+
+@planted("the angle to a proxy, with no gradient at the proxy", "check_degenerate_batches", "at their proxies")
+class AngleToProxy(FullPrecisionForward, BaseMetricLossFunction):
+    capabilities = frozenset({"labels"})
+
+    def __init__(self, embedding_size: int, num_classes: int, **kwargs):
+        super().__init__(**kwargs)
+        self.proxies = torch.nn.Parameter(torch.randn(num_classes, embedding_size))
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        cosine = normalize(embeddings) @ normalize(self.proxies.to(embeddings.dtype)).T
+        return per_anchor(torch.nn.functional.cross_entropy(-torch.acos(cosine), labels, reduction="none"))
+
+
+@planted("values divided by the sum of the images' weights", "check_reducers", "twice the images halve the value")
+class WeightedMeanTwice(FullPrecisionForward, BaseMetricLossFunction):
+    capabilities = frozenset({"labels"})
+
+    def __init__(self, embedding_size: int, num_classes: int, **kwargs):
+        super().__init__(**kwargs)
+        self.proxies = torch.nn.Parameter(torch.randn(num_classes, embedding_size))
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        logits = normalize(embeddings) @ normalize(self.proxies.to(embeddings.dtype)).T
+        weights = torch.ones_like(logits[:, 0])
+        losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+        return per_anchor(weights * losses / weights.sum())
+
+
+@planted("keeps the last image of a class", "check_order_does_not_matter", "keeps one image of each class")
+class LastOfClass(FullPrecisionForward, BaseMetricLossFunction):
+    capabilities = frozenset({"labels", "state"})
+
+    def __init__(self, embedding_size: int, num_classes: int, **kwargs):
+        super().__init__(**kwargs)
+        self.register_buffer("centers", torch.eye(num_classes, embedding_size))
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        centers = self.centers.to(embeddings.dtype, copy=True)
+        if self.training:
+            self.centers[labels] = embeddings.detach().to(self.centers.dtype)
+        logits = normalize(embeddings) @ centers.T
+        return per_anchor(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+
+
 @planted("takes the first label of a set alone", "check_relation", "label sets with SharedLabel")
 class FirstLabelAlone(Deviance):
     def forward(self, embeddings, labels=None, *others, **named):
@@ -211,6 +274,9 @@ plant("DividedTwice", ByHand, "values divided by the batch size", "check_reducer
 )
 plant("MeanInside", ByHand, "reducer= changes nothing", "check_reducers", "reduced already, so that a reducer")(
     packed=lambda self, values, labels: reduced(values.mean())
+)
+plant("RepeatsMean", ByHand, "repeats the mean for every image", "check_reducers", "'loss' repeats one number")(
+    packed=lambda self, values, labels: per_anchor(values.mean().expand(len(values)))
 )
 plant(
     "TurnsTuple",

@@ -3,6 +3,7 @@
 import itertools
 
 import torch
+from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
 
@@ -51,6 +52,9 @@ plant("MarginTwice", NearNegatives, "doubles the margin", REFERENCE, "with epsil
         far & (similarity > masked_min(similarity, near)[:, None] - 2 * self.epsilon),
     )
 )
+plant("RandomHalf", NearNegatives, "leaves out pairs at random", REFERENCE, "draws at random, while the reference")(
+    listed=lambda self, near, far: NearNegatives.listed(self, near, far & (torch.rand(far.shape) < 0.5))
+)
 plant("MovesInEvalToo", Moving, "moves in eval() too", "check_eval_keeps_state", "changes mean of its state")(
     moves=lambda self: True
 )
@@ -97,6 +101,32 @@ plant("IndexTwice", Indices, "an index comes twice in a batch", "check_sampler",
 plant("QueueUnsaved", Indices, "does not save its queue", "check_sampler_state", "such as a queue")(
     state_dict=lambda self: FewClasses.state_dict(self)
 )
+plant(
+    "Of20Classes", FewClasses, "draws among the first 20 classes", "check_sampler_in_the_long_run", "20 of 40 classes"
+)(some=lambda self, classes: FewClasses.some(self, classes[:20]))
+plant(
+    "FewOfSmall",
+    FewClasses,
+    "takes few images of a small class",
+    "check_sampler_in_the_long_run",
+    r"a batch has \d+ images, but batch_size is 12, where a class has fewer",
+)(images=lambda self, rows: FewClasses.images(self, rows)[: len(rows)])
+plant(
+    "GlobalAbove10",
+    FewClasses,
+    "draws from many classes by the global generator",
+    "check_sampler_in_the_long_run",
+    "other indices of 40 classes where global generators differ",
+)(
+    some=lambda self, classes: (
+        classes[torch.randperm(len(classes))[: self.batch_size // 4]]
+        if len(classes) > 10
+        else FewClasses.some(self, classes)
+    )
+)
+plant("NoStateDict", FewClasses, "has no state dict", "check_sampler_state", "a checkpoint cannot hold its generator")(
+    state_dict=property(), load_state_dict=property()
+)
 
 
 # Distances.
@@ -118,6 +148,11 @@ class WrongWay(CosineSimilarity):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.is_inverted = False
+
+
+plant("OfUnitLength", LpDistance, "is right for unit vectors alone", "check_distance", "normalize_embeddings=False")(
+    compute_mat=lambda self, x, y: (2 - 2 * x @ y.T).clamp(min=1e-12).sqrt()
+)
 
 
 # Regularizers and reducers.
