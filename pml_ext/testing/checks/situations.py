@@ -198,8 +198,8 @@ def _names(classes: int) -> dict[str, Tensor]:
 
 
 @applies_to("loss", "regularizer", "miner")
-def check_names_of_classes(subject: Subject) -> None:
-    """Labels are names: 7 and 3 mean the same as 0 and 1 to a component without a row per class."""
+def check_names_of_classes(subject: Subject) -> str | None:
+    """Labels are names: 7 and 3 mean the same as 0 and 1; with a row per class, where the rows are renumbered alike."""
     component = subject.make()
     rows = subject.has_class_rows
     if not takes_labels(component) or is_random(subject):
@@ -228,7 +228,45 @@ def check_names_of_classes(subject: Subject) -> None:
             text = f"names of classes {what} change the result{form}; compare labels as they come"
             close(actual, expected, text, 1e-7, 1e-7)
     if rows:
-        raise SkipCheck("it has a row per class, which labels are numbers of")
+        _check_renumbered_rows(subject)
+        return "classes are numbered otherwise, rows and labels alike"
+    return None
+
+
+def _check_renumbered_rows(subject: Subject) -> None:
+    """Fail if the result is another where the classes, their rows and their labels, are in reverse order."""
+    batch = batch_of(subject, (2, 3))
+    batch.embeddings.requires_grad_(False)
+    component = with_noise(subject.make())
+    renumbered = with_noise(subject.make())
+    for module in renumbered.modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            tensor.data.copy_(_rows_reversed(subject, tensor.data))
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):  # such as a weight for each class
+                setattr(module, name, _rows_reversed(subject, value))
+    expected = outcome(component, batch)[:1]
+    actual = outcome(renumbered, Batch(batch.embeddings, subject.classes - 1 - batch.labels))[:1]
+    text = (
+        f"classes that are numbered otherwise, rows and labels alike, change the {subject.kind}; take the row of each "
+        "label, and the number of classes from num_classes, not from the batch"
+    )
+    close(actual, expected, text, 1e-7, 1e-7)
+
+
+def _rows_reversed(subject: Subject, tensor: Tensor) -> Tensor:
+    """Return a tensor with its rows of classes in reverse order, along each axis that has one for each class.
+
+    Integers stay: they may be the labels of the rows.
+    """
+    if not tensor.is_floating_point():
+        return tensor
+    for axis, length in enumerate(tensor.shape):
+        if length == subject.classes:
+            tensor = tensor.flip(axis)
+        elif length and length % subject.classes == 0:
+            raise SkipCheck("it may have several rows per class, whose order is its own")
+    return tensor
 
 
 @applies_to(*CALLED)

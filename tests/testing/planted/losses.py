@@ -204,6 +204,20 @@ class WeightedMeanTwice(FullPrecisionForward, BaseMetricLossFunction):
         return per_anchor(weights * losses / weights.sum())
 
 
+@planted("counts the classes of the batch", "check_names_of_classes", "numbered otherwise, rows and labels alike")
+class ClassesOfBatch(FullPrecisionForward, BaseMetricLossFunction):
+    capabilities = frozenset({"labels"})
+
+    def __init__(self, embedding_size: int, num_classes: int, **kwargs):
+        super().__init__(**kwargs)
+        self.proxies = torch.nn.Parameter(torch.randn(num_classes, embedding_size))
+
+    def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
+        proxies = self.proxies[: labels.max() + 1].to(embeddings.dtype)
+        logits = normalize(embeddings) @ normalize(proxies).T
+        return per_anchor(torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
+
+
 @planted("keeps the last image of a class", "check_order_does_not_matter", "keeps one image of each class")
 class LastOfClass(FullPrecisionForward, BaseMetricLossFunction):
     capabilities = frozenset({"labels", "state"})
