@@ -278,7 +278,10 @@ class Collection:
     With ``by="features"`` they are the features of its trunk.
     """
 
-    def __init__(self, place: Path, run: Path, identity: str, size: int, by: By = "embeddings") -> None:
+    def __init__(
+        self, place: Path, run: Path, identity: str, size: int, by: By = "embeddings", source: str = "FOLDER"
+    ) -> None:
+        self.source = source  # what is indexed, as a command has it
         self.place = place.absolute()
         self.run = run
         self.identity = identity
@@ -682,7 +685,7 @@ class Collection:
 
     def command(self) -> str:
         """Return the command that makes the index again."""
-        index = self._index or Index(folder="FOLDER", images=0, first=None)
+        index = self._index or Index(folder=self.source, images=0, first=None)
         command = ["pml-ext", "index", str(self.run), index.folder]
         if self.place != (self.run / COLLECTION).absolute():
             command += ["--store", str(self.place)]

@@ -446,7 +446,7 @@ def query(
     if rerank is not None and (stored or metric != "euclidean" or radius is not None):
         raise ConfigError("--rerank ranks the index by its own distance; leave out --store, --metric and --radius")
     if bool(images) == duplicates:
-        raise ConfigError(f"wanted images to look for, or --duplicates; type: pml-ext query {run} IMAGE")
+        raise ConfigError(f"wanted images or ids to look for, or --duplicates; type: pml-ext query {run} IMAGE")
     if duplicates and (picture or within or (k, shortlist, rerank) != (None, None, None) or metric != "euclidean"):
         raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
     place = picture

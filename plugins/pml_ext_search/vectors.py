@@ -37,7 +37,7 @@ class VectorEmbedder:
         self.replace = replace  # whether to replace a collection of other weights in the same folder
         identified_by = json.dumps([weights, network.preprocessing.model_dump()])
         identity = hashlib.sha256(identified_by.encode()).hexdigest()[:16]
-        self.collection = Collection(place, run, identity, network.embedding_size)
+        self.collection = Collection(place, run, identity, network.embedding_size, source="FILE")
 
     @property
     def size(self) -> int:

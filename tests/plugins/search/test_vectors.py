@@ -115,6 +115,11 @@ def test_an_unknown_id_is_refused(indexed):
         loaded.query(["0"])
 
 
+def test_without_an_index_a_file_is_to_be_indexed(run, tmp_path):
+    with pytest.raises(DataError, match=r"no index; type: pml-ext index .* FILE --store"):
+        load_run(run, "cpu", store=tmp_path / "store").query("digits/3")
+
+
 def test_an_update_embeds_what_changed(run, file, tmp_path, monkeypatch):
     shutil.copytree(run, copied := tmp_path / "run", ignore=shutil.ignore_patterns("collection"))
     shutil.copy(file, mine := tmp_path / "mine.npz")
