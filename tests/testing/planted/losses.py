@@ -176,27 +176,25 @@ class HardLeavesOutRow(ByHand):
         return super().masks(matrix, labels, indices_tuple, ref_labels, references)
 
 
-@planted("the angle to a proxy, with no gradient at the proxy", "check_degenerate_batches", "at their proxies")
-class AngleToProxy(FullPrecisionForward, BaseMetricLossFunction):
+class OfProxies(FullPrecisionForward, BaseMetricLossFunction):
+    """A right loss of proxies, but for its value."""
+
     capabilities = frozenset({"labels"})
 
     def __init__(self, embedding_size: int, num_classes: int, **kwargs):
         super().__init__(**kwargs)
         self.proxies = torch.nn.Parameter(torch.randn(num_classes, embedding_size))
 
+
+@planted("the angle to a proxy, with no gradient at the proxy", "check_degenerate_batches", "at their proxies")
+class AngleToProxy(OfProxies):
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         cosine = normalize(embeddings) @ normalize(self.proxies.to(embeddings.dtype)).T
         return per_anchor(torch.nn.functional.cross_entropy(-torch.acos(cosine), labels, reduction="none"))
 
 
 @planted("values divided by the sum of the images' weights", "check_reducers", "twice the images halve the value")
-class WeightedMeanTwice(FullPrecisionForward, BaseMetricLossFunction):
-    capabilities = frozenset({"labels"})
-
-    def __init__(self, embedding_size: int, num_classes: int, **kwargs):
-        super().__init__(**kwargs)
-        self.proxies = torch.nn.Parameter(torch.randn(num_classes, embedding_size))
-
+class WeightedMeanTwice(OfProxies):
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         logits = normalize(embeddings) @ normalize(self.proxies.to(embeddings.dtype)).T
         weights = torch.ones_like(logits[:, 0])
@@ -205,13 +203,7 @@ class WeightedMeanTwice(FullPrecisionForward, BaseMetricLossFunction):
 
 
 @planted("counts the classes of the batch", "check_names_of_classes", "numbered otherwise, rows and labels alike")
-class ClassesOfBatch(FullPrecisionForward, BaseMetricLossFunction):
-    capabilities = frozenset({"labels"})
-
-    def __init__(self, embedding_size: int, num_classes: int, **kwargs):
-        super().__init__(**kwargs)
-        self.proxies = torch.nn.Parameter(torch.randn(num_classes, embedding_size))
-
+class ClassesOfBatch(OfProxies):
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
         proxies = self.proxies[: labels.max() + 1].to(embeddings.dtype)
         logits = normalize(embeddings) @ normalize(proxies).T
