@@ -358,15 +358,20 @@ class Plugins:
         return plugin != LOCAL
 
 
-def _entry_points() -> tuple[list[metadata.EntryPoint], list[tuple[PluginRecord, Exception]]]:
-    """Return the entry points, and a record of each distribution whose entry points cannot be read.
+EntryPoints = tuple[list[metadata.EntryPoint], list[tuple[PluginRecord, Exception]]]
+"""Entry points, and a record of each distribution whose entry points cannot be read."""
 
-    A damaged file of any distribution would stop ``metadata.entry_points``.
-    """
+
+def _entry_points() -> EntryPoints:
+    """Return the entry points of all distributions; a damaged file of any of them stops importlib's function."""
     try:
         return list(metadata.entry_points(group=GROUP)), []
     except Exception:  # of a parser: anything
-        pass
+        return _readable_entry_points()
+
+
+def _readable_entry_points() -> EntryPoints:
+    """Read the entry points of one distribution after the other, which takes longer."""
     points: list[metadata.EntryPoint] = []
     unreadable: list[tuple[PluginRecord, Exception]] = []
     seen = set()  # the first distribution of a name on the path is meant
