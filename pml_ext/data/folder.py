@@ -25,9 +25,9 @@ def folder(
     path: str = "",
     image_size: int = 224,
     channels: Literal[1, 3] = 3,
-    split: Literal["class", "image"] = "class",
-    train_fraction: float = 0.5,
-    seed: int = 0,
+    split: Literal["class", "image"] | None = None,
+    train_fraction: float | None = None,
+    seed: int | None = None,
     classes: Literal["outer", "leaf"] = "outer",
     levels: int | None = None,
 ) -> DataSplits:
@@ -41,29 +41,35 @@ def folder(
         path: the folder.
         image_size: height and width of the network's input, in pixels.
         channels: 1 (gray) or 3 (color).
-        split: ``"class"`` or ``"image"``.
-        train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1.
-        seed: random seed of the split.
+        split: of a folder without ``train`` and ``test``: ``"class"`` (the default; tested classes are never trained
+            on), or ``"image"``, which divides the images of each class.
+        train_fraction: the share of the classes, or of each class's images, to train with, above 0 and below 1; 0.5 by
+            default.
+        seed: random seed of the split; 0 by default.
         classes: in nested folders, the class is the outermost folder (``"outer"``), or the innermost, named by its path
             (``"leaf"``).
         levels: instead of ``classes``: depth of the class folders, named by their paths, for a hierarchy of classes.
 
     Raises:
-        ConfigError: a setting outside its range.
+        ConfigError: a setting outside its range, or one of a split where the folder has ``train`` and ``test``.
         DataError: the folder is missing, or has no images or only one class.
     """
     if levels is not None and (levels < 1 or classes != "outer"):
         raise ConfigError(
             f"levels of a folder must be 1 or more, and goes without classes; found {levels}, {classes!r}"
         )
-    if not 0 < train_fraction < 1:
-        raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {train_fraction}")
+    fraction = 0.5 if train_fraction is None else train_fraction
+    if not 0 < fraction < 1:
+        raise ConfigError(f"train_fraction of a folder must be above 0 and below 1, not {fraction}")
     place = (root or Path()) / Path(path).expanduser()
     if not os.path.isdir(place):
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
     depth = None if classes == "leaf" else levels or 1
     divided = (place / "train").is_dir() and (place / "test").is_dir()
     if divided:
+        for name, value in (("split", split), ("train_fraction", train_fraction), ("seed", seed)):
+            if value is not None:
+                raise ConfigError(f"{name}: found {value!r}, and {place} has the folders train and test; leave one out")
         parts = [place / "train", place / "test"]
     else:
         parts = [place]
@@ -83,9 +89,9 @@ def folder(
             else:
                 remedy = "wanted a sub-folder for each of several classes"
             raise DataError(f"{place}: found 1 class, {names[0]}; {remedy}")
-        train, test = divide(labeled[0], split, train_fraction, seed)
+        train, test = divide(labeled[0], split or "class", fraction, seed or 0)
     advice = ""
-    if not divided and split == "class":
+    if not divided and split != "image":
         advice = "; --set data.split=image divides the images of each class"
     check_trainable(place, train, test, advice)
 

@@ -42,6 +42,8 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
         if isinstance(path, (str, Path)) and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would never end
             raise DataError(f"{path}: not a regular file; wanted an image")
         with Image.open(path, formats=FORMATS) as file:
+            if file.mode == "F":  # PIL would clip, to black where values are from 0 to 1
+                raise DataError(f"{path}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
             turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
             width, height = file.size[::-1] if turned else file.size
             if box is None:

@@ -200,7 +200,7 @@ def _row(line: dict[str, Any], columns: list[str]) -> Row:
         cells = {"is_query": True, "is_gallery": True}
     for name, text in line.items():
         if not is_empty(text):
-            cells[name] = text
+            cells[name] = text.strip()
     box = [cells.get(name) for name in _BOX]
     cells["box"] = box if any(box) else None
     return Row.model_validate(cells)

@@ -20,10 +20,12 @@ class JoinedBatchNorm(nn.BatchNorm1d):
             raise ValueError(f"expected an input of two dimensions or more; got {x.ndim}")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized input, ``[B, C, ...]``."""
+        """Return the normalized input, ``[B, C, ...]``, in its precision; statistics are in float32 or more."""
         if not self.training or num_processes() == 1:
             return super().forward(x)
         self._check_input_dim(x)
+        precision = x.dtype
+        x = x.to(torch.promote_types(precision, torch.float32))
         over = [dimension for dimension in range(x.ndim) if dimension != 1]
         shape = [1, -1] + [1] * (x.ndim - 2)
         total = all_reduce(torch.cat([x.sum(over), x.new_tensor([x.numel() / x.shape[1]])]))  # type: ignore[no-untyped-call]
@@ -41,8 +43,8 @@ class JoinedBatchNorm(nn.BatchNorm1d):
             self.running_var.lerp_(variance.detach() * count / (count - 1).clamp(min=1), factor)
         result: Tensor = centered * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
-            return result * self.weight.view(shape) + self.bias.view(shape)
-        return result
+            result = result * self.weight.view(shape) + self.bias.view(shape)
+        return result.to(precision)
 
 
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..pairwise import shared
-from .processes import collective_device, gather_objects, num_processes, rank
+from .processes import collective_device, gather_objects, num_processes, rank, share_of
 
 _Kind = tuple[str, list[int]] | None  # dtype and shape of a row; None without a tensor
 
@@ -98,9 +98,7 @@ class SharedTiles:
 
     def part(self, count: int) -> slice:
         """Return this process's slice of ``count`` tiles, which are divided evenly in rank order."""
-        start = rank() * count // num_processes()
-        end = (rank() + 1) * count // num_processes()
-        return slice(start, end)
+        return share_of(count, rank(), num_processes())
 
     def gathered(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
         """Return each tensor concatenated in rank order, and the row at which this process's part begins."""

@@ -26,10 +26,16 @@ def rank() -> int:
     return dist.get_rank() if num_processes() > 1 else 0
 
 
+def share_of(count: int, number: int, processes: int) -> slice:
+    """Return the part of ``count`` items for one of several processes, numbered from 0: parts of almost equal size."""
+    return slice(count * number // processes, count * (number + 1) // processes)
+
+
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[None]:
     """Run a block in the process group of ``torchrun`` and then destroy the group; for one process, run it without.
 
+    After an error the group is left to torchrun, since to destroy it would wait for the other processes.
     ``device`` is ``"cpu"`` (gloo) or an accelerator (such as ``"cuda"``: NCCL, and gloo for tensors on the CPU). Raises
     ConfigError for a device without a backend in torch.
     """
@@ -59,8 +65,8 @@ def _meeting_place() -> dict[str, Any]:
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(*address, is_master=False)  # type: ignore[attr-defined]
     place = f"pml_ext/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    own = dist.PrefixStore(place, store)  # type: ignore[attr-defined]
-    return {"store": own, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    store_of_start = dist.PrefixStore(place, store)  # type: ignore[attr-defined]
+    return {"store": store_of_start, "rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
 
 
 def from_rank_0(value: Any) -> Any:
@@ -73,7 +79,10 @@ def from_rank_0(value: Any) -> Any:
 
 
 def from_ranks(value: Any) -> list[Any]:
-    """Return the picklable values of all processes, by rank, in rank 0, and an empty list in other processes."""
+    """Return the picklable values of all processes, by rank, in rank 0; other processes get an empty list.
+
+    Use :func:`gather_objects` where all of them need the values.
+    """
     if num_processes() == 1:
         return [value]
     gathered: list[Any] | None = None

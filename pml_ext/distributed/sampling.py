@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from ..settings import check_count
-from .processes import from_rank_0, num_processes, rank
+from .processes import from_rank_0, num_processes, rank, share_of
 
 
 class DistributedBatchSampler(Sampler[list[int]]):
@@ -88,7 +88,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         for batch in joined:
             if len(batch) < processes:
                 raise ValueError(f"a batch of {len(batch)} items has none for some of {processes} processes")
-            yield batch[len(batch) * number // processes : len(batch) * (number + 1) // processes]
+            yield batch[share_of(len(batch), number, processes)]
 
     def _draw(self) -> list[list[int]]:
         """Return the batches of a pass for all processes together."""

@@ -38,7 +38,7 @@ def nearest_class_mean(
         raise ValueError("points or means have values that are not finite")
     own_class = _rows_of(classes.to(points.device), labels.to(points.device))
     distinct, group = torch.unique(means.to(points), dim=0, return_inverse=True)  # equal means give exact ties
-    sizes = torch.bincount(group).double().cpu()
+    sizes = torch.bincount(group).cpu().double()
     squares = distinct.square().sum(1)
     credit = dict.fromkeys(sorted(set(top)), 0.0)
     tile = max(1, _TILE // len(distinct))
@@ -47,8 +47,8 @@ def nearest_class_mean(
         distances = squares - 2 * points[rows] @ distinct.T  # squared distances minus the squared norm of the point
         own_group = group[own_class[rows]]
         own_distance = distances.gather(1, own_group[:, None])
-        nearer = (distances < own_distance).double().cpu() @ sizes
-        equally_near = (distances == own_distance).double().cpu() @ sizes
+        nearer = (distances < own_distance).cpu().double() @ sizes
+        equally_near = (distances == own_distance).cpu().double() @ sizes
         for k in credit:
             credit[k] += float(((k - nearer) / equally_near).clamp(0, 1).sum())
 

@@ -160,7 +160,7 @@ def hf_trunk(
         name: the model on the Hugging Face hub, or its folder.
         weights: ``"DEFAULT"``, the model's own, downloaded on first use; None: random initialization.
         pool: pooling of the tokens: ``"cls"``, the first token; ``"mean"`` over all tokens; ``"pooled"``, the model's
-            own pooling; ``"auto"``, the model's own if it has one, else the first token.
+            own pooling; ``"auto"``, the model's own if its weights have one, else the first token.
     """
     with needs_extra("hf", f"the trunk {HF}{name}"):
         import transformers
@@ -173,13 +173,22 @@ def hf_trunk(
             if weights is None:
                 config = transformers.AutoConfig.from_pretrained(name)
                 model = auto_model.from_config(config)
+                missing = []
             else:
-                model = auto_model.from_pretrained(name)
+                model, loaded = auto_model.from_pretrained(name, output_loading_info=True)
+                missing = loaded["missing_keys"]
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
             f"model.save_pretrained(FOLDER), and type trunk = '{HF}FOLDER'"
         ) from None
+    if any("pooler" in weight for weight in missing):  # transformers adds a random one to a classifier's weights
+        if pool == "pooled":
+            raise ConfigError(
+                f"model.trunk.pool: found 'pooled', and the weights of {HF}{name} have no pooling of their own; wanted "
+                "'cls' or 'mean'"
+            )
+        pool = "cls" if pool == "auto" else pool
     trunk = _Pooled(getattr(model, "vision_model", model), pool)
     if in_channels == 3:
         return trunk
@@ -191,6 +200,10 @@ class _Pooled(nn.Module):
         super().__init__()
         self.model = model
         self.pool = pool
+
+    def extra_repr(self) -> str:
+        """Return the setting that no parameter shows."""
+        return f"pool={self.pool!r}"
 
     def forward(self, images: Tensor) -> Tensor:
         output = self.model(pixel_values=images)

@@ -88,11 +88,11 @@ def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
     if layer.out_features > min(features.shape):
         text = f"{features.shape[0]:,} features of length {features.shape[1]} have {min(features.shape)} components"
         raise ConfigError(f"model.embedding_size: found {layer.out_features}, but {text}")
-    fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.double().cpu().numpy())
+    fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.cpu().double().numpy())
     weight = fitted.components_ / np.sqrt(np.maximum(fitted.explained_variance_, 1e-12))[:, None]
     with torch.no_grad():
-        layer.weight.copy_(torch.from_numpy(weight))
-        layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_))
+        layer.weight.copy_(torch.from_numpy(weight).float())
+        layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_).float())
 
 
 def whitened_components(features: Tensor, size: int) -> nn.Linear:
@@ -264,6 +264,10 @@ class BNInception(nn.Module):
         else:
             branches.append(self._unit(F.avg_pool2d(x, 3, 1, 1), prefix + "pool_proj"))
         return torch.cat(branches, 1)
+
+    def extra_repr(self) -> str:
+        """Return the setting that no parameter shows."""
+        return f"pooling={self.pooling!r}"
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of classes, ``[B, num_classes]``."""

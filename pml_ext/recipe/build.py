@@ -27,7 +27,6 @@ from .schema import (
     OptimizerTable,
     Recipe,
     SamplerTable,
-    StageTable,
     cut_of,
     frozen_patterns,
     problem_of,
@@ -527,7 +526,7 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
     # Without this setting, no loss of the recipe needs to be known.
     build_losses = build or recipe.evaluation.shortlist is not None
     has_learned_metric = False
-    for prefix, stage in stages_by_prefix(recipe):
+    for prefix, stage in recipe.stages_by_prefix():
         _check_sampler(f"{prefix}sampler", stage.sampler, recipe)
         optimizer = own_optimizer(recipe.optimizer, stage.loss)
         _check_optimizer(f"{prefix}loss.optimizer", optimizer, build or bool(stage.loss.optimizer))
@@ -536,16 +535,6 @@ def check_names(recipe: Recipe, build: bool = True) -> None:
         else:
             _check_loss_settings(f"{prefix}loss", stage.loss, recipe)
     _check_evaluation(recipe, has_learned_metric)
-
-
-def stages_by_prefix(recipe: Recipe) -> Iterator[tuple[str, StageTable]]:
-    """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
-    for number, stage in enumerate(recipe.all_stages()):
-        if number < len(recipe.stages):
-            prefix = f"stages.{number}."
-        else:
-            prefix = ""
-        yield prefix, stage
 
 
 def _check_data(data: DataTable) -> None:
@@ -700,16 +689,33 @@ def _placeholder_classes(table: DataTable) -> list[str]:
 def _component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Any:
     """Build the component of a table.
 
-    A loss that wants labels from 0 to ``num_classes`` - 1 gets them, whatever the labels of the data are.
+    A loss that wants labels from 0 to ``num_classes`` - 1 gets them, whatever the labels of the data are, and so do the
+    parts that are built with it.
     """
     component = _checked_component(key, kind, table, context)
+    classes = context.get("class_labels", [])
+    numbers = list(range(len(classes)))
+    renumbers = kind == "loss" and _settings_by_class(component) == {"num_classes"} and classes != numbers
+    if renumbers:
+        context = {**context, "class_labels": numbers}
     with located(key, table):
         built = registry.build(table.name, kind, context, **table.settings)
-    classes = context.get("class_labels", [])
-    numbers_classes = _settings_by_class(component) == {"num_classes"}
-    if kind == "loss" and numbers_classes and classes != list(range(len(classes))):
+    if renumbers:
+        check_class_weights(built, [len(numbers)], len(numbers))
         built.register_forward_pre_hook(functools.partial(_number_labels, classes), with_kwargs=True)
     return built
+
+
+def check_class_weights(loss: Any, accepted: Collection[int], classes: int) -> None:
+    """Raise ConfigError unless a reducer with weights of classes has an ``accepted`` number of them."""
+    from ..pml import reducers
+
+    for module in loss.modules():
+        if isinstance(module, reducers.ClassWeightedReducer) and len(module.weights) not in accepted:
+            raise ConfigError(
+                f"loss.reducer: weights of pml/class-weighted must be {classes} numbers, one for each training class "
+                f"in the order of their labels; got {len(module.weights)}"
+            )
 
 
 def _checked_component(key: str, kind: str, table: NamedTable, context: Mapping[str, Any]) -> Component:

@@ -43,8 +43,7 @@ def check_listed(recipe: Recipe, kind: Kind) -> None:
     for key in _BY_CLASS:
         if getattr(recipe.evaluation, key) != type(recipe.evaluation).model_fields[key].default:
             raise ConfigError(f"evaluation.{key}: it is for images with labels, and {name} lists {kind}; leave it out")
-    for number, stage in enumerate(recipe.all_stages()):
-        prefix = f"stages.{number}." if number < len(recipe.stages) else ""
+    for prefix, stage in recipe.stages_by_prefix():
         _check_stage(prefix, stage, name, kind)
 
 

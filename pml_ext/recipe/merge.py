@@ -412,6 +412,11 @@ def _combinations(sweep: Any, source: str) -> dict[str, tuple[_Choice, ...]]:
     combinations = {}
     for combination in itertools.product(*choices):
         label = ",".join(choice.label for choice in combination)
+        if label in combinations:
+            raise ConfigError(
+                f"{source}: [sweep]: two variants have the name {label!r}; wanted tables by name, for example "
+                "[sweep.rows.sqrt]"
+            )
         combinations[label] = combination
     return combinations
 

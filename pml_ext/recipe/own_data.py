@@ -22,13 +22,18 @@ MOST_PER_CLASS = 16  # in a batch
 
 
 def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``."""
-    options = {}
+    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
+    options: dict[str, Any] = {}
     for override in overrides:
         key, _, text = override.partition("=")
         value = toml_value(text.strip())
         table, _, name = key.strip().partition(".")
-        if table == "data" and name and "." not in name and name not in DataTable.model_fields:
+        if table != "data" or not name:
+            continue
+        of_relation = name.partition("relation.")[2]
+        if of_relation:
+            options.setdefault("relation", {})[of_relation] = value
+        elif name == "relation" or ("." not in name and name not in DataTable.model_fields):
             options[name] = value
     return options
 

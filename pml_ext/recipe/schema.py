@@ -428,6 +428,10 @@ class EvaluationTable(Table):
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
                 "out for that) or select_on = 'test' or 'split', for example validation = 0.2, select = 'map_at_r'"
             )
+        if self.held_out != "drawn" and not self.validation:
+            raise ValueError(f"held_out = {self.held_out!r} goes with validation, the share of the training classes")
+        if self.every > 1 and self.select is None:
+            raise ValueError("every goes with select, the metric to choose the epoch by; test_every is for curves")
         if self.validation_trains and not self.validation:
             raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
         if self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)):
@@ -603,6 +607,15 @@ class Recipe(Table):
             epochs -= stage.epochs
         stages.append(StageTable(epochs=epochs, loss=self.loss, sampler=self.sampler))
         return stages
+
+    def stages_by_prefix(self) -> Iterator[tuple[str, StageTable]]:
+        """Yield the stages with the prefixes of their keys: ``"stages.0."``, and "" for the recipe's own loss."""
+        for number, stage in enumerate(self.all_stages()):
+            if number < len(self.stages):
+                prefix = f"stages.{number}."
+            else:
+                prefix = ""
+            yield prefix, stage
 
     def metric_names(self) -> list[str]:
         """Return the names of the metrics that a run reports."""

@@ -29,6 +29,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 from .. import registry
 from ..data import LabeledImages
 from ..distributed import from_rank_0, num_processes, rank
+from ..distributed.processes import share_of
 from ..errors import DataError, PmlExtError, TrainingError, one_line, shortened
 from ..networks.modes import preserved_modes
 from ..pairwise import ListedTuples
@@ -131,9 +132,7 @@ def epoch_batches(
             for view in range(views):
                 whole.append((image, first_seed + view))
         first += len(images)
-        start = len(whole) * rank // processes
-        end = len(whole) * (rank + 1) // processes
-        batches.append(whole[start:end])
+        batches.append(whole[share_of(len(whole), rank, processes)])
     return batches
 
 

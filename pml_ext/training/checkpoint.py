@@ -25,7 +25,7 @@ import torch
 from .. import __version__
 from ..errors import DataError, PluginWarning, shortened
 from ..files import reading
-from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
+from ..files.checksums import SUMS, is_unchanged, read_sums, replace_file, sha256_of
 from ..pairwise.generators import generator_states, set_generator_states
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
@@ -56,8 +56,8 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def save_last(path: Path, state: Mapping[str, Any]) -> None:
-    """Write ``last.pt``; the old one becomes ``previous.pt``."""
-    if path.exists():
+    """Write ``last.pt``; the old one becomes ``previous.pt``, unless it is damaged and would replace a good one."""
+    if is_unchanged(path.parent.parent, f"{path.parent.name}/{path.name}"):
         replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(shutil.copyfile, path))
     save(path, state)
 

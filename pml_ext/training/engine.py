@@ -20,6 +20,7 @@ from ..distributed import max_over_ranks, num_processes
 from ..distributed.devices import autocast, check_precision, read_numbers
 from ..errors import TrainingError
 from ..losses import MicroBatched, unwrapped
+from ..networks.modes import is_batch_norm
 from ..pairwise import to_full_precision
 from ..recipe.schema import EngineTable
 
@@ -81,6 +82,7 @@ class Engine:
         check_precision(device, self.settings.precision)
         self.networks = {"trunk": trunk, "embedder": embedder}
         self._parts = self._trained_parts()
+        self._trainable = _trainable(trunk)  # when the parts were wrapped
         self._scaler: torch.amp.GradScaler | None = None
         if self.settings.precision == "float16":
             self._scaler = torch.amp.GradScaler(device.type)
@@ -96,10 +98,16 @@ class Engine:
         return [data_parallel(module) for module in parts]
 
     def use_trunk(self, trunk: nn.Module) -> None:
-        """Train a module in place of the trunk from now on: the trunk itself, or the rest of one that is cut."""
-        if trunk is not self.networks["trunk"]:
+        """Train a module in place of the trunk from now on: the trunk itself, or the rest of one that is cut.
+
+        Several processes wait for the gradients of all parameters that were trainable when the trunk was wrapped, so it
+        is wrapped again after others were frozen.
+        """
+        trainable = _trainable(trunk)
+        if trunk is not self.networks["trunk"] or trainable != self._trainable:
             self.networks["trunk"] = trunk
             self._parts = self._trained_parts()
+            self._trainable = trainable
 
     def epoch(self, batches: Iterable[Batch], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield every step after it was taken; the epoch ends with the last step.
@@ -113,7 +121,7 @@ class Engine:
             module.train()
         if self._freeze_batch_norm:
             for module in self.networks["trunk"].modules():
-                if "BatchNorm" in type(module).__name__:
+                if is_batch_norm(module):
                     module.eval()
         for module in self.frozen:
             module.eval()
@@ -267,6 +275,11 @@ def data_parallel(module: nn.Module, **settings: Any) -> nn.Module:
     if num_processes() == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     return nn.parallel.DistributedDataParallel(module, **settings)
+
+
+def _trainable(module: nn.Module) -> list[bool]:
+    """Return whether each parameter of a module gets a gradient."""
+    return [parameter.requires_grad for parameter in module.parameters()]
 
 
 def _nothing() -> None: ...

@@ -125,15 +125,15 @@ def _noise(seen: Preprocessing | VectorInput) -> Tensor:
 
 def _check_folder(folder: Path, names: Iterable[str]) -> None:
     """Raise ConfigError if a folder has checksums, or files to replace, that are not of an export."""
-    own = (WEIGHTS, ONNX, ABOUT, CARD)
+    files_of_export = (WEIGHTS, ONNX, ABOUT, CARD)
     listed = read_sums(folder)
-    written_by_export = WEIGHTS in listed and listed.keys() <= {*own}
+    written_by_export = WEIGHTS in listed and listed.keys() <= {*files_of_export}
     if (folder / SUMS).exists() and not written_by_export:
         foreign = [SUMS]
     else:
         foreign = []
     if not foreign:
-        recover(folder, own)
+        recover(folder, files_of_export)
         for name in names:
             if (folder / name).exists() and not is_unchanged(folder, name):
                 foreign.append(name)
@@ -194,6 +194,8 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     if about["by"] == "features":
         phases = {"after": "features", "before": "frozen"}
     values = {key: measured.get(phase) or {} for key, phase in phases.items()}
+    keeps_trunk = recipe.model.freeze == "trunk" and about["by"] == "features"
+    values["trained"] = measured.get("best_epoch") != 0 and not keeps_trunk
     values["alike"] = "of one class" if recipe.data.listed is None else "that belong together"
     values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
     values["description"] = html.escape(recipe.description, quote=False)

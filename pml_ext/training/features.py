@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,13 +28,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import LabeledImages, cache_folder
-from ..distributed import from_rank_0, from_ranks, num_processes, rank
+from ..distributed import from_rank_0, num_processes, rank
+from ..distributed.processes import gather_objects, share_of
 from ..errors import DataError, one_line
 from ..files.stat import MISSING, FileStat, file_stat, path_bytes
 from ..networks.modes import preserved_modes
 from .batches import Batches, embed_batches
 from .feature_store import FeatureStore, Vectors
 
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object without a representation of its own, in that of a module
 _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
 
@@ -104,9 +107,8 @@ class FeatureCache:
         missing = _first_places(keys, found)
         if missing and rank() == 0:
             self._tell(f"computing features of {len(missing):,} images by the frozen trunk")
-        start = len(missing) * rank() // num_processes()
-        stop = len(missing) * (rank() + 1) // num_processes()
-        for part in from_ranks(self._computed(images, missing[start:stop], keys, stats)):
+        mine = missing[share_of(len(missing), rank(), num_processes())]
+        for part in gather_objects(self._computed(images, mine, keys, stats)):
             found |= part
         return found
 
@@ -173,8 +175,9 @@ class FeatureCache:
                 if self.store.dtype == np.float16:
                     text += "; values above 65,504 do not fit: --set model.freeze.precision=float32"
                 raise DataError(text)
-            own = [keys[index] for index in batch]
-            numbers |= self.store.append(own, [files[key] for key in own], rows)
+            keys_of_batch = [keys[index] for index in batch]
+            files_of_batch = [files[key] for key in keys_of_batch]
+            numbers |= self.store.append(keys_of_batch, files_of_batch, rows)
         return numbers
 
 
@@ -199,8 +202,9 @@ def _temporary_folder() -> Path:
 
 
 def _digest(trunk: nn.Module, about: Any) -> str:
-    """Return the digest of all that features depend on: weights, preprocessing, augmentation."""
+    """Return the digest of all that features depend on: modules and their settings, weights, preprocessing, ..."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    digest.update(_ADDRESS.sub("", str(trunk)).encode())
     for name, tensor in trunk.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -279,9 +283,9 @@ class FeatureReader:
         An image's view follows from the seed of its augmentation.
         """
         if labels is None:
-            own = self.labels
+            labels_of_images = self.labels
         else:
-            own = torch.from_numpy(labels)
+            labels_of_images = torch.from_numpy(labels)
         torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: random numbers stay the same
         for batch in batches:
             indices, seeds = torch.tensor(batch, dtype=torch.int64).T
@@ -289,7 +293,7 @@ class FeatureReader:
             for number, view in enumerate(self.views[1:], start=1):
                 seen = seeds % len(self.views) == number
                 features[seen] = view[indices[seen]]
-            yield features.to(self._device).float(), own[indices].to(self._device)
+            yield features.to(self._device).float(), labels_of_images[indices].to(self._device)
 
     naming_images = staticmethod(contextlib.nullcontext)  # no workers read images
 

@@ -420,8 +420,8 @@ def summarize(results: Sequence[Metrics]) -> Metrics:
         for phase, metrics in phases_of(results_of_recipe[0]).items():
             spreads = {}
             for metric in metrics:
-                values = [result[phase][metric] for result in results_of_recipe]
-                spreads[metric] = spread(values)
+                if all(metric in result.get(phase, {}) for result in results_of_recipe):  # else it failed in a run
+                    spreads[metric] = spread([result[phase][metric] for result in results_of_recipe])
             summary[name][phase] = spreads
     return summary
 

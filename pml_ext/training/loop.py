@@ -162,6 +162,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
         with forward_warnings(run.warn), reader.naming_images():
             for step in run.engine.epoch(with_indices(reading, indices_tuples, run.device), objective):
                 images_of_batch = indices_of(batches[len(losses)])
+                run.changed()
                 run.call_after_step(stage, images_of_batch, step)
                 losses.append(step.loss)
                 outcome.warn_of_zero_loss(run, stage, losses, batches)

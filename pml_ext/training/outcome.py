@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..distributed import join, max_over_ranks
 from ..errors import TrainingError
+from ..networks.modes import is_batch_norm
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import parts_named
 from ..recipe.schema import frozen_patterns
@@ -60,7 +61,7 @@ def _trains_batch_norms(run: Run, stage: Stage) -> bool:
         for part in parts_named(run.trunk, patterns):
             frozen.update(part.modules())
     trained = [part for part in run.trained_trunk(stage).modules() if part not in frozen]
-    return any("BatchNorm" in type(part).__name__ for part in trained)
+    return any(is_batch_norm(part) for part in trained)
 
 
 def stopped(run: Run, problem: object, when: str) -> TrainingError:

@@ -62,8 +62,8 @@ class Records:
         self._rows: list[tuple[int, Rows]] = []
         self._saved = time.monotonic()
         self._trackers: list[tuple[str, Tracker]] = []
-        own: Callable[[], Tracker] = functools.partial(RecordKeeper, self._folder)
-        for name, factory in [("records", own), *trackers]:
+        record_keeper: Callable[[], Tracker] = functools.partial(RecordKeeper, self._folder)
+        for name, factory in [("records", record_keeper), *trackers]:
             with self._errors_as_warnings(name):
                 self._trackers.append((name, factory()))
 
@@ -147,7 +147,7 @@ def _delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callabl
             for table in _tables(connection):
                 last = iteration
                 if table == TEST:
-                    last = 0
+                    last = -1  # of epoch 0 too, which is tested where nothing is trained
                 elif of_epochs(table):
                     last = epoch
                 connection.execute(f'DELETE FROM "{table}" WHERE "{ITERATION}" > ?', (last,))

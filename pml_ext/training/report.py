@@ -347,14 +347,9 @@ def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
     phases = [phase for phase in phase_titles(view.noun) if phase in metrics]
-    if view.takes_vectors:
-        same_phase = {"none": "raw", "pca": "pca"}.get(view.recipe.model.embedder)
-        if same_phase in phases:
-            phases.remove("after")  # nothing was trained: identical to the other phase
-    elif view.frozen:
-        same_phase = {"none": "frozen", "pca": "pca"}.get(view.recipe.model.embedder)
-        if same_phase in phases:
-            phases.remove("after")  # nothing was trained: identical to the other phase
+    untrained = {"none": "raw" if view.takes_vectors else "frozen", "pca": "pca"}
+    if view.frozen and untrained.get(view.recipe.model.embedder) in phases:
+        phases.remove("after")  # nothing was trained: identical to the other phase
     rows = []
     for name in metrics["after"]:
         if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
@@ -607,8 +602,8 @@ def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportT
     rows = []
     for value in values:
         name = f"{value.row}, {value.heading}, {value.column}"
-        own = metrics.get(value.phase, {}).get(value.metric)
-        rows.append([name, percent(value.value), percent(own)])
+        measured = metrics.get(value.phase, {}).get(value.metric)
+        rows.append([name, percent(value.value), percent(measured)])
     caption = ""
     if not is_full(recipe.paper.table, recipe.data.name):
         caption = f"The paper's are of its own data, this run's of {recipe.data.name}."

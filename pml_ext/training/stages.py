@@ -16,9 +16,8 @@ from ..data import LabeledImages
 from ..distributed import DistributedLoss, DistributedMiner, num_processes
 from ..errors import ConfigError, PmlExtError, shortened
 from ..pairwise import ListedTuples
-from ..pml import reducers
 from ..recipe import Recipe, build_loss, loss_context, own_optimizer
-from ..recipe.build import build_optimizer, stages_by_prefix
+from ..recipe.build import build_optimizer, check_class_weights
 from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
 from ..recipe.schema import SHUFFLE, LossTable, PseudoTable, SamplerTable, ScheduleTable, StageTable
 from ..registry import BuildContext
@@ -88,7 +87,7 @@ def build_stages(recipe: Recipe, images: LabeledImages, device: torch.device, se
     context = loss_context(recipe, np.unique(images.labels).tolist(), images.class_names)
     stages = Stages()
     first = 1
-    for prefix, table in stages_by_prefix(recipe):
+    for prefix, table in recipe.stages_by_prefix():
         stages.append(_build_stage(recipe, prefix, table, context, images, device, seed, first))
         first += table.epochs
     return stages
@@ -112,7 +111,8 @@ def _build_stage(
         check_conflicts(f"{prefix}loss", table.loss.name, loss, recipe, images.tuples)
     pseudo = recipe.data.pseudo
     if pseudo is None:
-        _check_class_weights(loss, images.labels)
+        classes = len(np.unique(images.labels))
+        check_class_weights(loss, [classes, int(images.labels.max()) + 1], classes)
     loss = loss.to(device)
     if miner is not None:
         miner = miner.to(device)
@@ -157,16 +157,6 @@ def _loss_optimizer(
     if not optimizer_table.scheduled:
         return optimizer, None
     return optimizer, _scheduler(optimizer, recipe.schedule, first)
-
-
-def _check_class_weights(loss: nn.Module, labels: Labels) -> None:
-    """Raise ConfigError unless a reducer with weights of classes has one for each training class."""
-    for module in loss.modules():
-        if isinstance(module, reducers.ClassWeightedReducer) and len(module.weights) != labels.max() + 1:
-            raise ConfigError(
-                f"loss.reducer: weights of pml/class-weighted must be {len(np.unique(labels))} numbers, one for each "
-                f"training class in the order of their labels; got {len(module.weights)}"
-            )
 
 
 def build_optimizers(

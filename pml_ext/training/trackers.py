@@ -194,7 +194,7 @@ class MLflow:
 
         now = int(1000 * time.time())
         for name, value in values.items():
-            if step > self._last.get(name, 0):
+            if step > self._last.get(name, -1):
                 self._values.append(Metric(name, value, now, step))
 
     def flush(self) -> None:

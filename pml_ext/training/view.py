@@ -114,6 +114,8 @@ class View:
 
         self.queries = "query" if "query" in self.splits else "test"
         """The split whose images are searched for in a test."""
+        if "nearest-class-mean" in self.recipe.evaluation.protocols:
+            self._check_class_means()
         self.training_images = self.splits["train"].with_transform(augmented)
         relation = build_relation(self.recipe.data, self.training_images.class_names)
         if relation is None:
@@ -148,6 +150,20 @@ class View:
         if "zero-shot" in self.recipe.evaluation.protocols and not self.parents:
             missing = f"'zero-shot' wants classes with parents, which {self.recipe.data.name} does not have here"
             raise ConfigError(f"evaluation.protocols: {missing}; omniglot has, and imagenet with a hierarchy")
+
+    def _check_class_means(self) -> None:
+        """Raise DataError unless tested images have others of their classes, whose means they are compared with."""
+        labels = self.splits[self.queries].labels
+        gallery = self.splits[self.gallery_of(self.queries)]
+        if self.queries == "query":
+            without_mean = np.setdiff1d(labels, gallery.labels)
+        else:
+            values, counts = np.unique(labels, return_counts=True)
+            without_mean = values if counts.max() == 1 else values[:0]
+        if len(without_mean):
+            name = gallery.class_names[without_mean[0]]
+            wanted = f"'nearest-class-mean' wants another image of {name} to test with, and there is none"
+            raise DataError(f"evaluation.protocols: {wanted}; leave it out")
 
     def _prepared(self, name: str, images: LabeledImages, steps: Any, tell: Callable[[str], None]) -> LabeledImages:
         """Return the readable images of a split, as the recipe caches them; note those that are left out."""
@@ -404,7 +420,7 @@ class View:
         warnings.warn(text, PluginWarning, stacklevel=2)
 
     def checkpoint(self, name: str) -> Path:
-        """Return the path of ``"last"``, ``"within"``, ``"best"`` or ``"model"``."""
+        """Return the path of a checkpoint: ``"last"``, ``"within"``, ``"best"``, ``"model"`` or ``"before"``."""
         return self.folder / "checkpoints" / f"{name}.pt"
 
     def call(self, part: Any, method: str, *more: Any) -> Any:

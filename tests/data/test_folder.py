@@ -10,7 +10,7 @@ from PIL import Image
 from pml_ext.data import (
     folder,
 )
-from pml_ext.errors import DataError
+from pml_ext.errors import ConfigError, DataError
 
 
 def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
@@ -111,3 +111,11 @@ def test_a_class_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", refused)
     with pytest.raises(DataError, match="class2: cannot be listed .*permissions"):
         folder(path=str(place))
+
+
+@pytest.mark.parametrize(("name", "value"), [("split", "image"), ("train_fraction", 0.9), ("seed", 0)])
+def test_settings_of_a_split_are_refused_where_the_folder_has_one(tmp_path, name, value):
+    photos(tmp_path / "train")
+    photos(tmp_path / "test")
+    with pytest.raises(ConfigError, match=f"{name}: found .* has the folders train and test; leave one out"):
+        folder(path=str(tmp_path), **{name: value})

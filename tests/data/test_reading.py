@@ -51,6 +51,13 @@ def test_images_of_every_mode(tmp_path, mode, color, wanted):
     assert tuple(read_image(path, channels=1).shape) == (1, 4, 4)
 
 
+def test_floating_point_pixels_are_refused(tmp_path):
+    """PIL clips them to whole numbers: those from 0 to 1 would all be black."""
+    Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)).save(tmp_path / "depth.tif")
+    with pytest.raises(DataError, match=r"depth.tif: its pixels are floating-point numbers; save it with 8 or 16 bits"):
+        read_image(tmp_path / "depth.tif")
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("suffix", ["jpg", "tif"])
 def test_exif_orientation_is_followed(tmp_path, orientation, suffix):

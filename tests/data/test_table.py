@@ -32,6 +32,8 @@ def test_a_table_of_ones_own(tmp_path):
     assert splits.test.labels.tolist() == [1, 1, 2]
     assert tuple(splits.train[1][0].shape) == (3, 4, 6)  # rows 3 to 7 and columns 2 to 8
     assert tuple(splits.train[0][0].shape) == (3, 16, 20)
+    file.write_text(file.read_text().replace(";", " ; "))  # as people type it
+    assert table(path=str(file)).train.class_names == splits.train.class_names
     short = [",".join(row.split(",")[:3]) for row in TRAIN + tested]
     (tmp_path / "elsewhere").mkdir()
     file = table_of(tmp_path / "elsewhere", short, "label,path,split")

@@ -57,6 +57,7 @@ def of_batch_norm(mine):
     found = {}
     for name, settings in SETTINGS.items():
         found[name] = normalized(batch_norm(**settings), IMAGES, PARTS[mine])
+    found["half"] = normalized(batch_norm().float(), IMAGES.bfloat16(), PARTS[mine])
     return found
 
 

@@ -39,6 +39,17 @@ def test_two_processes_have_the_statistics_of_the_joined_batch(collectives, name
         torch.testing.assert_close(sum(each["own"][number] for each in found), gradient, rtol=1e-10, atol=1e-12)
 
 
+def test_half_precision_is_normalized_with_statistics_in_full(collectives):
+    layer = torch.nn.BatchNorm1d(3)
+    layer.load_state_dict(primitives.batch_norm().float().state_dict())
+    expected = primitives.normalized(layer, primitives.IMAGES.bfloat16())
+    found = [saved["batch norm"]["half"] for saved in collectives]
+    assert expected["y"].dtype == torch.bfloat16
+    torch.testing.assert_close(torch.cat([each["y"] for each in found]), expected["y"], rtol=0.01, atol=0.01)
+    for each in found:
+        torch.testing.assert_close(each["buffers"], expected["buffers"], rtol=1e-5, atol=1e-6)
+
+
 def test_an_input_has_channels():
     with pytest.raises(ValueError, match="expected an input of two dimensions or more; got 1"):
         JoinedBatchNorm(3)(torch.zeros(3))

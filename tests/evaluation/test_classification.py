@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from pml_ext.data import omniglot
 from pml_ext.data.photographs import read_wordnet_parents
@@ -205,3 +206,21 @@ def test_a_hierarchy_of_wordnet_ids(tmp_path):
     path.write_text("n1 n2\nn3\n")
     with pytest.raises(DataError, match="line 2: found 'n3', wanted 2 columns"):
         read_wordnet_parents(path)
+
+
+TRAINED = "a,0.png,train,,\na,1.png,train,,\nb,2.png,train,,\nb,3.png,train,,\n"
+ALONE_IN_QUERIES = "c,4.png,validation,1,0\nd,5.png,validation,1,0\nd,6.png,validation,0,1\nd,7.png,validation,0,1\n"
+ALONE = "c,4.png,validation,1,1\nd,5.png,validation,1,1\n"
+
+
+@pytest.mark.parametrize("tested", [ALONE_IN_QUERIES, ALONE])
+def test_a_class_without_a_mean_is_refused_before_the_training(tmp_path, tested):
+    for number in range(8):
+        Image.new("L", (8, 8), 30 * number).save(tmp_path / f"{number}.png")
+    (tmp_path / "mine.csv").write_text(f"label,path,split,is_query,is_gallery\n{TRAINED}{tested}")
+    overrides = [f"data.name=table:{tmp_path / 'mine.csv'}", "data.image_size=8", "sampler.batch_size=4", "sampler.m=2"]
+    overrides.append("evaluation.protocols=['nearest-class-mean']")
+    with pytest.raises(
+        DataError, match="'nearest-class-mean' wants another image of c to test with, and there is none"
+    ):
+        train("cbml/digits", out=tmp_path / "out", overrides=overrides, device="cpu")

@@ -34,6 +34,10 @@ data = { labels = "instance", views = 3, augment = { transforms = [{ name = "Ran
 loss = { name = "pml/ntxent" }
 sampler = { name = "shuffle", batch_size = 24 }
 schedule.warmup = 1.5
+[sweep.rows.features]
+model = { freeze = "trunk", trunk = { weights = "random" } }
+[sweep.rows.stages]
+stages = [{ epochs = 1, freeze = ["0"], loss = { name = "cbml" } }]
 """
 
 
@@ -83,7 +87,8 @@ def two(tmp_path_factory, recipe):
 @pytest.mark.usefixtures("without_report")
 def test_two_processes_are_one(tmp_path, two, recipe):
     results = train(str(recipe), out=tmp_path / "one", overrides=QUICK, device="cpu")
-    for variant, one, other in zip(("memory", "proxies", "instances"), results, two[1]["runs"], strict=True):
+    variants = ("memory", "proxies", "instances", "features", "stages")
+    for variant, one, other in zip(variants, results, two[1]["runs"], strict=True):
         folders = tmp_path / "one" / variant, two[0] / variant
         losses = [loss_series(folder, [])["loss"] for folder in folders]
         assert losses[0][0] == losses[1][0] == list(range(1, 11))

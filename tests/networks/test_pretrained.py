@@ -59,6 +59,22 @@ def test_an_image_part_of_transformers_gives_its_own_features(tmp_path, kind):
     assert found == PretrainedImages((0.5, 0.4, 0.3), (0.2, 0.2, 0.2), 32, "bicubic")
 
 
+def test_a_pooling_that_the_weights_lack_is_not_taken_at_random(tmp_path):
+    """A classifier has none, and transformers adds one with random weights to its image encoder."""
+    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+    config = transformers.ViTConfig(**SIZES, image_size=32)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    trunks = {pool: hf_trunk(3, 32, str(tmp_path), "DEFAULT", pool).eval() for pool in ("auto", "cls", "mean")}
+    with torch.no_grad():
+        assert torch.equal(trunks["auto"](images), trunks["cls"](images))
+        assert not torch.equal(trunks["auto"](images), trunks["mean"](images))
+    with pytest.raises(
+        ConfigError, match="found 'pooled', and the weights of hf/.* have no pooling of their own; wanted"
+    ):
+        hf_trunk(3, 32, str(tmp_path), "DEFAULT", "pooled")
+
+
 def test_a_model_that_cannot_be_had_is_one_line(tmp_path):
     pytest.importorskip("transformers", reason="the extra hf is not installed")
     with pytest.raises(

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.losses import ArcFaceLoss, TripletMarginLoss
 from pytorch_metric_learning.reducers import ClassWeightedReducer
 
 from pml_ext import CrossBatchMemory, HardPairMiner, RegularizedLoss, registry
@@ -116,6 +116,22 @@ def test_weights_of_classes_are_a_list_in_a_recipe():
         build_stages(recipe, images, torch.device("cpu"), 0)
     with pytest.raises(ConfigError, match="weights of pml/class-weighted must be numbers"):
         one("cbml/digits", table.replace("0.5", "'0.5'"))
+
+
+def test_weights_of_classes_follow_labels_that_a_loss_renumbers():
+    table = "loss={name='pml/arcface', reducer={name='pml/class-weighted', weights=[1, 0.5, 3]}}"
+    recipe = one("cbml/digits", table)
+    embeddings = torch.randn(6, recipe.model.embedding_size, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    loss, _ = build_loss(recipe.loss, loss_context(recipe, [1, 4, 9]))
+    torch.manual_seed(0)
+    weights = torch.tensor([1, 0.5, 3])
+    theirs = ArcFaceLoss(3, recipe.model.embedding_size, reducer=ClassWeightedReducer(weights))
+    wanted = theirs(embeddings, torch.tensor([0, 1, 2, 2, 1, 0]))
+    torch.testing.assert_close(loss(embeddings, torch.tensor([1, 4, 9, 9, 4, 1])), wanted)
+    by_label = one("cbml/digits", table.replace("3]", "3, 1, 1, 1, 1, 1, 1, 1]"))
+    with pytest.raises(ConfigError, match="must be 4 numbers, one for each training class .* got 10"):
+        build_loss(by_label.loss, loss_context(recipe, [1, 4, 8, 9]))
 
 
 def test_origins_are_of_the_nearest_group_and_change_nothing(tmp_path):

@@ -82,6 +82,10 @@ data.name = "digits-unseen"
     ("tables", "message"),
     [
         ("sweep = 3", r"\[sweep\]: found 3; wanted a list of values by key"),
+        (
+            '[sweep]\n"loss.miner" = [{name = "pml/multi-similarity"}, {name = "pml/multi-similarity", epsilon = 0.2}]',
+            r"\[sweep\]: two variants have the name 'pml/multi-similarity'; wanted tables by name",
+        ),
         ("[sweep.rows.a]\nextends = 3", "sweep: a: extends: found 3, wanted the name of a recipe"),
         ("[sweep.rows.a]\nextends = 'cmbl/digits'", "sweep: a: extends: no recipe 'cmbl/digits'"),
         ("[sweep.rows.a]\nloss.averging = 'log'", "loss.averging: no setting of cbml 'averging'; nearest: averaging"),

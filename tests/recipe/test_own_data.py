@@ -47,6 +47,10 @@ def test_a_batch_has_several_of_several_classes(classes, per_class, size, wanted
 def test_options_of_the_data_set_are_found_among_overrides():
     overrides = ["data.split=image", "data.workers=2", "data.images.crop=3", "loss=cbml", "data.seed = 4"]
     assert dataset_options(overrides) == {"split": "image", "seed": 4}
+    relation = {"relation": {"name": "near", "within": 2}}
+    assert dataset_options(['data.relation={name="near", within=2}']) == relation
+    assert dataset_options(["data.relation.name=near", "data.relation.within=2"]) == relation
+    assert dataset_options(["data.relation=shared-label"]) == {"relation": "shared-label"}
 
 
 def test_a_range_of_equal_numbers_is_one_number():

@@ -42,6 +42,8 @@ def test_stages():
         ("evaluation.select_on=test", "goes with validation .* or select_on = 'test'"),
         ("evaluation={select_on='test', select='nmi', validation=0.2}", "goes with validation"),
         ("evaluation.validation_trains=true", "validation_trains goes with validation"),
+        ("evaluation.held_out=last", "held_out = 'last' goes with validation"),
+        ("evaluation.every=2", "every goes with select, .* test_every is for curves"),
         ("evaluation.recall_at=[10, 100]", "recall_at includes 1, which every run reports"),
         ("evaluation.shortlist=8", r"evaluation.shortlist: found 8, but no loss .* learned metric"),
         ("loss.memory.size=40", r"loss.memory.size: found 40; it holds at least one batch, here 80"),

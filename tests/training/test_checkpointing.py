@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pml_ext.errors import DataError
+from pml_ext.training import checkpoint
 
 from .whole_runs import Ear, quick, same
 
@@ -41,3 +42,18 @@ def test_a_damaged_last_checkpoint_costs_an_epoch(finished, tmp_path):
     damaged = r"last\.pt: the file is damaged \(its checksum is not that in SHA256SUMS\); the run goes on from"
     assert re.search(rf"{damaged}.*previous\.pt \(epoch 2\)", ear.warnings[0])
     assert (out / "recipe.toml").read_bytes() == (finished[0] / "recipe.toml").read_bytes()
+
+
+def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    last = tmp_path / "checkpoints" / "last.pt"
+    for epoch in (1, 2):
+        checkpoint.save_last(last, {"epoch": epoch})
+    previous = last.with_name("previous.pt")
+    content = bytearray(last.read_bytes())
+    content[len(content) // 2] ^= 1
+    last.write_bytes(content)
+    checkpoint.save_last(last, {"epoch": 3})
+    assert checkpoint.load(previous)["epoch"] == 1
+    checkpoint.save_last(last, {"epoch": 4})
+    assert checkpoint.load(previous)["epoch"] == 3

@@ -227,3 +227,14 @@ def test_no_code_of_an_exports_author_is_run(runs, tmp_path, monkeypatch):
     with pytest.raises(SafetensorError):
         load_file(tmp_path / "model.safetensors")
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+def test_a_card_says_that_nothing_was_trained(runs, tmp_path):
+    trained = load_run(runs[0], "cpu")
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+    (tmp_path / "metrics.json").write_text(json.dumps({"recipe": "mine", "best_epoch": 0}))
+    assert "Nothing was trained; the trunk is" in export.card(tmp_path, trained.recipe, about)
+    frozen = trained.recipe.model.model_copy(update={"freeze": "trunk"})
+    recipe = trained.recipe.model_copy(update={"model": frozen})
+    assert "Trained on `digits`" in export.card(runs[0], recipe, about)
+    assert "Nothing was trained; the trunk is" in export.card(runs[0], recipe, {**about, "by": "features"})

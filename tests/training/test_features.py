@@ -157,6 +157,13 @@ def test_a_feature_is_computed_once_for_each_image_and_view(tmp_path):
     cache(other, about="other steps").of(images)
     cache(other).of(images, view=1)
     assert other.seen == 30
+    other.extra_repr = lambda: "pooling='max'"  # a setting without parameters
+    cache(other).of(images)
+    assert other.seen == 40
+    other.extra_repr = lambda: f"of {object()}"  # an address, another one each time
+    for _ in range(2):
+        cache(other).of(images)
+        assert other.seen == 50
     if (maps := Path("/proc/self/maps")).exists():  # the features are mapped, not loaded
         assert "vectors.f32" in maps.read_text()
 

@@ -17,7 +17,7 @@ from tensorboard.summary.writer import event_file_writer
 from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
 from pml_ext.errors import DataError
 from pml_ext.training.engine import Step
-from pml_ext.training.records import CURVE, VALIDATION, RecordedValues, Records, loss_series, metric_by_epoch
+from pml_ext.training.records import CURVE, TEST, VALIDATION, RecordedValues, Records, loss_series, metric_by_epoch
 from pml_ext.training.trackers import TensorBoard
 
 EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
@@ -120,6 +120,15 @@ def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
         for found, near in ((theirs, ours), (ours, theirs))
     ]
     assert deep[0] == deep[1]  # inside a part of the loss PML's names begin with that part, ours with the loss
+
+
+def test_a_test_of_epoch_0_is_written_once(tmp_path):
+    """Where nothing is trained, epoch 0 is tested, and tested again by a run that goes on."""
+    for _ in range(2):
+        records = opened(tmp_path, 0, 0)
+        records.add(0, {TEST: {"recall_at_1": 0.5}})
+        records.close()
+    assert tables(tmp_path)[TEST] == [{"~iteration~": 0, "recall_at_1": 0.5}]
 
 
 def test_tables_csv_and_events_say_the_same(tmp_path):

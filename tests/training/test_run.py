@@ -1,5 +1,7 @@
 """What a run has built, and its state in checkpoints."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,8 @@ from torch import nn
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipes
 from pml_ext.training import checkpoint
+from pml_ext.training.checkpointing import Checkpointer
+from pml_ext.training.loop import train_epoch
 from pml_ext.training.run import Run
 
 from .whole_runs import Ear
@@ -138,3 +142,25 @@ def test_weights_of_no_run_or_another_trunk_are_refused(tmp_path):
     checkpoint.save(wide.checkpoint("model"), wide.model_state())
     with pytest.raises(ConfigError, match=r"model.init: the trunk of .*wide is another one .*trunk and image size"):
         run.start_from(tmp_path / "wide")
+
+
+class Reading(nn.Module):
+    """A part of a loss that computes the embeddings after each step."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def after_step(self, run, indices, embeddings):
+        self.seen.append(run.embeddings("train").clone())
+
+
+def test_embeddings_after_a_step_are_those_of_the_new_weights(tmp_path):
+    run = built(tmp_path)
+    reading = Reading()
+    run.stages[0].loss.reading = reading
+    run.epoch = 1
+    train_epoch(run, None, Checkpointer(run))
+    assert len(reading.seen) == run.stages[0].iterations > 1
+    for before, after in itertools.pairwise(reading.seen):
+        assert not torch.equal(before, after)

@@ -93,6 +93,14 @@ def test_the_summary_of_one_run_has_no_spread():
     assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
 
 
+def test_a_metric_that_failed_in_one_run_is_not_summarized():
+    results = [
+        {"recipe": "a", "after": {"recall_at_1": 0.5, "theirs": 1.0}},
+        {"recipe": "a", "after": {"recall_at_1": 0.7}},
+    ]
+    assert summarize(results)["a"]["after"].keys() == {"recall_at_1"}
+
+
 def test_intervals_of_shares_are_cut_at_0_and_1(tmp_path):
     for seed, recall in enumerate((0.91, 0.97, 0.9)):
         finished_run(tmp_path / f"high/{seed}", "cbml/a", seed, recall, mvc_weight=1.0)
