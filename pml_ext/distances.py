@@ -99,7 +99,12 @@ def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tu
 
 
 def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:
-    """Return the distance matrix of rows that ``maybe_normalize`` has processed."""
+    """Return the distance matrix of rows that ``maybe_normalize`` has processed.
+
+    A distance whose class has a ``forward`` of its own is called as a module, which normalizes unit rows again.
+    """
+    if type(distance).forward is not BaseDistance.forward:
+        return distance(points, None if columns is points else columns)
     matrix: Tensor = distance.compute_mat(points, columns)
     if distance.power != 1:
         matrix = matrix**distance.power
@@ -115,10 +120,7 @@ def whole_matrix(
     """
     if distance.collect_stats or type(distance).forward is not BaseDistance.forward:
         return distance(embeddings, None if ref_emb is embeddings else ref_emb)
-    matrix: Tensor = distance.compute_mat(points, columns)
-    if distance.power != 1:
-        matrix = matrix**distance.power
-    return matrix
+    return compare(distance, points, columns)
 
 
 class TiledDistance:

@@ -115,7 +115,10 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     def pairs_of(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None
     ) -> PairsOfRows:
-        """Return the pairs of the current call, given the arguments of ``mine``; ``rows``: rows per slice."""
+        """Return the pairs of the current call, given the arguments of ``mine``.
+
+        ``rows`` is the number of all rows, if slices of them will be asked for; None otherwise.
+        """
         indices_tuple = self._pairs_asked
         self_column = None
         if isinstance(indices_tuple, AllPairsExceptSelf):

@@ -26,7 +26,7 @@ class GroupSampler(Sampler[int]):
     Args:
         members: the images of each group.
         batch_size: images in a batch.
-        length: number of images in a pass, rounded down to whole batches.
+        length: number of images in a pass, rounded down to whole batches, at least one.
         seed: of the draw; the sampler has a generator of its own.
     """
 
@@ -62,9 +62,13 @@ class GroupSampler(Sampler[int]):
             batch: list[int] = []
             used: set[int] = set()  # groups
             while len(batch) < self.batch_size:
-                used = used if len(used) < len(self.members) else set()
-                used.add(group := self._next(used))
-                batch += self.draw(group, set(batch))[: self.batch_size - len(batch)]
+                if len(used) == len(self.members):
+                    used = set()
+                group = self._next(used)
+                used.add(group)
+                drawn = self.draw(group, set(batch))
+                room = self.batch_size - len(batch)
+                batch += drawn[:room]
             yield from batch
 
     def _next(self, used: set[int]) -> int:

@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from .evaluation.fonts import drawable as drawable
     from .evaluation.fonts import font_file as font_file
     from .evaluation.fonts import short_name as short_name
+    from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
     from .evaluation.metrics import title_of as title_of
     from .evaluation.neighbors import nearest_of as nearest_of
     from .evaluation.neighbors import without as without
@@ -153,6 +154,7 @@ if TYPE_CHECKING:
     from .training.loaded import LoadedRun as LoadedRun
     from .training.records import metric_by_epoch as metric_by_epoch
     from .training.records import write_csv as write_csv
+    from .training.signals import PASSED_ON as PASSED_ON
     from .training.signals import handle_signals as handle_signals
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
@@ -43,8 +44,8 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
             ``collect_stats``.
 
     Raises:
-        ValueError: ``class_labels`` are not ``num_classes`` distinct integers; in a call, a label is not among them, or
-            references or an ``indices_tuple`` are passed.
+        ValueError: ``class_labels`` are not ``num_classes`` distinct integers, or a ``distance`` is given; in a call, a
+            label is not among them, or references or an ``indices_tuple`` are passed.
 
     Example:
         >>> import torch
@@ -66,7 +67,9 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
     ) -> None:
         check_count(self, "num_classes", num_classes)
         check_count(self, "embedding_size", embedding_size)
-        super().__init__(**kwargs)
+        if "distance" in kwargs:
+            raise ValueError("SoftmaxLoss compares no embeddings, so it takes no distance; leave it out")
+        super().__init__(distance=DotProductSimilarity(normalize_embeddings=False), **kwargs)
         self.classes = ClassLabels(num_classes, class_labels)
         self.num_classes = num_classes
         self.classifier = nn.Linear(embedding_size, num_classes)

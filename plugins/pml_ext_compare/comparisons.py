@@ -11,6 +11,7 @@ from pml_ext.tool import ConfigError, percent, phases_of, title_of
 
 from .groups import Group
 from .statistics import LEVEL, Difference, Estimate, estimate, holm, paired_difference, sentence, too_few_for_ranks
+from .tables import direction
 
 
 def compare(
@@ -46,7 +47,7 @@ def compare(
 
 
 def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
-    """Name the row with the highest mean of a metric, and the rows that its test does not show to be lower."""
+    """Name the row with the best mean of a metric, and the rows that its test does not show to be worse."""
     ranked = by_mean([group for group in groups if group.runs], phase, metric)
     if len(ranked) < 2:
         return ""
@@ -56,27 +57,27 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
     alike = []
     for group, difference, p in zip(others, found, corrected, strict=True):
         is_shown = p is not None and p < LEVEL
-        # On the seeds that both have, a row of fewer seeds may be the higher one.
-        is_lower = difference.mean is not None and difference.mean < 0
-        if not (is_shown and is_lower):
+        # On the seeds that both have, a row of fewer seeds may be the better one.
+        is_worse = difference.mean is not None and direction(metric) * difference.mean < 0
+        if not (is_shown and is_worse):
             alike.append(group.name)
 
     mean = estimate(list(best.values(phase, metric).values())).mean
     text = f"Best by {title_of(metric)}: {best.name}, {percent(mean)} %"
     if not alike:
-        return f"{text}; all other rows are lower (paired t-tests, p < {LEVEL} after Holm's correction)."
+        return f"{text}; all other rows are worse (paired t-tests, p < {LEVEL} after Holm's correction)."
     rows = ", ".join(alike)
     return f"{text}. Not told from it (paired t-tests, p < {LEVEL} after Holm's correction): {rows}."
 
 
 def by_mean(groups: Sequence[Group], phase: str, metric: str) -> list[Group]:
-    """Return groups with runs in descending order of the mean of a metric."""
+    """Return groups with runs in the order of the mean of a metric, the best first."""
 
-    def mean(group: Group) -> float:
+    def goodness(group: Group) -> float:
         value = estimate(list(group.values(phase, metric).values())).mean
-        return -math.inf if value is None else value
+        return -math.inf if value is None else direction(metric) * value
 
-    return sorted(groups, key=mean, reverse=True)
+    return sorted(groups, key=goodness, reverse=True)
 
 
 def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
@@ -155,7 +156,9 @@ def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) 
         for seed in sorted(base_values.keys() & values.keys()):
             baseline_by_seed.append(base_values[seed])
             row_by_seed.append(values[seed])
-        differences.append(paired_difference(baseline=baseline_by_seed, row=row_by_seed, alpha=level))
+        differences.append(
+            paired_difference(baseline_by_seed, row_by_seed, alpha=level, better_is_less=direction(metric) < 0)
+        )
     return differences
 
 

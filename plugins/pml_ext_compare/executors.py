@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pml_ext.tool import ConfigError, PmlExtError, StoppedError, handle_signals, needs_extra, one_line
+from pml_ext.tool import PASSED_ON, ConfigError, PmlExtError, StoppedError, handle_signals, needs_extra, one_line
 
 _POLL = 0.5  # seconds between polls of running jobs, and before a busy job is retried
 _ATTEMPTS = 2  # attempts of a job whose worker dies
@@ -191,6 +191,7 @@ def _gpus() -> list[str]:
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
     """Run a worker process: execute the jobs received through a pipe."""
     os.environ.update(environment)  # before torch is imported, which the first job does
+    os.environ[PASSED_ON] = "1"
     if hasattr(os, "setpgrp"):
         os.setpgrp()  # Ctrl-C goes to the parent, which passes it on once
     with contextlib.suppress(EOFError, OSError):  # the parent is gone: a run ends where it tells its progress
@@ -291,6 +292,11 @@ class OnSlurm(Executor):
                 result = JobResult(died=True)
             yield self.running.pop(submitted), result
 
+    def stop(self) -> None:
+        """Cancel the jobs: SLURM sends SIGTERM, on which a run writes its checkpoint."""
+        for submitted in self.running:
+            submitted.cancel(check=False)
+
     def close(self) -> None:
         """Cancel the jobs that have not ended."""
         for submitted in self.running:
@@ -316,28 +322,28 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
     """
     queue = _Queue(jobs, on_progress)
     stopping = False
+    ended_by: int | None = None  # the signal that a job had, here or where it runs
     with handle_signals(wait=True) as received:
         while queue.waiting or executor.running:
             while queue.waiting and len(executor.running) < executor.jobs:
                 executor.start(queue.waiting.popleft())
 
             for job, result in executor.ended(on_progress):
-                if result.stopped and not stopping:
-                    raise _stopped_by(result.stopped, f"with a checkpoint; {_GO_ON}")
+                ended_by = ended_by or result.stopped or None
                 # A worker that has just started does not handle signals yet, and dies of one.
                 died_of_signal = result.died and received() is not None
                 if not result.stopped and not died_of_signal:
                     queue.take_result(job, result)
 
-            if received() is not None:
+            ended_by = received() or ended_by
+            if ended_by is not None and not stopping:
                 queue.waiting.clear()
-                if not stopping:
-                    executor.stop()
+                executor.stop()
                 stopping = True
 
-        number = received()
-        if number is not None:
-            raise _stopped_by(number, f"with checkpoints; {_GO_ON}")
+        ended_by = received() or ended_by
+        if ended_by is not None:
+            raise _stopped_by(ended_by, f"with checkpoints; {_GO_ON}")
     return queue.errors
 
 

@@ -52,11 +52,10 @@ class Group:
     paper: dict[str, Any] | None = None  # the recipe's [paper]
     trials: int = 0  # of tuning
     errors: dict[str, str] = field(default_factory=dict)  # of runs that failed, by "seed 0"
+    recipe_name: str = field(init=False)  # the first name, without settings
 
-    @property
-    def recipe_name(self) -> str:
-        """The name of the recipe, without the settings in which groups of that name differ."""
-        return self.name.partition(" ")[0]
+    def __post_init__(self) -> None:
+        self.recipe_name = self.name
 
     @property
     def folders(self) -> dict[int, Path]:

@@ -25,7 +25,7 @@ from pml_ext.tool import (
 
 from .groups import Group
 from .queries import compare_queries
-from .tables import differences_table, latex_table, markdown_table, remarks, rows_table, tuning_table
+from .tables import best_first, differences_table, latex_table, markdown_table, remarks, rows_table, tuning_table
 
 _ROW_COLUMNS = ("recipe", "trials", "seconds", "selection")
 _METRIC_COLUMNS = ("mean", "std", "low", "high")
@@ -53,10 +53,16 @@ def write_comparison(
 
     query_tables, query_figures = compare_queries(groups, result, choose_device(device), data)
     tuning_tables = [tuning_table(study) for study in result.get("tuning", ())]
+    drawn = {}
+    for metric in result["metrics"]:
+        with_values = [row for row in result["recipes"] if row[metric]["values"]]
+        if with_values:
+            drawn[metric] = best_first(with_values, metric)
     html = render(
         "comparison",
         title=f"Comparison of {len(groups)} recipes",
         result=result,
+        drawn=drawn,
         remarks=remarks(result),
         tables=tables,
         more=[*query_tables, *tuning_tables],

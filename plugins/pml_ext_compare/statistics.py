@@ -36,7 +36,7 @@ class Difference(Estimate):
     pairs: int
     p: float | None = None  # two-sided paired t-test
     p_permutation: float | None = None  # two-sided, by all changes of sign up to 13 pairs, else by 9,999 random ones
-    better: float | None = None  # share of the pairs in which the row is above the baseline, ties as halves
+    better: float | None = None  # share of the pairs in which the row is better than the baseline, ties as halves
     better_low: float | None = None
     better_high: float | None = None
     wanted: int | None = None  # pairs that show such a difference with a power of 80 %; None for more than 1,000
@@ -59,11 +59,14 @@ def estimate(values: ArrayLike) -> Estimate:
     return Estimate(mean, std, float(low), float(high))
 
 
-def paired_difference(baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL, seed: int = 0) -> Difference:
+def paired_difference(
+    baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL, seed: int = 0, better_is_less: bool = False
+) -> Difference:
     """Compare two samples ``[N]`` of the same seeds in the same order, the row less the baseline.
 
-    The probability of improvement P(row > baseline) is estimated as by Bouthillier et al. (2021), with a percentile
-    bootstrap over the pairs; where all pairs agree, and resamples with them, its interval is Clopper and Pearson's.
+    The probability of improvement, P(row > baseline) or with ``better_is_less`` P(row < baseline), is estimated as by
+    Bouthillier et al. (2021), with a percentile bootstrap over the pairs; where all pairs agree, and resamples with
+    them, its interval is Clopper and Pearson's.
     ``alpha`` is the level of the t-test whose power gives ``wanted``.
     """
     change = np.asarray(row, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
@@ -81,7 +84,7 @@ def paired_difference(baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL,
     permuted = stats.permutation_test(
         (change,), np.mean, permutation_type="samples", vectorized=True, n_resamples=_RESAMPLES, random_state=seed
     )
-    wins = _wins(change)
+    wins = _wins(-change if better_is_less else change)
     better_low, better_high = _interval_of_wins(wins, seed)
     return Difference(
         **asdict(about),
@@ -96,7 +99,7 @@ def paired_difference(baseline: ArrayLike, row: ArrayLike, alpha: float = LEVEL,
 
 
 def _wins(change: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 for each pair in which the row is above the baseline, 0.5 for a tie, and 0 below."""
+    """Return 1 for each pair whose change is above 0, 0.5 for none, and 0 below."""
     is_tie = np.abs(change) <= _NO_SPREAD
     signs = np.sign(np.where(is_tie, 0, change))
     wins: NDArray[np.float64] = (signs + 1) / 2

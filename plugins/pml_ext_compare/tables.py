@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pml_ext.tool import ReportTable, percent, title_of
+from pml_ext.tool import SMALLER_IS_BETTER, ReportTable, percent, title_of
 
 _LATEX_ESCAPES = {
     "&": r"\&",
@@ -52,14 +52,19 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     return ReportTable("Rows", columns, rows, caption)
 
 
+def direction(metric: str) -> int:
+    """Return 1, or -1 for an error, of which less is better."""
+    return -1 if metric in SMALLER_IS_BETTER else 1
+
+
 def best_first(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Return rows in descending order of the mean of a metric; those without runs last."""
+    """Return rows in the order of the mean of a metric, the best first; those without runs last."""
 
-    def mean(row: dict[str, Any]) -> float:
+    def goodness(row: dict[str, Any]) -> float:
         value = row[metric]["mean"]
-        return -math.inf if value is None else value
+        return -math.inf if value is None else direction(metric) * value
 
-    return sorted(rows, key=mean, reverse=True)
+    return sorted(rows, key=goodness, reverse=True)
 
 
 def _is_printed(result: Mapping[str, Any], metric: str) -> bool:
@@ -92,8 +97,8 @@ def differences_table(result: Mapping[str, Any]) -> ReportTable:
     columns += ["p", "p, Holm", "p, permutation", "P(better)", "pairs wanted"]
     caption = (
         f"Differences from {result['differences_from']}, paired by seed, in points. p: paired t-test; Holm-corrected "
-        "over the rows; by sign flips. P(better): share of seeds above the baseline, with a bootstrap interval, or "
-        "Clopper-Pearson's where all seeds agree. Last: pairs that show such a difference with a probability of 80 %."
+        "over the rows; by sign flips. P(better): share of seeds better than the baseline, with a bootstrap interval, "
+        "or Clopper-Pearson's where all seeds agree. Last: pairs to show such a difference with a probability of 80 %."
     )
     return ReportTable("Differences", columns, rows, caption)
 

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import tomli_w
 from pml_ext.tool import (
     ConfigError,
     DataError,
+    PmlExtError,
     Recipe,
     TrainingError,
     TuneTable,
@@ -42,6 +43,7 @@ VALIDATION_SHARE = 0.2  # of the training classes, for recipes without validatio
 SEED = 0  # of all trials' runs
 VALIDATIONS = 5  # of a trial, over its epochs
 TRIALS_BEFORE_PRUNING = 5
+DEATHS = 3  # of the processes of a trial, after which it counts as failed: memory may run out again and again
 
 # A trial is neither tracked nor reported, and nothing is tested but its validation classes.
 TRIAL_SETTINGS = (
@@ -124,6 +126,10 @@ class Study:
             if _is_within(value, range_):
                 values[key] = value
         return values
+
+    def begins_with_own_values(self) -> bool:
+        """Return whether the first trial has the recipe's own value of every tuned key."""
+        return self._recipe_values().keys() == self.ranges.keys()
 
     def best(self) -> dict[str, Any]:
         """Return the values of the best trial; empty if no trial ended with a value."""
@@ -355,22 +361,50 @@ class _TrialTraining:
         self.values: list[float] = []  # by fold
 
     def do(self) -> None:
-        """Train with the trial's values, tell the study the result, and delete the trial's runs."""
+        """Train with the trial's values, tell the study the result, and delete the trial's runs.
+
+        Values that fail count as a trial. An error of the machine, such as a full disk, leaves the trial to be resumed.
+        """
         from optuna import TrialPruned
         from optuna.trial import TrialState
 
         try:
-            for fold in fold_numbers(self.job.study.folds):
-                self.values.append(self._train(fold))
+            with self._counting_deaths():
+                for fold in fold_numbers(self.job.study.folds):
+                    self.values.append(self._train(fold))
             self.study.tell(self.number, sum(self.values) / len(self.values))
         except TrialPruned:
             self.study.tell(self.number, state=TrialState.PRUNED)
-        except (ConfigError, TrainingError) as error:  # failing values count as a trial
-            if isinstance(error, ConfigError) and self.number == 0:  # the recipe's own values: all trials would fail
+        except OSError:
+            raise
+        except Exception as error:  # torch and components raise any
+            of_values = not isinstance(error, PmlExtError) or isinstance(error, (ConfigError, TrainingError))
+            if not of_values:
+                raise
+            first_is_own = self.number == 0 and self.job.study.begins_with_own_values()
+            if isinstance(error, ConfigError) and first_is_own:  # all trials would fail
                 raise UselessError(f"{self.job.study.name}: {error}") from None
             self.on_progress(f"{self.job.name} failed: {one_line(error)}")
             self.study.tell(self.number, state=TrialState.FAIL)
         shutil.rmtree(self.job.folder(self.number), ignore_errors=True)
+
+    @contextlib.contextmanager
+    def _counting_deaths(self) -> Iterator[None]:
+        """Note in a file that a process trains, so that the next one sees how many were killed; TrainingError for many.
+
+        A process that ends in another way, by an error or a signal, deletes the file.
+        """
+        folder = self.job.folder(self.number)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "deaths"
+        deaths = len(file.read_text()) if file.exists() else 0
+        if deaths >= DEATHS:
+            raise TrainingError(f"its process was killed {deaths} times, as where memory runs out")
+        file.write_text("x" * (deaths + 1))
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
     def _train(self, fold: int) -> float:
         """Return the best value of a run on its validation classes."""

@@ -71,6 +71,8 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
     def __init__(self, margin: float = 1.0, refinements: int = 5, **kwargs: Unpack[LossSettings]) -> None:
         check_number(self, "margin", margin, least=0)
         check_count(self, "refinements", refinements)
+        if "distance" in kwargs:
+            raise ValueError("ClusteringLoss is one of Euclidean distances, so it takes no distance; leave it out")
         super().__init__(**kwargs)
         self.margin = margin
         self.refinements = refinements
@@ -80,9 +82,8 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
         self, embeddings: Tensor, labels: Tensor, indices_tuple: Any, ref_emb: Any, ref_labels: Any
     ) -> dict[str, dict[str, Any]]:
         """Return one value for the batch."""
-        return reduced(
-            run_eagerly(self._value, embeddings, labels)
-        )  # data-dependent shapes: run outside of the compiled graph
+        # Shapes depend on the data, so this runs outside of the compiled graph.
+        return reduced(run_eagerly(self._value, embeddings, labels))
 
     def _value(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         if len(embeddings) == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,8 +165,10 @@ class DensityRegularizer(LabeledRegularizer):
                 rows.append(list(row.values()))
         for label, target, density in zip(self.classes.ordered.tolist(), targets, densities, strict=True):
             rows.append([str(epoch), str(label), f"{target:.7g}", f"{density:.7g}"])
-        with path.open("w", newline="", encoding="utf-8") as file:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a kill leaves the old table whole
+        with temporary.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([_COLUMNS, *rows])
+        os.replace(temporary, path)
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Plot targets and measured densities by epoch, density histograms, and a map of training images (Fig. 5)."""

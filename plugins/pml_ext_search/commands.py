@@ -1,4 +1,4 @@
-"""``pml-ext embed``, ``index``, ``query``, ``cluster``, ``browse`` and ``export``."""
+"""``pml-ext embed``, ``index``, ``query``, ``cluster`` and ``browse``."""
 
 from __future__ import annotations
 
@@ -130,9 +130,8 @@ def embed(
 
     number, parts = _part_numbers(part or "1/1")
     with Progress() as bar:
-        reader = load_for_command(
-            run, device, workers, listener=bar.embedding, by=by
-        ).images  # refuses a run of vectors
+        trained = load_for_command(run, device, workers, listener=bar.embedding, by=by)
+        reader = trained.images  # refuses a run of vectors
         if listing is None:
             work = listed(folder)
         else:

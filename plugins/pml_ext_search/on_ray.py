@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 from pml_ext.tool import By, DataError, choose_device, keep_freed_memory, needs_extra, one_line, write_atomically
 
-from .parts import Work, tables
+from .embedding import warn_of_skipped
+from .parts import Work, skipped_of, tables
 from .trained import load_run
 
 with needs_extra("ray", "--on ray"):
@@ -28,11 +30,11 @@ class Embedder:
         self._work = ray.get(work)
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return a segment's number, its number of images and its Parquet file as bytes."""
+        """Return a segment's number, its number of images, its Parquet file as bytes, and why files are left out."""
         ((number, table),) = tables(self._run.images, self._work, [row["number"]])
         file = io.BytesIO()
         parquet.write_table(table, file)
-        return {"number": number, "images": table.num_rows, "file": file.getvalue()}
+        return {"number": number, "images": table.num_rows, "file": file.getvalue(), "skipped": skipped_of(table)}
 
 
 def write_on_ray(
@@ -57,6 +59,8 @@ def write_on_ray(
         import ray.data
     collection = load_run(run, "cpu", by=by).collection
     numbers = work.pending(part, parts, out, collection.identity)
+    if part == 1:
+        warn_of_skipped(work.others)
     if not numbers:
         return 0
     options: dict[str, Any] = {}
@@ -78,6 +82,7 @@ def write_on_ray(
         )
         for row in done.iter_rows():
             write_atomically(out / work.file(row["number"]), functools.partial(_write_bytes, content=row["file"]))
+            warn_of_skipped(json.loads(row["skipped"]))
             images += row["images"]
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error

@@ -363,6 +363,11 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
         yield number, pyarrow.Table.from_pylist(rows, schema)
 
 
+def skipped_of(table: pyarrow.Table) -> str:
+    """Return why images of a segment were left out, by name, as JSON."""
+    return json.dumps(json.loads(table.schema.metadata[_META])["skipped"])
+
+
 def _is_utf8(name: str) -> bool:
     """Return whether a path has only characters that can be written as UTF-8."""
     try:

@@ -114,7 +114,10 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
         """
         if ref_emb is not None or ref_labels is not None:
             raise ValueError("AnchorSwapMiner turns positives into anchors, so it takes no references")
+        self.reset_stats()
         if self.relation is None:
+            if labels is None:
+                raise TypeError("AnchorSwapMiner mines by labels; got None")
             check_batch(embeddings, labels)
             labels = labels.long()
         else:
@@ -131,7 +134,9 @@ class AnchorSwapMiner(BaseMiner):  # type: ignore[misc]
             d_pn = self.distance.pairwise_distance(points[p], points[n])
             d_an = self.distance.pairwise_distance(points[a], points[n])
             swap = d_pn < d_an
-            return torch.where(swap, p, a), torch.where(swap, a, p), n
+            triplets = torch.where(swap, p, a), torch.where(swap, a, p), n
+        self.output_assertion(triplets)
+        return triplets
 
     def get_default_distance(self) -> BaseDistance:
         """Return the Euclidean distance of normalized embeddings."""

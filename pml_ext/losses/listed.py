@@ -35,7 +35,7 @@ def why_unusable(loss: nn.Module, kind: Kind, size: int = 16) -> str:
     counts = torch.zeros(tuples.rows.shape, dtype=torch.bool)  # whether a tuple moves each of its items
     with torch.random.fork_rng([]):
         for spread in _SPREADS:
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)  # of a GPU, fork_rng([]) would not put it back
             embeddings = torch.randn(size) + spread * torch.randn(int(tuples.rows.max()) + 1, size)
             try:
                 counts |= _moved(loss, embeddings, tuples)
@@ -59,7 +59,7 @@ def takes_conflicts(loss: nn.Module, size: int = 16) -> bool:
     """
     triplets = ListedTuples([[0, 1, 2], [0, 3, 1], [4, 5, 6]])
     with torch.random.fork_rng([]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         try:
             _gradient(loss, torch.randn(7, size), triplets)
         except Exception:  # of any kind, as losses raise them
@@ -96,7 +96,7 @@ def _gradient(loss: nn.Module, embeddings: Tensor, tuples: ListedTuples) -> Tens
     points = embeddings.clone().requires_grad_()
     batch = tuples.batch(range(len(tuples)))
     indices_tuple = tuple(torch.tensor(batch.items)[index] for index in batch.indices_tuple)
-    torch.manual_seed(1)
+    torch.default_generator.manual_seed(1)
     value = copy.deepcopy(loss).cpu().train()(points, None, indices_tuple)
     if not (isinstance(value, Tensor) and value.requires_grad):
         return torch.zeros_like(embeddings)

@@ -51,7 +51,10 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         regularizer: a :class:`LabeledRegularizer`, or a regularizer of PML; a labeled one is refused if the loss has
             a relation.
         weight: of the regularizer; may be 0.
-        kwargs: as in PML's losses.
+        kwargs: as in PML's losses, without ``distance`` and ``reducer``, which the parts have.
+
+    Raises:
+        ValueError: a distance or a reducer, or a part that is no module.
     """
 
     capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())
@@ -66,6 +69,9 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         check_module(self, "loss", loss, "MultiSimilarityLoss()")
         check_module(self, "regularizer", regularizer, "LpRegularizer()")
         check_number(self, "weight", weight)
+        for name in ("distance", "reducer"):
+            if name in kwargs:
+                raise ValueError(f"RegularizedLoss has no {name} of its own; give it to the loss or the regularizer")
         super().__init__(**kwargs)
         self.loss = loss
         self.regularizer = regularizer

@@ -120,10 +120,10 @@ def pair_to_full_precision(
 
 
 def normalizes(module: Any) -> bool:
-    """Return whether a loss, or the loss inside a wrapper, compares normalized embeddings."""
-    while (distance := getattr(module, "distance", None)) is None and hasattr(module, "loss"):
+    """Return whether a loss compares normalized embeddings; of a wrapper, whether the loss inside does."""
+    while isinstance(getattr(module, "loss", None), torch.nn.Module):
         module = module.loss
-    return bool(getattr(distance, "normalize_embeddings", False))
+    return bool(getattr(getattr(module, "distance", None), "normalize_embeddings", False))
 
 
 def with_bad_input(value: Any, *inputs: Tensor | None) -> Any:

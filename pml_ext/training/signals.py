@@ -19,7 +19,11 @@ from typing import Any
 from ..errors import StoppedError
 
 ENDING = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_TWICE = 1.0  # seconds in which torchrun may pass on what its processes have had from the terminal themselves
+# Variables of processes to which another one passes signals on that they may have had themselves: of torchrun, and of
+# comparisons with several jobs.
+PASSED_ON = "PML_EXT_SIGNALS_ARE_PASSED_ON"
+_PASSED_ON = ("TORCHELASTIC_RUN_ID", PASSED_ON)
+_TWICE = 1.0  # seconds in which the same signal may come twice
 
 _AGAIN = 0.01  # seconds after which a signal is sent again
 
@@ -60,7 +64,8 @@ def _receive(number: int, _frame: FrameType | None) -> None:
     if os.getpid() != _SignalState.process:  # a worker of a data loader, which its reader ends
         return
     if _SignalState.received is not None:
-        if "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - _SignalState.at < _TWICE:
+        is_passed_on = any(name in os.environ for name in _PASSED_ON)
+        if is_passed_on and time.monotonic() - _SignalState.at < _TWICE:
             return
         for each in ENDING:  # a third one ends the process whatever it does
             signal.signal(each, signal.SIG_DFL)

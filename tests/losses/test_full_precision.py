@@ -4,8 +4,17 @@ import pytest
 import torch
 from pytorch_metric_learning import losses
 from pytorch_metric_learning.losses import BaseMetricLossFunction
+from pytorch_metric_learning.regularizers import LpRegularizer
 
-from pml_ext import CBMLLoss, CrossBatchMemory, MetricVarianceRegularizer, MultipleLosses, RegularizedLoss, registry
+from pml_ext import (
+    CBMLLoss,
+    CrossBatchMemory,
+    MetricVarianceRegularizer,
+    MultipleLosses,
+    NPairLoss,
+    RegularizedLoss,
+    registry,
+)
 from pml_ext.losses.full_precision import FullPrecisionForward
 
 from .registered import registered
@@ -83,3 +92,16 @@ def test_a_bad_number_anywhere_shows_in_the_value(batch, bad):
     loss = RegularizedLoss(losses.TripletMarginLoss(), MetricVarianceRegularizer())
     assert loss(x, torch.arange(12)).isnan()  # no row has a partner
     assert loss(x.nan_to_num(0, 0, 0), torch.arange(12), None, x, labels).isnan()
+
+
+def test_raw_embeddings_of_float16_keep_their_gradients_however_short(batch):
+    """The least length of a row is for losses that normalize; a wrapper asks the loss inside."""
+    x = torch.zeros(8, 4).half()
+    x[:, 0] = torch.arange(8) * 2.0**-10
+    x.requires_grad_()
+    labels = torch.arange(8) // 2
+    raw = NPairLoss(normalize_embeddings=False)
+    regularizer = LpRegularizer()
+    wanted = torch.autograd.grad(raw(x.float(), labels) + regularizer(x.float()), x)[0]
+    found = torch.autograd.grad(RegularizedLoss(raw, regularizer)(x, labels), x)[0]
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-4)

@@ -109,3 +109,16 @@ def test_the_loss_of_listed_pairs_equals_a_loop():
     batch = pairs.batch(numbers)
     value = losses.ContrastiveLoss()(points[batch.items], indices_tuple=batch.indices_tuple)
     assert float(value) == pytest.approx(contrastive_by_loop(points, pairs.some(numbers)), abs=1e-12)
+
+
+def test_a_probe_seeds_no_device_that_it_does_not_put_back(monkeypatch):
+    """torch.manual_seed seeds the GPUs too, whose generators a run has seeded before."""
+
+    def everywhere(seed):
+        raise AssertionError("all devices were seeded")
+
+    monkeypatch.setattr(torch, "manual_seed", everywhere)
+    before = torch.get_rng_state()
+    assert why_unusable(losses.TripletMarginLoss(), "triplets") == ""
+    assert takes_conflicts(losses.TripletMarginLoss())
+    assert torch.equal(torch.get_rng_state(), before)

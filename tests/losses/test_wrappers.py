@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pytorch_metric_learning import distances, losses, miners
+from pytorch_metric_learning import distances, losses, miners, reducers
 
 from pml_ext import (
     CBMLLoss,
@@ -13,10 +13,13 @@ from pml_ext import (
     MultipleLosses,
     RegularizedLoss,
     SelfSupervisedLoss,
+    TiledMultiSimilarityLoss,
     registry,
 )
 from pml_ext.distances import GramCosineSimilarity, GramDotProductSimilarity
 from pml_ext.testing import SecondDevice
+from pml_ext_cbml import SoftmaxLoss
+from pml_ext_density import ClusteringLoss
 
 from .registered import registered
 
@@ -169,3 +172,38 @@ def test_a_step_waits_for_no_result(name):
         assert not second.shapes
         embeddings.nonzero()
         assert second.shapes
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda **given: RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer(), **given), "give it to the loss"),
+        (lambda **given: SoftmaxLoss(num_classes=2, embedding_size=4, **given), "takes no distance"),
+        (ClusteringLoss, "takes no distance"),
+    ],
+)
+def test_a_distance_that_would_have_no_effect_is_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build(distance=distances.LpDistance())
+
+
+def test_a_reducer_that_would_have_no_effect_is_refused():
+    with pytest.raises(ValueError, match="RegularizedLoss has no reducer of its own"):
+        RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer(), reducer=reducers.MeanReducer())
+
+
+class Warmer(distances.CosineSimilarity):
+    """A similarity whose class has a forward of its own."""
+
+    def forward(self, query_emb, ref_emb=None):
+        return super().forward(query_emb, ref_emb) / 2
+
+
+@pytest.mark.parametrize("references", [False, True])
+def test_a_distance_with_a_forward_of_its_own_is_the_same_in_tiles(batch, references):
+    x, labels = batch
+    given = (None, x.detach() + 0.1, labels.flip(0)) if references else ()
+    whole, tiled = (TiledMultiSimilarityLoss(distance=Warmer(), tile_size=size) for size in (len(x), 3))
+    torch.testing.assert_close(tiled(x, labels, *given), whole(x, labels, *given))
+    wanted = losses.MultiSimilarityLoss(distance=Warmer())(x, labels, *given)
+    torch.testing.assert_close(whole(x, labels, *given), wanted)

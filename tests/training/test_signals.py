@@ -56,6 +56,18 @@ def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", signals.PASSED_ON])
+def test_a_signal_that_is_passed_on_as_well_is_one(monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    with signals.listening(), signals.waiting():
+        send()
+        send()
+        assert signals.received() == signal.SIGTERM
+        monkeypatch.setattr(signals, "_TWICE", 0)
+        with pytest.raises(StoppedError, match="at once"):
+            send()
+
+
 class Dropping:
     """An object in whose deletion a signal arrives: Python drops errors there."""
 

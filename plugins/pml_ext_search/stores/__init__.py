@@ -69,7 +69,7 @@ class Store(Protocol):
 
 
 def builtin_stores() -> dict[str, Callable[..., Store]]:
-    """Return the factories of the core's stores; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
+    """Return the factories of this package's stores, by scheme; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
     return {"lancedb": _lancedb, "pgvector": _pgvector, "qdrant": _qdrant}
 
 

@@ -20,6 +20,7 @@ with needs_extra("pgvector", "the store pgvector:"):
 
 CANDIDATES = 200  # minimum hnsw.ef_search: candidates of a graph search
 MOST_CANDIDATES = 1000  # pgvector's limit of hnsw.ef_search
+MOST_INDEXED = 2000  # pgvector's limit of the length of vectors in a graph; longer ones are searched one by one
 
 
 class PgVector:
@@ -76,18 +77,19 @@ class PgVector:
             with self._connection.transaction():
                 # a graph that does not fit into this memory takes ten times as long to build
                 self._execute("SET LOCAL maintenance_work_mem = '1GB'")
-                self._execute("CREATE INDEX IF NOT EXISTS {hnsw} ON {table} USING hnsw (embedding vector_l2_ops)")
+                if self._size <= MOST_INDEXED:
+                    self._execute("CREATE INDEX IF NOT EXISTS {hnsw} ON {table} USING hnsw (embedding vector_l2_ops)")
                 self._execute("CREATE INDEX IF NOT EXISTS {by_class} ON {table} (class)")
             self._execute("ANALYZE {table}")
 
     def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
-        """Search the graph; exactly with a class, or for more images than a graph search finds.
+        """Search the graph; exactly with a class, for more images than a graph search finds, or for long vectors.
 
         A graph search with a filter ends after ``hnsw.max_scan_tuples`` images, however few of the class it has found.
         """
         if not self._there:
             return [[] for _ in vectors]
-        exact = where.within is not None or k > MOST_CANDIDATES
+        exact = where.within is not None or k > MOST_CANDIDATES or self._size > MOST_INDEXED
         query = sql.SQL(
             "SELECT * FROM (SELECT id, path, class, embedding <-> %(point)s AS distance FROM {table}{within} "
             "ORDER BY {order} LIMIT %(k)s) AS nearest{radius} ORDER BY distance"

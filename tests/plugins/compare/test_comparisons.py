@@ -1,5 +1,7 @@
 """Finished runs side by side, against scipy on the numbers themselves."""
 
+import re
+
 import pytest
 from scipy import stats
 
@@ -7,6 +9,8 @@ from pml_ext.errors import ConfigError
 from pml_ext.training.launch import summarize
 from pml_ext_compare.comparisons import best_rows, chosen_baseline, compare
 from pml_ext_compare.groups import Group, groups_below
+from pml_ext_compare.statistics import paired_difference
+from pml_ext_compare.tables import best_first
 
 from .examples import ONE, OTHER, finished_run
 
@@ -51,13 +55,26 @@ def rows_with(means, spread=0.001, seeds=5):
     return groups
 
 
+def test_of_an_error_less_is_better():
+    groups = rows_with([0.3, 0.1, 0.2])
+    for group in groups:
+        for run in group.all_runs():
+            run["after"] = {"verification_eer": run["after"]["map_at_r"]}
+    text = best_rows(groups, "after", "verification_eer")
+    assert re.search("row 1, 10.0 %; all other rows are worse", text)
+    rows = [{"recipe": number, "verification_eer": {"mean": mean}} for number, mean in enumerate((0.3, None, 0.1, 0.2))]
+    assert [row["recipe"] for row in best_first(rows, "verification_eer")] == [2, 3, 0, 1]
+    difference = paired_difference([0.3, 0.2], [0.1, 0.15], better_is_less=True)
+    assert (difference.better, difference.mean) == (1.0, pytest.approx(-0.125))
+
+
 def test_the_best_row_and_those_not_told_from_it_are_named():
     text = best_rows(rows_with([0.3, 0.5, 0.4999, 0.2]), "after", "map_at_r")
     assert text.startswith("Best by MAP@R: row 1, 50.0 %. Not told from it (paired t-tests, p < 0.05")
     assert text.endswith(": row 2.")
     text = best_rows(rows_with([0.3, 0.5, 0.4]), "after", "map_at_r")
     assert text == (
-        "Best by MAP@R: row 1, 50.0 %; all other rows are lower (paired t-tests, p < 0.05 after Holm's correction)."
+        "Best by MAP@R: row 1, 50.0 %; all other rows are worse (paired t-tests, p < 0.05 after Holm's correction)."
     )
     one_seed = best_rows(rows_with([0.3, 0.5], seeds=1), "after", "map_at_r")
     assert one_seed.endswith(": row 0.")

@@ -85,6 +85,34 @@ def test_workers_that_the_signal_ends_are_not_replaced(tmp_path, in_the_same_pol
     assert (said, executor.started) == ([], 1)
 
 
+class Stopped(Executor):
+    """Jobs elsewhere, one of which a signal ends there before the others, and before this process has it."""
+
+    def __init__(self):
+        super().__init__(jobs=2)
+        self.asked = False
+        self.killed = []
+
+    def ended(self, on_progress):
+        ended = [*self.running] if self.asked else [*self.running][:1]
+        for job in ended:
+            yield self.running.pop(job), JobResult(stopped=signal.SIGTERM)
+
+    def stop(self):
+        self.asked = True
+
+    def close(self):
+        self.killed = [*self.running]
+
+
+def test_a_signal_that_one_worker_has_lets_the_others_end_with_a_checkpoint(tmp_path):
+    executor = Stopped()
+    with closing(executor), pytest.raises(StoppedError, match="SIGTERM with checkpoints; go on with the same command"):
+        do(jobs(tmp_path, seeds=3), executor, silent)
+    assert executor.asked
+    assert executor.killed == []
+
+
 class Sleeper:
     """A job whose worker tells that it has begun to start, and takes its time."""
 
@@ -142,6 +170,17 @@ def test_two_workers_of_ray_one_killed_give_the_same_numbers(tmp_path, here):
     first, second = jobs(tmp_path, seeds=2)
     assert metrics([Killed(**vars(first)), second], executor) == here
     assert (first.plan.folder.parent / "killed").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+def test_jobs_of_submitit_are_cancelled_when_they_are_to_stop(tmp_path):
+    executor = OnSlurm(1, tmp_path / "slurm")
+    executor.start(Sleeper())
+    executor.stop()
+    results = []
+    while executor.running:
+        results += [result for _, result in executor.ended(silent)]
+    assert results[0].died or results[0].stopped
 
 
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")

@@ -19,6 +19,17 @@ def test_runs_of_equal_settings_are_one_group(folder):
     assert one.folders[2] == folder / "runs/2"
 
 
+def test_a_recipe_may_have_a_space_in_its_path(tmp_path):
+    for seed, weight in enumerate((1.0, 0.0)):
+        finished_run(tmp_path / f"{weight}", "my recipes/a.toml", seed, 0.5, mvc_weight=weight)
+    groups = groups_below([tmp_path])
+    assert {group.recipe_name for group in groups} == {"my recipes/a.toml"}
+    assert {group.name.removeprefix("my recipes/a.toml ") for group in groups} == {
+        "loss.mvc_weight=1.0",
+        "loss.mvc_weight=0.0",
+    }
+
+
 def test_the_fold_and_descriptions_are_no_settings():
     tables = {"description": "x", "paper": {"table": "y"}, "track": [], "loss": {"name": "z"}}
     assert settings_of(tables | {"evaluation": {"fold": 2, "select": "nmi"}}) == (

@@ -51,3 +51,16 @@ def test_validation_and_test_curves_are_two_figures(folder, monkeypatch):
         "Metrics of validation images over the epochs",
         "Metrics of test images over the epochs",
     ]
+
+
+def test_a_metric_with_a_dot_in_its_name_is_drawn(folder, monkeypatch):
+    name = "verification_tar_at_far_0.01"
+    monkeypatch.setattr(page, "compare_queries", lambda *_: ([], []))
+    groups = groups_below([folder / "runs"])
+    for group in groups:
+        for run in group.all_runs():
+            run["after"][name] = run["after"]["nmi"]
+    out = folder / "dotted"
+    out.mkdir()
+    html = write_comparison(out, groups, compare(groups, [name]), device="cpu").read_text()
+    assert html.count("a point per seed") == 1

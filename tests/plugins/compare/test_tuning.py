@@ -4,12 +4,14 @@ import json
 from contextlib import closing
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from pml_ext.cli.app import app_for
 from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext.recipe import load_recipes, ranges_of
 from pml_ext.training import evaluation, validation
+from pml_ext_compare import tuning
 from pml_ext_compare.executors import Executor, Processes, do
 from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs
 
@@ -175,3 +177,64 @@ def test_a_journal_cut_in_its_last_line_keeps_the_others(recipe, tmp_path):
     journal.write_bytes(b"no journal\n" + whole)
     with pytest.raises(DataError, match=r"journal.log: not Optuna's journal .*; delete it, and the trials begin anew"):
         study.optuna_study()
+
+
+def raising(error):
+    def train(**_):
+        raise error
+
+    return train
+
+
+def test_values_that_raise_anything_count_as_a_trial(recipe, tmp_path, monkeypatch):
+    (study,) = studies_of(recipe, tmp_path, trials=2)
+    monkeypatch.setattr(tuning, "train_and_validate", raising(torch.OutOfMemoryError("out of memory")))
+    said = []
+    assert do(trial_jobs([study], "cpu", None)[:1], Executor(), lambda job, text: said.append(text)) == {}
+    assert states(study) == ["FAIL"]
+    assert any("trial 1 of 2 failed: OutOfMemoryError: out of memory" in str(text) for text in said)
+    monkeypatch.setattr(tuning, "train_and_validate", raising(OSError(28, "No space left on device")))
+    (error,) = do(trial_jobs([study], "cpu", None)[:1], Executor(), silent).values()
+    assert "No space left on device" in error
+    assert states(study) == ["FAIL", "RUNNING"]  # goes on later
+    monkeypatch.undo()
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
+def test_a_trial_whose_processes_are_killed_is_given_up(recipe, tmp_path, monkeypatch):
+    (study,) = studies_of(recipe, tmp_path, trials=2)
+
+    class Died(BaseException):
+        """In place of a kill: it leaves what a killed process leaves."""
+
+    job = TrialJob(study, 0, "cpu", None)
+
+    def dying(**_):
+        (job.folder(0) / "deaths").rename(tmp_path / "kept")
+        raise Died
+
+    monkeypatch.setattr(tuning, "train_and_validate", dying)
+    for _ in range(tuning.DEATHS):
+        with pytest.raises(Died):
+            job.do(print)
+        (tmp_path / "kept").rename(job.folder(0) / "deaths")
+    assert states(study) == ["RUNNING"]
+    monkeypatch.undo()
+    said = []
+    job.do(said.append)
+    assert states(study) == ["FAIL"]
+    assert "its process was killed 3 times, as where memory runs out" in said[-1]
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
+def test_a_first_trial_with_a_drawn_value_may_fail_alone(recipe, tmp_path, monkeypatch):
+    """The recipe's own value is not in the range, so that the first trial does not tell that all would fail."""
+    text = SMALL.replace('"sampler.m" = { choices = [2] }', '"sampler.m" = { choices = [3, 4] }')
+    (tmp_path / "one.toml").write_text(text)
+    (study,) = studies_of(recipe, tmp_path, trials=3)
+    assert not study.begins_with_own_values()
+    monkeypatch.setattr(tuning, "train_and_validate", raising(ConfigError("three do not divide four")))
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert states(study) == ["FAIL"] * 3

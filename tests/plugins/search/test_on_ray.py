@@ -33,6 +33,8 @@ def test_ray_writes_the_same_files_and_one_worker_may_die(make, runs, folder, tm
     assert (tmp_path / "killed").exists()
     assert json.loads(done.stdout)["new"] == 200, done.stderr
     assert rows_of(tmp_path / "parts") == rows_of(whole)
+    for name in ("broken.png", "notes.txt"):
+        assert name in done.stderr
 
 
 class Dying:

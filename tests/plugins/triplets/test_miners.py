@@ -36,5 +36,10 @@ def test_anchor_swap():
     swapped = AnchorSwapMiner(miners.TripletMarginMiner(margin=5))(x, labels)
     plain = miners.TripletMarginMiner(margin=5)(x, labels)
     assert len(swapped[0]) == len(plain[0])
+    recording = AnchorSwapMiner(collect_stats=True)
+    recording(x, labels)
+    assert recording.num_triplets == 2
+    with pytest.raises(TypeError, match="mines by labels; got None"):
+        recording(x, None)
     distances = euclidean_distances(normalize(x))
     assert (distances[swapped[0], swapped[2]] <= distances[swapped[1], swapped[2]] + 1e-6).all()

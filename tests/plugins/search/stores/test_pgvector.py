@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 
+from pml_ext import registry
 from pml_ext.errors import DataError
-from pml_ext_search.stores import SearchFilter
+from pml_ext_search.stores import Rows, SearchFilter
 
 from .opened import opened, rows
 
@@ -39,6 +41,17 @@ def test_a_server_that_stops_is_one_line(server, make, folder, runs, command, tm
     about = json.loads(done.stdout)["store"]
     assert about["to"] == f"pgvector:postgresql://127.0.0.1:{server.port}/postgres"
     assert (about["recall_at_10"] >= 0.95, about["new"] + about["changed"] + about["same"]) == (True, 201)
+
+
+def test_vectors_too_long_for_a_graph_are_searched_one_by_one(server):
+    pytest.importorskip("psycopg", reason="needs the extra pgvector")
+    points = np.random.default_rng(0).standard_normal((30, 2048)).astype(np.float32)
+    store = registry.factory("store", "pgvector")(server.address, "test_long", 2048)
+    ids = np.arange(30)
+    store.write([Rows(ids, ids, [f"{id}.jpg" for id in ids], [""] * 30, points)])
+    for id, found in zip((3, 7), store.search(points[[3, 7]], 5, SearchFilter()), strict=True):
+        distances = np.linalg.norm(points - points[id], axis=1)
+        assert [result.id for result in found] == np.argsort(distances)[:5].tolist()
 
 
 ADDRESSES = [
