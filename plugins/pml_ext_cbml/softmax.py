@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from pytorch_metric_learning.distances import DotProductSimilarity
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
@@ -13,6 +12,7 @@ from pml_ext.plugin import (
     BaseMetricLossFunction,
     ClassLabels,
     FullPrecisionForward,
+    GramDotProductSimilarity,
     LossSettings,
     check_count,
     per_anchor,
@@ -69,7 +69,8 @@ class SoftmaxLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore
         check_count(self, "embedding_size", embedding_size)
         if "distance" in kwargs:
             raise ValueError("SoftmaxLoss compares no embeddings, so it takes no distance; leave it out")
-        super().__init__(distance=DotProductSimilarity(normalize_embeddings=False), **kwargs)
+        kwargs["distance"] = GramDotProductSimilarity()  # says that features are not normalized
+        super().__init__(**kwargs)
         self.classes = ClassLabels(num_classes, class_labels)
         self.num_classes = num_classes
         self.classifier = nn.Linear(embedding_size, num_classes)
