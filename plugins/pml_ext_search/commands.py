@@ -42,7 +42,7 @@ from pml_ext.tool import (
 if TYPE_CHECKING:
     from .clusters import Clusters
     from .embedding import Listener
-    from .query import Gallery
+    from .query import Answer, Gallery
     from .trained import TrainedRun
 
 IndexedFolder = Annotated[
@@ -410,34 +410,22 @@ def query(
     as_json: AsJson = False,
 ) -> None:
     """Find the nearest images of an image."""
-    from pml_ext.tool import write_atomically
-
-    from .query import RADIUS, is_store
-
-    stored: str | None = None  # the address of a store of somebody else
-    own: Path | None = None  # the folder of another collection
-    if store is not None and is_store(store):
-        stored = store
-    elif store is not None:
-        own = Path(store)
+    stored, collection = _place_of(store)
+    reranks = shortlist is not None or rerank is not None or metric != "euclidean"
+    answers_each = 8 if k is None else k
     if out is not None:
-        if duplicates or picture or (shortlist, rerank) != (None, None) or metric != "euclidean":
+        if duplicates or picture or reranks:
             text = "leave out --duplicates, --picture, --shortlist, --rerank and --metric"
             raise ConfigError(f"-o uses Euclidean distance; {text}")
         if len(images or []) != 1 and (listing is None or images):
             raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
+        folder = images[0] if images else None
         with Progress() as bar:
-            trained = load_for_command(run, device, workers, own, bar.embedding, by)
-            folder = images[0] if images else None
-            items: str | list[str] = folder or ""
-            if listing is not None:
-                items = read_list(listing)
-            if trained.takes_vectors and listing is None:
-                folder = None
-            queries, found = trained.match(items, out, 8 if k is None else k, within, radius, stored, folder)
-        about = {"file": str(out), "queries": queries, "answers": found}
-        print_result(as_json, about, f"{found} answers to {queries} {_noun(trained)}: {out}")
+            trained = load_for_command(run, device, workers, collection, bar.embedding, by)
+            about = _match_to_file(trained, folder, listing, out, answers_each, within, radius, stored)
+        print_result(as_json, about, f"{about['answers']} answers to {about['queries']} {_noun(trained)}: {out}")
         return
+
     if listing is not None or workers is not None:
         raise ConfigError("--list and --workers go with -o FILE")
     if stored and (duplicates or metric != "euclidean"):
@@ -446,65 +434,124 @@ def query(
         raise ConfigError("--rerank ranks the index by its own distance; leave out --store, --metric and --radius")
     if bool(images) == duplicates:
         raise ConfigError(f"wanted images or ids to look for, or --duplicates; type: pml-ext query {run} IMAGE")
-    if duplicates and (picture or within or (k, shortlist, rerank) != (None, None, None) or metric != "euclidean"):
-        raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
-    place = picture
-    if place is not None:
-        check_writable("--picture", place, file=True)
-    trained = load_for_command(run, device, store=own, by=by)
-    if trained.takes_vectors:
-        if picture is not None:
-            raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")
-    elif place is None and not (as_json or duplicates or stored):
-        place = run / "query.png"
-        check_writable("--picture", place, file=True)
-    name_column = "id" if trained.takes_vectors else "path"
     if duplicates:
-        if radius is None:
-            radius = RADIUS
-        groups = trained.duplicates(radius)
-        rows = []
-        for number, group in enumerate(groups, start=1):
-            rows += [[str(number), printable(path)] for path in group]
-        text = (
-            f"{counted(len(groups), 'group')} of {len(rows)} {_noun(trained)} within {radius:g} of another (--radius)"
-        )
-        about = {"radius": radius, "groups": groups}
-        print_result(as_json, about, text, columns=["group", name_column], rows=rows, right=[0])
+        if picture or within or k is not None or reranks:
+            raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
+        _print_duplicates(load_for_command(run, device, store=collection, by=by), radius, as_json)
         return
-    queries_given: list[str] | list[Path] = images or []
+
+    if picture is not None:
+        check_writable("--picture", picture, file=True)
+    trained = load_for_command(run, device, store=collection, by=by)
+    if trained.takes_vectors and picture is not None:
+        raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")
+    if picture is None and not (trained.takes_vectors or as_json or stored):
+        picture = run / "query.png"
+        check_writable("--picture", picture, file=True)
+
+    queries: list[str] | list[Path] = images or []
     if not trained.takes_vectors:
-        queries_given = [Path(image) for image in images or []]
-    answers = trained.query(queries_given, 8 if k is None else k, metric, shortlist, within, radius, stored, rerank)
+        queries = [Path(image) for image in images or []]
+    answers = trained.query(queries, answers_each, metric, shortlist, within, radius, stored, rerank)
     if not as_json:
-        rows = []
-        for answer in answers:
-            found_images = zip(answer.paths, answer.classes, answer.distances, strict=True)
-            for rank, (path, class_name, distance) in enumerate(found_images, start=1):
-                row = [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
-                if trained.takes_vectors:
-                    row.insert(3, printable(class_name))
-                rows.append(row)
-        value = "distance" if metric == "euclidean" else "score"
-        columns = ["query", "rank", name_column, value]
-        if trained.takes_vectors:  # whose class is not a part of the name
-            columns.insert(3, "class")
-        print_table(columns, rows, right=[1, len(columns) - 1])
-        for answer in answers:
-            if radius is not None and not answer.paths:
-                say(f"{printable(answer.query)}: no {_noun(trained)[:-1]} within {radius:g} (--radius)")
-    if place is not None:
-        try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(place, functools.partial(trained.picture(answers).savefig, format="png"))
-        except Exception as error:  # answers are printed even if the picture fails
-            say(f"warning: no picture: {one_line(error)}")
-            place = None
+        _print_answers(trained, answers, metric, radius)
+    written = None
+    if picture is not None:
+        written = _write_picture(trained, answers, picture)
     if as_json:
-        written = {"run": str(run), "metric": metric, "picture": str(place) if place is not None else None}
-        print_json([dataclasses.asdict(answer) | written for answer in answers])
-    elif place is not None:
-        stdout().print(f"picture: {place}")
+        about = {"run": str(run), "metric": metric, "picture": None if written is None else str(written)}
+        print_json([dataclasses.asdict(answer) | about for answer in answers])
+    elif written is not None:
+        stdout().print(f"picture: {written}")
+
+
+def _place_of(store: str | None) -> tuple[str | None, Path | None]:
+    """Return the address of a store, or the folder of another collection, of which ``--store`` names one."""
+    from .query import is_store
+
+    if store is None:
+        return None, None
+    if is_store(store):
+        return store, None
+    return None, Path(store)
+
+
+def _match_to_file(
+    trained: TrainedRun,
+    folder: str | None,
+    listing: Path | None,
+    out: Path,
+    k: int,
+    within: str | None,
+    radius: float | None,
+    stored: str | None,
+) -> dict[str, Any]:
+    """Write the answers to all queries of a folder, a file of vectors or a list; return what ``-o`` prints."""
+    items: str | list[str] = folder or ""
+    if listing is not None:
+        items = read_list(listing)
+    elif trained.takes_vectors:
+        folder = None
+    queries, answers = trained.match(items, out, k, within, radius, stored, folder)
+    return {"file": str(out), "queries": queries, "answers": answers}
+
+
+def _print_duplicates(trained: TrainedRun, radius: float | None, as_json: bool) -> None:
+    """Print groups of indexed images that are within a radius of each other."""
+    from .query import RADIUS
+
+    if radius is None:
+        radius = RADIUS
+    groups = trained.duplicates(radius)
+    rows = []
+    for number, group in enumerate(groups, start=1):
+        rows += [[str(number), printable(path)] for path in group]
+    found = f"{counted(len(groups), 'group')} of {len(rows)} {_noun(trained)}"
+    print_result(
+        as_json,
+        {"radius": radius, "groups": groups},
+        f"{found} within {radius:g} of another (--radius)",
+        columns=["group", _name_column(trained)],
+        rows=rows,
+        right=[0],
+    )
+
+
+def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radius: float | None) -> None:
+    """Print a row per answer, and the queries without one."""
+    rows = []
+    for answer in answers:
+        found = zip(answer.paths, answer.classes, answer.distances, strict=True)
+        for rank, (path, class_name, distance) in enumerate(found, start=1):
+            row = [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
+            if trained.takes_vectors:
+                row.insert(3, printable(class_name))
+            rows.append(row)
+    columns = ["query", "rank", _name_column(trained), "distance" if metric == "euclidean" else "score"]
+    if trained.takes_vectors:  # whose class is not a part of the name
+        columns.insert(3, "class")
+    print_table(columns, rows, right=[1, len(columns) - 1])
+    noun = "vector" if trained.takes_vectors else "image"
+    for answer in answers:
+        if radius is not None and not answer.paths:
+            say(f"{printable(answer.query)}: no {noun} within {radius:g} (--radius)")
+
+
+def _write_picture(trained: TrainedRun, answers: list[Answer], place: Path) -> Path | None:
+    """Draw queries and answers; warn and return None if that fails, since the answers are printed already."""
+    from pml_ext.tool import write_atomically
+
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, functools.partial(trained.picture(answers).savefig, format="png"))
+    except Exception as error:
+        say(f"warning: no picture: {one_line(error)}")
+        return None
+    return place
+
+
+def _name_column(trained: TrainedRun) -> str:
+    return "id" if trained.takes_vectors else "path"
 
 
 def _noun(trained: TrainedRun) -> str:

@@ -204,29 +204,62 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                     "an indices_tuple changes nothing: without a miner, all pairs of batch and queue are there, and "
                     "the loss counts each once; leave it out, or type CrossBatchMemory(..., miner=...)"
                 )
-            if enqueue_mask is not None:
-                entering = enqueue_mask.to(embeddings.device)
-                if writes:
-                    run_eagerly(self.add_to_memory, embeddings[entering], labels[entering])
-                embeddings = embeddings[~entering]
-                labels = labels[~entering]
-            elif writes:
-                run_eagerly(self.add_to_memory, embeddings, labels)
+            embeddings, labels = self._anchors(embeddings, labels, enqueue_mask, writes)
             queue, queue_labels = run_eagerly(self._queue, embeddings, in_queue)
             if len(embeddings) == 0 or (len(queue) == 0 and indices_tuple is None):
                 return 0 * embeddings.sum()
-            own = self.curr_batch_idx
-            if indices_tuple is not None and not in_queue:  # the batch is appended to the queue, for the tuple only
-                own = len(queue) + torch.arange(len(embeddings), device=embeddings.device)
-            mined: Any = AllPairsExceptSelf(own) if in_queue else None
-            if indices_tuple is not None or self.miner is not None or not takes_all_pairs(self.loss):
-                mined = self._mined(embeddings, labels, queue, queue_labels, own if in_queue else None)
-                if indices_tuple is not None:
-                    mined = _joined(mined, shift_indices(indices_tuple, own))
-            if indices_tuple is not None and not in_queue:
-                queue = torch.cat([queue, embeddings])
-                queue_labels = torch.cat([queue_labels, labels])
-            return call_loss(self.loss, embeddings, labels, mined, queue, queue_labels)  # type: ignore[no-any-return]
+            if indices_tuple is None:
+                pairs = self._pairs(embeddings, labels, queue, queue_labels, in_queue)
+            else:
+                pairs, queue, queue_labels = self._pairs_and_tuple(
+                    embeddings, labels, queue, queue_labels, in_queue, indices_tuple
+                )
+            return call_loss(self.loss, embeddings, labels, pairs, queue, queue_labels)  # type: ignore[no-any-return]
+
+    def _anchors(
+        self, embeddings: Tensor, labels: Tensor, enqueue_mask: Tensor | None, writes: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Return the rows that are anchors, all without a mask; in training, those that are to enter the queue do."""
+        if enqueue_mask is None:
+            if writes:
+                run_eagerly(self.add_to_memory, embeddings, labels)
+            return embeddings, labels
+        entering = enqueue_mask.to(embeddings.device)
+        if writes:
+            run_eagerly(self.add_to_memory, embeddings[entering], labels[entering])
+        return embeddings[~entering], labels[~entering]
+
+    def _pairs(self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, in_queue: bool) -> Any:
+        """Return pairs of batch and queue as the loss takes them: the miner's, or all; None for all of others' rows."""
+        self_column = self.curr_batch_idx if in_queue else None
+        if self.miner is not None or not takes_all_pairs(self.loss):
+            return self._mined(embeddings, labels, queue, queue_labels, self_column)
+        if self_column is None:
+            return None
+        return AllPairsExceptSelf(self_column)
+
+    def _pairs_and_tuple(
+        self,
+        embeddings: Tensor,
+        labels: Tensor,
+        queue: Tensor,
+        queue_labels: Tensor,
+        in_queue: bool,
+        indices_tuple: tuple[Tensor, ...],
+    ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+        """Return pairs of batch and queue with those of a tuple, and the queue.
+
+        A batch that is not in the queue is appended to it, for the tuple only.
+        """
+        if in_queue:
+            rows = self.curr_batch_idx
+            pairs = self._mined(embeddings, labels, queue, queue_labels, rows)
+        else:
+            rows = len(queue) + torch.arange(len(embeddings), device=embeddings.device)
+            pairs = self._mined(embeddings, labels, queue, queue_labels, None)
+            queue = torch.cat([queue, embeddings])
+            queue_labels = torch.cat([queue_labels, labels])
+        return _joined(pairs, shift_indices(indices_tuple, rows)), queue, queue_labels
 
     def _check(self, embeddings: Tensor, indices_tuple: Any, enqueue_mask: Tensor | None) -> None:
         if embeddings.shape[1] != self.embedding_size:
@@ -279,12 +312,16 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         rows = rows.to(self.embedding_memory.device)
         held = self.embedding_memory[rows]
         labels = self.label_memory[rows]
-        before = self._cursor, self.has_been_filled, self.curr_batch_idx
+        cursor = self._cursor
+        was_filled = self.has_been_filled
+        rows_of_batch = self.curr_batch_idx
 
         def undo() -> None:
             self.embedding_memory[rows.to(self.embedding_memory.device)] = held.to(self.embedding_memory)
             self.label_memory[rows.to(self.label_memory.device)] = labels.to(self.label_memory)
-            self._cursor, self.has_been_filled, self.curr_batch_idx = before
+            self._cursor = cursor
+            self.has_been_filled = was_filled
+            self.curr_batch_idx = rows_of_batch
 
         return undo
 
@@ -300,16 +337,18 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         return held.clone(), labels.clone()
 
     def _mined(
-        self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, own: Tensor | None
+        self, embeddings: Tensor, labels: Tensor, queue: Tensor, queue_labels: Tensor, self_column: Tensor | None
     ) -> tuple[Tensor, ...]:
         """Return the miner's indices between batch and queue, or all pairs; no embedding is paired with itself."""
         if self.miner is not None and len(queue):
-            return mine(self.miner, embeddings, labels, queue, queue_labels, own)
+            return mine(self.miner, embeddings, labels, queue, queue_labels, self_column)
         if self.relation is not None:
             pairs = related_pairs(self.relation, labels, queue_labels, itself=False)
         else:
             pairs = get_all_pairs_indices(labels, queue_labels)
-        return pairs if own is None else without_copies(pairs, own)
+        if self_column is None:
+            return pairs
+        return without_copies(pairs, self_column)
 
     # The queue is moved, saved and loaded as buffers are.
 
@@ -331,9 +370,11 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         rest = dict(state_dict)
         saved = {name: rest.pop(f"{prefix}{name}", None) for name in _STATE}
         super()._load_from_state_dict(rest, prefix, metadata, strict, missing, unexpected, errors)
-        embeddings, labels, cursor, filled = saved.values()
-        if absent := [f"{prefix}{name}" for name, value in saved.items() if value is None]:
-            missing += absent if strict else []
+        embeddings, labels, cursor, filled = (saved[name] for name in _STATE)
+        absent = [f"{prefix}{name}" for name, value in saved.items() if value is None]
+        if absent:
+            if strict:
+                missing.extend(absent)
         elif embeddings.shape != self.embedding_memory.shape:
             errors.append(
                 f"size mismatch for {prefix}embedding_memory: it has shape {tuple(embeddings.shape)} in the state, "

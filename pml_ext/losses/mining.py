@@ -21,12 +21,12 @@ def mine(
     labels: Any,
     ref_emb: Tensor | None = None,
     ref_labels: Any = None,
-    own: Tensor | None = None,
+    self_column: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Return a miner's indices between a batch and references, as if no embedding's own copy were among them.
 
-    ``own``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Our miners leave the
-    copies out themselves. PML's miners find what they find in a batch without references: :data:`_OF_PML` has those
+    ``self_column``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Our miners leave
+    the copies out themselves. PML's miners find what they find in a batch without references: :data:`_OF_PML` has those
     whose result for an anchor depends on other anchors, or whose pairs do not depend on each other. All others are
     called once for each anchor.
     """
@@ -35,35 +35,35 @@ def mine(
             "EmbeddingsAlreadyPackagedAsTriplets gives rows of the batch and takes no references, such as those of a "
             "CrossBatchMemory; leave out the miner, or take TripletMarginMiner()"
         )
-    if own is None or ref_emb is None:
+    if self_column is None or ref_emb is None:
         return miner(embeddings, labels, ref_emb, ref_labels)  # type: ignore[no-any-return]
     if getattr(miner, "joins_batches", False):
         name = type(miner).__name__
         raise ValueError(f"{name} joins batches, which DistributedLoss has done here; give the miner without {name}")
     if takes_all_pairs(miner):
-        return miner(embeddings, labels, ref_emb, ref_labels, indices_tuple=AllPairsExceptSelf(own))  # type: ignore[no-any-return]
+        return miner(embeddings, labels, ref_emb, ref_labels, indices_tuple=AllPairsExceptSelf(self_column))  # type: ignore[no-any-return]
     find = _OF_PML.get(type(miner), _by_anchor)
-    mined = find(miner, embeddings, labels, ref_emb, ref_labels, own)  # type: ignore[no-untyped-call]
+    mined = find(miner, embeddings, labels, ref_emb, ref_labels, self_column)  # type: ignore[no-untyped-call]
     if isinstance(miner, BaseMiner):  # the miner has recorded the pairs of one anchor, or copies too
         miner.reset_stats()
         miner.output_assertion(mined)
     return mined  # type: ignore[no-any-return]
 
 
-def without_copies(mined: tuple[Tensor, ...], own: Tensor) -> tuple[Tensor, ...]:
+def without_copies(mined: tuple[Tensor, ...], self_column: Tensor) -> tuple[Tensor, ...]:
     """Return pairs or triplets without those whose positive, or negative, is the anchor's own copy."""
     if len(mined) == 3:
         a, p, n = mined
-        kept = p != own[a]
+        kept = p != self_column[a]
         return a[kept], p[kept], n[kept]
     a1, p, a2, n = mined
-    pulled = p != own[a1]
-    pushed = n != own[a2]
+    pulled = p != self_column[a1]
+    pushed = n != self_column[a2]
     return a1[pulled], p[pulled], a2[pushed], n[pushed]
 
 
 def _by_anchor(
-    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
     """Call a miner once for each anchor, with all references but the anchor's own copy."""
     if not getattr(type(miner), "mine", mine).__module__.startswith("pytorch_metric_learning."):
@@ -74,11 +74,11 @@ def _by_anchor(
             TrainingWarning,
             stacklevel=2,
         )
-    places = torch.arange(len(ref_emb), device=own.device)
+    places = torch.arange(len(ref_emb), device=self_column.device)
     found = []
     for anchor in range(len(embeddings) if len(ref_emb) > 1 else 0):
         one = slice(anchor, anchor + 1)
-        others = places[places != own[anchor]]
+        others = places[places != self_column[anchor]]
         mined = miner(embeddings[one], labels[one], ref_emb[others], ref_labels[others])
         found.append(shift_indices(mined, others, anchor))
     if not found:
@@ -87,35 +87,35 @@ def _by_anchor(
 
 
 def _alone(
-    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
     """Mine with copies and leave them out: whether a pair or triplet is mined does not depend on any other."""
-    return without_copies(miner(embeddings, labels, ref_emb, ref_labels), own)
+    return without_copies(miner(embeddings, labels, ref_emb, ref_labels), self_column)
 
 
 def _distance_weighted(
-    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
     """Draw another positive at random where it is the anchor's own copy; copies have no part in the weights."""
     a, p, n = miner(embeddings, labels, ref_emb, ref_labels)
-    others = (labels[:, None] == ref_labels).scatter_(1, own[:, None], False)
+    others = (labels[:, None] == ref_labels).scatter_(1, self_column[:, None], False)
     kept = others.any(1)[a]
     a = a[kept]
     p = p[kept]
     n = n[kept]
-    itself = p == own[a]
+    itself = p == self_column[a]
     if itself.any():
         p[itself] = torch.multinomial(others[a[itself]].float(), 1).flatten()
     return a, p, n
 
 
 def _hdc(
-    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
     """Set the pairs among which the miner takes the hardest of the batch."""
     if miner.was_set_externally:
-        return without_copies(miner(embeddings, labels, ref_emb, ref_labels), own)
-    miner.set_idx_externally(without_copies(get_all_pairs_indices(labels, ref_labels), own), labels)
+        return without_copies(miner(embeddings, labels, ref_emb, ref_labels), self_column)
+    miner.set_idx_externally(without_copies(get_all_pairs_indices(labels, ref_labels), self_column), labels)
     mined = miner(embeddings, labels, ref_emb, ref_labels)
     miner.reset_idx()
     return mined  # type: ignore[no-any-return]
@@ -123,11 +123,11 @@ def _hdc(
 
 @torch.no_grad()
 def _uniform_histogram(
-    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, own: Tensor
+    miner: Any, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, self_column: Tensor
 ) -> tuple[Tensor, ...]:
     """Draw from a histogram of all pairs but copies, as the miner does."""
     matrix = miner.distance(embeddings, ref_emb)
-    a1, p, a2, n = without_copies(get_all_pairs_indices(labels, ref_labels), own)
+    a1, p, a2, n = without_copies(get_all_pairs_indices(labels, ref_labels), self_column)
     if len(a1):
         a1, p = miner.get_uniformly_distributed_pairs(matrix[a1, p], a1, p, miner.pos_per_bin)
     if len(a2):

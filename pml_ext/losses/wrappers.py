@@ -218,10 +218,10 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
     ) -> Tensor:
         """Return the weighted sum; arguments as of PML's losses."""
         labels, ref_labels = check_call(self.relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
-        own = None
+        self_column = None
         if isinstance(indices_tuple, AllPairsExceptSelf):
-            own = indices_tuple.columns
-        if self.miners and indices_tuple is not None and own is None:
+            self_column = indices_tuple.columns
+        if self.miners and indices_tuple is not None and self_column is None:
             raise ValueError("MultipleLosses has miners of its own; leave out either them or the indices_tuple")
         total = torch.zeros((), device=embeddings.device)
         for key, loss in self.items():
@@ -229,11 +229,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
             if self.miners and (not self.is_dict or key in self.miners):
                 miner = self.miners[key]
             if miner is not None:
-                mined: Any = mine(miner, embeddings, labels, ref_emb, ref_labels, own)
-            elif own is None or takes_all_pairs(loss):
+                mined: Any = mine(miner, embeddings, labels, ref_emb, ref_labels, self_column)
+            elif self_column is None or takes_all_pairs(loss):
                 mined = indices_tuple
             else:
-                mined = without_copies(pml.get_all_pairs_indices(labels, ref_labels), own)
+                mined = without_copies(pml.get_all_pairs_indices(labels, ref_labels), self_column)
             value = call_loss(loss, embeddings, labels, mined, ref_emb, ref_labels)
             total = total + self.weights[key] * to_full_precision(value)
         return total
