@@ -60,6 +60,11 @@ class Preprocessing(BaseModel):
             return self.resize
         return round(self.image_size * 256 / 224)
 
+    @property
+    def keeps_exact_size(self) -> bool:
+        """Whether an image that has the size of the input already is taken as it is, neither resized nor cut."""
+        return self.crop and self.resize is None and not self.squash
+
     def transforms(self, cuts: Pipeline = NO_CUTS, **augment: Any) -> tuple[Steps, Steps]:
         """Return transforms to ``[C, S, S]``: of training images, with ``cuts`` and ``augment``, and of all others."""
         normalize = None

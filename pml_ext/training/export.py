@@ -110,7 +110,8 @@ def _input_of(seen: Preprocessing | VectorInput) -> dict[str, Any]:
     """Return the part of ``preprocess.json`` about the network's input."""
     if isinstance(seen, VectorInput):
         return seen.model_dump()
-    return {**seen.model_dump(exclude={"crop", "resize"}), "resize": seen.resized_to}
+    about = seen.model_dump(exclude={"crop", "resize"})
+    return {**about, "resize": seen.resized_to, "exact_size_is_kept": seen.keeps_exact_size}
 
 
 def _noise(seen: Preprocessing | VectorInput) -> Tensor:

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file
 
 from pml_ext import load_run
@@ -227,6 +228,23 @@ def test_no_code_of_an_exports_author_is_run(runs, tmp_path, monkeypatch):
     with pytest.raises(SafetensorError):
         load_file(tmp_path / "model.safetensors")
     assert {path.name for path in tmp_path.iterdir()} == names
+
+
+@pytest.mark.parametrize("side", [24, 40])
+def test_the_lines_of_a_card_leave_an_image_of_the_exact_size_as_it_is(runs, tmp_path, side):
+    trained = load_run(runs[0], "cpu")
+    seen = trained.network.preprocessing.model_copy(update={"image_size": 24, "crop": True, "resize": None})
+    trained.network.preprocessing = seen
+    about = json.loads(trained.export(tmp_path / "out").joinpath("preprocess.json").read_text())
+    assert about["exact_size_is_kept"]
+    words = (tmp_path / "out" / "README.md").read_text()
+    lines = re.findall(r"```python\n(.*?)```", words, re.S)[0]
+    pixels = torch.randint(256, (side, side), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).save(tmp_path / "photo.png")
+    names = {}
+    exec(lines.replace("photo.jpg", str(tmp_path / "photo.png")), names)
+    _, transform = seen.transforms()
+    assert torch.equal(names["images"][0], transform(pixels[None]))
 
 
 def test_a_card_says_that_nothing_was_trained(runs, tmp_path):
