@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor
 
 from .pairwise import euclidean_distances, gram, normalize
@@ -132,6 +133,7 @@ class TiledDistance:
         self._first_point = points[:1].detach()
         self._first_column = columns[:1].detach()
         self._states = None
+        self._learns = torch.is_grad_enabled()  # of the caller; inside an autograd.Function gradients are off
         if distance.training and next(distance.parameters(), None) is not None:  # only these can have dropout
             self._states = generator_states(points.device)
 
@@ -139,10 +141,12 @@ class TiledDistance:
         """Return the rows of the matrix for some anchors."""
         if self._states is None:
             return compare(self._distance, points, columns)
-        with using_generator_states(self._device, self._states):
+        # A distance that drops out nothing without gradients would give values of another function than its gradients.
+        with using_generator_states(self._device, self._states), torch.set_grad_enabled(self._learns):
             return compare(self._distance, points, columns)
 
     def finish(self) -> None:
         """Advance the random generators as the whole matrix would."""
         if self._states is not None:
-            compare(self._distance, self._first_point, self._first_column)
+            with torch.set_grad_enabled(self._learns):
+                compare(self._distance, self._first_point, self._first_column)

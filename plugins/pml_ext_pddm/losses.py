@@ -20,6 +20,7 @@ from pml_ext.plugin import (
     check_flag,
     check_number,
     pair_masks,
+    reduced,
     run_eagerly,
 )
 
@@ -197,7 +198,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
             masks = pair_masks(matrix, labels, indices_tuple)
             value = POINTWISE[self.pointwise](*scores_of_pairs(head, points, *masks, self.distance.tile(x)))
             score = {"losses": value, "indices": None, "reduction_type": "already_reduced"}
-            return {"score": score, "embedding": self._embedding_term(embeddings, labels, x, hard, value)}
+            return _without_empty(
+                {"score": score, "embedding": self._embedding_term(embeddings, labels, x, hard, value)}
+            )
         if len(matrix) > 1:
             rows, columns = min_max_pairs(matrix)
         else:
@@ -214,7 +217,7 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         metric = (self.score_margin + s_an - s_ap).clamp(min=0)
 
         second = self._embedding_term(embeddings, labels, x, hard, metric.sum() / (quadruplets or 1))
-        return {"score": {"losses": metric, **hard}, "embedding": second}
+        return _without_empty({"score": {"losses": metric, **hard}, "embedding": second})
 
     def _embedding_term(
         self, embeddings: Tensor, labels: Tensor | None, x: Tensor, hard: dict[str, Any], score: Tensor
@@ -253,3 +256,11 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
     def get_default_reducer(self) -> BaseReducer:
         """Return the reducer that divides the sum by the number of quadruplets."""
         return SumOverDivisorReducer()
+
+
+def _without_empty(terms: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return terms with 0 for those without a triplet, of which PML's MeanReducer gives NaN."""
+    for name, term in terms.items():
+        if isinstance(term["losses"], Tensor) and term["losses"].ndim and not len(term["losses"]):
+            terms[name] = reduced(term["losses"].sum())["loss"]
+    return terms

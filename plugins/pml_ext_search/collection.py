@@ -26,6 +26,7 @@ import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
+from time import time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,6 +136,7 @@ class State(BaseModel, frozen=True):
     size: int
     by: By = "embeddings"  # what the vectors are
     file: str = "vectors.f32"
+    made: int = 0  # nanoseconds since 1970: tells apart collections that were made anew in one folder
     vectors: int = 0  # in the file, holes included
     version: int = 0  # raised when the index or the numbers of vectors change
     next_id: int = 0  # the first that no image has had
@@ -204,16 +206,22 @@ def in_shard(path: str) -> str:
     return shard + tar.rstrip("/")
 
 
+def is_inside(path: str) -> bool:
+    """Return whether a path of an image, relative to a folder, stays in it."""
+    return not ({"..", ""} & set(path.split("/")) or "\0" in path)
+
+
 def recorded_by(place: Path) -> By | None:
     """Return what a folder's collection compares images by; None if there is no collection, or it cannot be read.
 
+    The database is opened to write as well, since a process that was killed may have left a journal to roll back.
     This reads a row, without the vectors and their checks: a damaged collection is told when it is opened.
     """
     database = place.resolve() / DATABASE
     if not database.is_file():
         return None
     try:
-        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
+        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True)) as connection:
             ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
         return _state_of(about, crc).by
     except (sqlite3.Error, ValueError, TypeError, AttributeError):
@@ -334,7 +342,7 @@ class Collection:
         while (self.place / name).exists():
             number += 1
             name = f"vectors-{number}.f32"
-        first = State(run=str(self.run), identity=self.identity, size=self.size, by=self.by, file=name)
+        first = State(run=str(self.run), identity=self.identity, size=self.size, by=self.by, file=name, made=time_ns())
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
 
@@ -372,7 +380,10 @@ class Collection:
         return DamagedCollectionError(f"{path or self.database}: empty, cut or damaged ({why}); type: {self.command()}")
 
     def create(self, replace: bool) -> None:
-        """Create the collection if there is none; with ``replace``, remove a damaged one or one of another network."""
+        """Create the collection if there is none, or in place of a damaged one.
+
+        With ``replace``, also in place of one of another network.
+        """
         why = ""
         there = self.exists  # asked first: another thread may create it meanwhile
         try:

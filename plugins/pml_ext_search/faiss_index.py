@@ -122,6 +122,11 @@ class FaissIndex:
             raise OSError(shortened(error, 200)) from error
 
     @property
+    def has_vectors(self) -> bool:
+        """Whether the index has the vectors as they are, and not codes with other distances."""
+        return self.factory.endswith("Flat")
+
+    @property
     def most(self) -> int:
         """The maximum effort: the number of lists, or of images."""
         import faiss

@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import os
+import posixpath
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +44,7 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import Collection, Embedded, Vectors, class_of
+from .collection import Collection, Embedded, Vectors, class_of, is_inside
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
 
@@ -72,7 +73,7 @@ class Segment:
 
     place: str  # path of a folder, a table or a shard, or address of a folder
     names: tuple[str, ...] = ()
-    stats: tuple[FileStat, ...] = ()
+    stats: tuple[FileStat, ...] = ()  # sizes and times of the images, or of the file that they are packed into
     group: int = 0  # row group of a table
 
     @property
@@ -203,6 +204,8 @@ def listed(items: Listed, folder: str | Path | None = None) -> Work:
 def _listed_images(items: Sequence[str | Path], folder: str | Path | None) -> Work:
     if not items:
         raise ConfigError("no images are listed; wanted one or more")
+    if folder is not None and "://" in str(folder):
+        raise ConfigError(f"--list has files below a folder of this machine, not {folder}")
     paths = [os.path.join(folder or "", item) for item in items]
     if not folder:
         folders = [os.path.dirname(os.path.abspath(item)) for item in items]
@@ -223,9 +226,16 @@ def _listed_images(items: Sequence[str | Path], folder: str | Path | None) -> Wo
 
 def _listed_table(file: Path) -> Work:
     segments = []
+    stat = file_stat(file) or MISSING
     for group in range(_read(file).num_row_groups):
         names = tuple(_column(file, group, "path"))
-        segments.append(Segment(str(file), names, group=group))
+        for name in names:
+            if not isinstance(name, str) or not is_inside(name):
+                found = shortened(repr(name), 100)
+                raise DataError(
+                    f"{file}: the path {found}; wanted one relative to the folder of the images, cats/1.jpg"
+                )
+        segments.append(Segment(str(file), names, (stat,), group))
     return Work(str(file.parent), segments)
 
 
@@ -237,8 +247,7 @@ def _listed_shards(pattern: str) -> Work:
     for shard in shards:
         if not shard.is_file():
             raise DataError(f"{shard}: no such shard")
-        size = shard.stat().st_size
-        segments.append(Segment(str(shard), stats=((size, 0),)))
+        segments.append(Segment(str(shard), stats=(file_stat(shard) or MISSING,)))
     return Work(str(shards[0].parent), segments)
 
 
@@ -296,8 +305,10 @@ def _samples(shard: str) -> Iterator[tuple[str, bytes]]:
 
     for sample in webdataset.WebDataset(shard, shardshuffle=False, empty_check=False):
         for ending, content in sample.items():
-            if f".{ending}".lower() in IMG_EXTENSIONS:
-                yield f"{Path(shard).name}/{sample['__key__']}.{ending}", content
+            # the key ends at the first dot of a name: the ending of IMG.2023.jpg is 2023.jpg
+            if "." + ending.rpartition(".")[2].lower() in IMG_EXTENSIONS:
+                name = posixpath.normpath(f"{sample['__key__']}.{ending}")  # tar keeps ./cats/1.jpg
+                yield f"{Path(shard).name}/{name.lstrip('/')}", content
 
 
 def _digest(value: Any) -> str:
@@ -455,7 +466,13 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
     for about in every.values():
         skipped |= about["skipped"]
     if folder is None:
-        folder = Path(next(iter(every.values()))["folder"])
+        folder_read = next(iter(every.values()))["folder"]
+        if "://" in folder_read:
+            raise ConfigError(
+                f"the images are of {folder_read}; type: pml-ext index RUN FOLDER --from {place}, where FOLDER has the "
+                "images on this machine, or will have"
+            )
+        folder = Path(folder_read)
     root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
     check_writable("--store", collection.place)
     with collection.locked(embedder.replace):

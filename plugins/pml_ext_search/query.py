@@ -25,6 +25,7 @@ from pml_ext.tool import (
     Search,
     file_stat,
     nearest_of,
+    needs_extra,
     neighbors_under,
     path_bytes,
     printable,
@@ -48,6 +49,7 @@ from .collection import (
     class_of,
     crc_of,
     in_shard,
+    is_inside,
 )
 from .faiss_index import sampled_recall
 from .stores import BATCH, Rows, SearchFilter, SearchResult, Store
@@ -67,6 +69,7 @@ SCHEME = re.compile(r"([a-z][a-z0-9-]+):(.+)", re.DOTALL)  # scheme and address 
 _PATHS = "SELECT path, vector FROM images"
 _TILE = 2048  # images per block of the all-pairs search
 _BLOCK = 256  # images per block of the search by faiss
+_EXACT = 1 << 23  # numbers of found vectors whose exact distances are computed at a time
 _PAIRS = 1 << 18  # pairs per block of the distance computation
 
 
@@ -117,7 +120,7 @@ class Gallery:
         self.place = collection.place
         self.by = collection.by
         self._lock = threading.RLock()
-        self._opened: tuple[str, int] | None = None  # network and version of the index that is open
+        self._opened: tuple[str, int, int] | None = None  # the index that is open: network, collection and version
 
     @property
     def is_open(self) -> bool:
@@ -131,7 +134,7 @@ class Gallery:
             if self._opened is None and not self._collection.exists:
                 raise self._no_index()
             with self._collection.transaction() as current:
-                version = (current.state.identity, current.state.version)
+                version = (current.state.identity, current.state.made, current.state.version)
                 if self._opened != version:
                     self._open(current)
                     self._opened = version
@@ -199,7 +202,10 @@ class Gallery:
             )
 
     def check(self) -> tuple[list[str], list[str]]:
-        """Verify every row, every vector and faiss's file; return the missing images and the changed ones."""
+        """Verify every row, every vector and faiss's file; return the missing images and the changed ones.
+
+        Of images in shards, that the shard is there.
+        """
         with self.reading() as current:
             problem = current.connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if problem != "ok":
@@ -215,10 +221,12 @@ class Gallery:
         gone: list[str] = []
         changed: list[str] = []
         for image in images:
-            size_and_mtime = file_stat(self.folder / image.path)
+            shard = in_shard(image.path)
+            is_packed = image.path != shard and (self.folder / shard).is_file()
+            size_and_mtime = file_stat(self.folder / (shard if is_packed else image.path))
             if size_and_mtime is None:
                 gone.append(image.path)
-            elif size_and_mtime != (image.size, image.time):
+            elif not is_packed and size_and_mtime != (image.size, image.time):
                 changed.append(image.path)
         return gone, changed
 
@@ -235,8 +243,8 @@ class Gallery:
         path = image.path
         if not fits:
             raise self._collection.damaged("the checksum of an image does not fit")
-        is_outside = path.startswith("/") or bool({"..", ""} & set(path.split("/"))) or "\0" in path
-        if not path or (is_outside and self._index.classes is None):  # an id of a vector may be any text
+        fits_index = bool(path) if self._index.classes is not None else is_inside(path)  # an id may be any text
+        if not fits_index:
             raise self._collection.damaged(f"the image {shortened(path, 100)!r} is not in the folder that was indexed")
         return image
 
@@ -298,6 +306,7 @@ class Gallery:
         self, current: Transaction, names: Sequence[str], points: Tensor, options: QueryOptions
     ) -> list[Answer]:
         """Return the answers of :meth:`answer` within a transaction of :meth:`reading`."""
+        points = points.to(self._device)
         where = options.where
         vectors = self._vectors
         numbers = self._numbers
@@ -318,6 +327,8 @@ class Gallery:
 
             query_rows = _rows_of(query_images, numbers)
             distances, places = reranked(options.reranking, search, points, count, vectors, query_rows)
+        if options.metric is None and options.reranking is None:
+            distances, places = _with_exact_distances(points, vectors, places)
         distances = distances.cpu()
         places = places.cpu()
         if where.radius is not None:
@@ -418,7 +429,7 @@ class Gallery:
 
         A tolerance above the rounding error of float32 adds pairs that are slightly farther.
         """
-        if self.faiss is not None and self.faiss.setting == "nprobe":
+        if self.faiss is not None and self.faiss.setting == "nprobe" and self.faiss.has_vectors:
             for start in range(0, len(points), _BLOCK):
                 pairs = self.faiss.within(points[start : start + _BLOCK], radius**2 + 2e-5)
                 yield pairs + torch.tensor([[start], [0]])
@@ -462,6 +473,22 @@ def _nearest(
     elif metric is not None:
         search = neighbors_under(metric).search
     return search(points, count, vectors)
+
+
+def _with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    """Return exact distances of the found vectors and their rows or -1, ``[Q, k]``, nearest first.
+
+    Compressed vectors of faiss have others, and so have products of many queries, by a thousandth for equal images.
+    """
+    distances = torch.full(places.shape, torch.inf, device=points.device)
+    queries_at_once = max(1, _EXACT // max(1, places.shape[1] * points.shape[1]))
+    for start in range(0, len(points), queries_at_once):
+        rows = slice(start, start + queries_at_once)
+        found = vectors[places[rows].clamp(min=0).to(vectors.device)]
+        distances[rows] = (found - points[rows, None]).norm(dim=2)
+    distances.masked_fill_((places < 0).to(distances.device), torch.inf)
+    distances, order = distances.sort(dim=1, stable=True)
+    return distances, places.to(order.device).gather(1, order)
 
 
 def _rows_of(images: Sequence[Image | None], numbers: Numbers) -> Tensor:
@@ -516,7 +543,10 @@ def answers_of(
     """Return the first k images found for each query, without the query itself; warn if there are fewer."""
     answers: list[Answer] = []
     for name, image, found in zip(names, query_images, results, strict=True):
-        others = [result for result in found if image is None or result.id != image.id]
+        others = found
+        if image is not None:  # ids are those of one collection, and a store may be filled from another
+            own_path = _text(image.path)
+            others = [result for result in found if _text(result.path) != own_path]
         kept = others[: options.k]
         query_class = None
         if image is not None:
@@ -562,7 +592,7 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
         for start in range(0, len(differs), BATCH):
             part: Numbers = differs[start : start + BATCH]
             names = [_text(embedded.paths[place]) for place in part]
-            classes = [all_classes[place] for place in part]
+            classes = [_text(all_classes[place]) for place in part]
             yield Rows(ids[part], marks[part], names, classes, vectors[part])
 
     gone = sorted(stored.keys() - set(ids.tolist()))
@@ -612,6 +642,8 @@ def answers_from(
 ) -> list[Answer]:
     """Return a store's answers to query embeddings, without the query itself if the gallery has it."""
     where = options.where
+    if where.within is not None:
+        where = where._replace(within=_text(where.within))
     query_images: list[Image | None] = [None] * len(names)
     if gallery is not None:
         query_images = gallery.images_of(names)
@@ -710,8 +742,9 @@ def _write_lines(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> Non
 
 
 def _write_parquet(path: Path, batches: Iterator[list[tuple[str, Answer]]]) -> None:
-    import pyarrow
-    import pyarrow.parquet as parquet
+    with needs_extra("parquet", "-o FILE.parquet"):
+        import pyarrow
+        import pyarrow.parquet as parquet
 
     schema = pyarrow.schema(
         [
@@ -739,7 +772,7 @@ def _parquet_rows(name: str, answer: Answer) -> Iterator[dict[str, Any]]:
             "query": name,
             "rank": rank,
             "path": _text(path),
-            "class": class_name,
+            "class": _text(class_name),
             "id": id,
             "distance": distance,
         }

@@ -422,6 +422,14 @@ class TrainedRun(LoadedRun):
 
     def _search_of_store(self, store: str, options: QueryOptions) -> Answers:
         """Return a function from names and embeddings to a store's answers."""
+        opened = self.open_filled_store(store)
+        gallery = None
+        with contextlib.suppress(DataError):  # with a local index, images are not answers to themselves
+            gallery = self.gallery()
+        return functools.partial(answers_from, opened, gallery, options=options)
+
+    def open_filled_store(self, store: str) -> CheckedStore:
+        """Open a store as :meth:`open_store`; DataError if it has no images of this network."""
         opened = self.open_store(store)
         if not opened.count():
             command = ["pml-ext", "index", str(self.folder), "--to", masked(store)]
@@ -431,10 +439,7 @@ class TrainedRun(LoadedRun):
             raise DataError(
                 f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
             )
-        gallery = None
-        with contextlib.suppress(DataError):  # with a local index, images are not answers to themselves
-            gallery = self.gallery()
-        return functools.partial(answers_from, opened, gallery, options=options)
+        return opened
 
     def open_store(self, store: str) -> CheckedStore:
         """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext_search.stores.Store`.

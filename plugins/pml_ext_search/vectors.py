@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pml_ext.tool import DataError, Network, VectorFile, check_writable, read_vectors, write_atomically
@@ -51,8 +52,11 @@ class VectorEmbedder:
         return file
 
     @torch.no_grad()
-    def embed(self, vectors: Any) -> Tensor:
-        """Return embeddings ``[N, E]`` of length 1, on the device, of vectors ``[N, D]``, or of one, ``[D]``."""
+    def embed(self, vectors: Any, ids: NDArray[np.str_] | None = None) -> Tensor:
+        """Return embeddings ``[N, E]`` of length 1, on the device, of vectors ``[N, D]``, or of one, ``[D]``.
+
+        DataError for an embedding that is NaN or infinite names the vector's id, or its number without ``ids``.
+        """
         rows = torch.as_tensor(vectors, dtype=torch.float32)
         if rows.ndim == 1:
             rows = rows[None]
@@ -65,8 +69,9 @@ class VectorEmbedder:
             embeddings[start : start + _BLOCK] = nn.functional.normalize(block.float())
         bad = (~embeddings.isfinite().all(1)).nonzero().flatten().tolist()
         if bad:
+            first = f"number {bad[0]}" if ids is None else ids[bad[0]]
             raise DataError(
-                f"{self.run}: its head gives NaN or infinity for {len(bad)} of {len(rows)} vectors, number {bad[0]} "
+                f"{self.run}: its head gives NaN or infinity for {len(bad)} of {len(rows)} vectors, {first} "
                 "first; their numbers are too large, or train it again with a lower optimizer.lr"
             )
         return embeddings
@@ -94,7 +99,7 @@ class VectorEmbedder:
             missing = np.flatnonzero(numbers < 0)
             for start in range(0, len(missing), _BLOCK):
                 rows = missing[start : start + _BLOCK]
-                embeddings = self.embed(file.embeddings[rows]).cpu().numpy()
+                embeddings = self.embed(file.embeddings[rows], file.ids[rows]).cpu().numpy()
                 numbers[rows] = self.collection.append_vectors(embeddings) + np.arange(len(rows))
             vectors = torch.from_numpy(self.collection.vectors_of(numbers)).to(self.device)
             yield self._embedded(file, classes, vectors, stats, numbers, new=len(missing))

@@ -54,6 +54,7 @@ class MetricArguments:
     label_counts: tuple[Tensor, Tensor] | None = None  # classes of the queries, and their items in the gallery
     lone_query_labels: Tensor | None = None
     not_lone_query_mask: Tensor | None = None
+    counted_at_level: Mapping[str, Tensor] | None = None  # the mask of a metric at a level of a tree, by its name
     knn_labels: Tensor | None = None
     knn_distances: Tensor | None = None
     cluster_labels: Tensor | None = None
@@ -328,11 +329,14 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self, query: Any, query_labels: Any, reference: Any, reference_labels: Any, ref_includes_query: bool
     ) -> Sides:
         """Return checked queries and gallery; without a gallery, the queries are their own."""
-        query, query_labels = self._points("query", query, query_labels)
+        axis = 0
+        query, query_labels = self._points("query", query, query_labels, axis)
         if reference is None:
             return Sides(query, query_labels, query, query_labels, ref_includes_query=True)
 
-        reference, reference_labels = self._points("reference", reference, reference_labels)
+        if not ref_includes_query:
+            axis = 1
+        reference, reference_labels = self._points("reference", reference, reference_labels, axis)
         if query.shape[1] != reference.shape[1]:
             raise ValueError(
                 f"queries have embeddings of size {query.shape[1]}, and the gallery of size {reference.shape[1]}; "
@@ -400,8 +404,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         number = per_class * len(torch.unique(sides.query_labels, dim=0))
         return torch.as_tensor(self.kmeans_func(sides.query, number))
 
-    def _points(self, name: str, points: Any, labels: Any) -> tuple[Tensor, Tensor]:
-        """Return embeddings ``[N, D]`` in float32 and their labels; ValueError if they are not finite or do not fit."""
+    def _points(self, name: str, points: Any, labels: Any, axis: int) -> tuple[Tensor, Tensor]:
+        """Return embeddings ``[N, D]`` in float32 and their labels; ValueError if they are not finite or do not fit.
+
+        ``axis`` is that of a relation's matrix: 0 for its rows, the queries, 1 for its columns.
+        """
         points = torch.as_tensor(points, device=self.device).detach().float()
         if points.ndim != 2:
             raise ValueError(f"{name} has the shape {list(points.shape)}; wanted embeddings [N, D]")
@@ -413,7 +420,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if self.relation is not None:
             if self.relation.places is not None or isinstance(self.relation, NegativesOnly):
                 labels = _without_column(labels)
-            labels = self.relation.tensor(labels, len(points), self.device)
+            labels = self.relation.tensor(labels, len(points), self.device, axis)
             self.relation.matrix(labels[:1], labels[:1])  # ValueError for weights of a wrong shape
             return points, labels
         labels = torch.as_tensor(labels, device=self.device)
@@ -486,6 +493,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         arguments.label_counts = (classes.classes, classes.counts)
         arguments.lone_query_labels = classes.classes[classes.lone]
         arguments.not_lone_query_mask = ~classes.lone_query
+        arguments.counted_at_level = {
+            each.metric.accuracy: each.counted for each in metrics if each.counted is not None
+        }
         arguments.knn_labels = sides.reference_labels[seen_by_others.indices.to(sides.reference_labels.device)]
         arguments.knn_distances = seen_by_others.distances.to(sides.query.device)
         return neighbors
@@ -496,6 +506,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         query_labels: Tensor,
         per_query: Mapping[str, Tensor] = {},  # never modified
         not_lone_query_mask: Tensor | None = None,
+        counted_at_level: Mapping[str, Tensor] = {},  # never modified
         label_counts: Any = ((), ()),
         cluster_labels: Any = None,
         pair_values: Mapping[str, float] = {},  # never modified
@@ -512,7 +523,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         counted = None  # all queries
         lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
         if not_lone_query_mask is not None and not lone_queries_miss:
-            counted = not_lone_query_mask.cpu()
+            counted = counted_at_level.get(metric.accuracy, not_lone_query_mask).cpu()
 
         if self.return_per_class:
             _classes, means = class_means(values, labels, counted)

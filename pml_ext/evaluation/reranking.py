@@ -184,7 +184,8 @@ class KReciprocal:
         for part in np.array_split(np.arange(extended.nnz), extended.nnz // (1 << 16) + 1):
             p = torch.from_numpy(extended.row[part]).long()
             g = torch.from_numpy(extended.col[part]).long()
-            distances = (points[p.to(points.device)] - points[g.to(points.device)]).double().square().sum(1).cpu()
+            differences = points[p.to(points.device)] - points[g.to(points.device)]
+            distances = differences.cpu().double().square().sum(1)
             values[part] = torch.exp(-distances / farthest[p].double()).numpy()
         weights = sparse.csr_matrix((values, (extended.row, extended.col)), shape)
         sums = np.asarray(weights.sum(1)).ravel()

@@ -60,7 +60,9 @@ def query_classes(sides: Sides, compare: Comparison, relation: Relation | None) 
         counts = torch.stack([compare(label[None], sides.reference_labels).sum() for label in classes])
 
     itself = int(sides.ref_includes_query)
-    right_for_itself = compare(classes, classes) * itself
+    right_for_itself = torch.zeros_like(counts)
+    if itself:
+        right_for_itself = compare(classes, classes).long()
     lone = counts <= right_for_itself
     without_query = counts - (itself if relation is None else right_for_itself)
     relevant = without_query.clamp(min=0)[class_of_query]
@@ -108,6 +110,7 @@ class MetricOfNeighbors:
     """A metric during a search: how many neighbors it takes, and its values per query.
 
     ``ideal``, ``[Q, columns]``, are the greatest gains in the gallery for each query, for a graded metric only.
+    ``counted``, ``[Q]``, says which queries have a right item, for a metric at a level of a tree only.
     """
 
     def __init__(self, metric: Metric, columns: int, queries: int) -> None:
@@ -115,6 +118,7 @@ class MetricOfNeighbors:
         self.columns = columns
         self.values = torch.empty(queries, dtype=torch.float64)
         self.ideal: Tensor | None = None
+        self.counted: Tensor | None = None
 
     def put(self, rows: slice, tile: TileOfNeighbors, relevant: Tensor) -> None:
         """Compute the values of some queries."""
@@ -195,6 +199,10 @@ class MetricSearch:
                 metric.ideal = self._greatest_gains_outside_groups(metric.columns).cpu()
 
         trees = self._trees()
+        for metric in self.metrics:
+            if metric.metric.level in trees:
+                tree = trees[metric.metric.level]
+                metric.counted = ~query_classes(self.sides, tree.positive, tree).lone_query.cpu()
         for rows, distances, indices in self._tiles(knn_func):
             tile = TileOfNeighbors(self.sides.query_labels[rows], self.sides.reference_labels, indices, self.compare)
             if graded and self.relation is not None:

@@ -194,6 +194,10 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             embeddings = to_full_precision(embeddings, normalizes(self.loss))
             labels = labels.to(embeddings.device)
             if not self.active:
+                if enqueue_mask is not None:
+                    anchors = ~enqueue_mask.to(embeddings.device)
+                    embeddings = embeddings[anchors]
+                    labels = labels[anchors]
                 if indices_tuple is None and self.miner is not None:
                     indices_tuple = self.miner(embeddings, labels)
                 return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -148,6 +149,12 @@ class SharedLabel(Relation):
         if self.table is not None:
             return self._integers(labels, count, device)
         if isinstance(labels, Tensor) and labels.ndim == 2:
+            if labels.is_floating_point() and labels.device.type == "cpu" and not torch.compiler.is_compiling():
+                missing = int(labels.isnan().sum())
+                if missing:
+                    raise ValueError(
+                        f"multi-hot labels of SharedLabel have {missing} NaN; wanted 0 for a label that an item has not"
+                    )
             return _counted((labels != 0).to(device), count)
         if not _are_collections(labels):
             raise TypeError(
@@ -173,18 +180,13 @@ class SharedLabel(Relation):
 
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return 1 where a label is shared, or the Jaccard index."""
-        first = self._sets(x)
-        second = self._sets(y)
+        first, second = _of_one_width(self._sets(x), self._sets(y))
         shared = (first & second).sum(-1)
         return self._weights_of(shared, first.sum(-1), second.sum(-1))
 
     def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
         """Return the weights of all pairs, from one product of the sets."""
-        first = self._sets(rows).float()
-        second = self._sets(columns).float()
-        width = max(first.shape[1], second.shape[1])
-        first = nn.functional.pad(first, (0, width - first.shape[1]))
-        second = nn.functional.pad(second, (0, width - second.shape[1]))
+        first, second = _of_one_width(self._sets(rows).float(), self._sets(columns).float())
         return self._weights_of(first @ second.T, first.sum(1)[:, None], second.sum(1))
 
     def _sets(self, labels: Tensor) -> Tensor:
@@ -441,6 +443,8 @@ class Near(Relation):
         self.p = p
         table = None
         if numbers is not None:
+            if isinstance(numbers, (list, tuple)):
+                numbers = np.asarray(numbers)  # in float64: float32 would merge timestamps
             table = self._checked(torch.as_tensor(numbers), len(numbers))
             self.places = len(table)
         self.register_buffer("table", table, persistent=False)
@@ -450,12 +454,15 @@ class Near(Relation):
         try:
             labels = _from_array(labels)
             if isinstance(labels, (list, tuple)):
-                labels = torch.tensor(labels)
+                labels = torch.as_tensor(np.asarray(labels))  # in float64: float32 would merge timestamps
         except (TypeError, ValueError):  # texts, None, or lists of different lengths
             raise TypeError(f"Near wants numbers of shape ({count},) or ({count}, K); got {describe(labels)}") from None
         if self.table is not None:
             return self._integers(labels, count, device)
-        return self._checked(labels, count).to(device)
+        numbers = self._checked(labels, count)
+        if device is not None and torch.device(device).type == "mps" and numbers.dtype == torch.float64:
+            numbers = numbers.float()  # the device has no float64
+        return numbers.to(device)
 
     def _checked(self, labels: Any, count: int) -> Tensor:
         is_number = isinstance(labels, Tensor) and labels.dtype != torch.bool and not labels.is_complex()
@@ -661,6 +668,14 @@ def _path_of(path: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(path, str):
         return tuple(path.split("/"))
     return tuple(path)
+
+
+def _of_one_width(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sets of labels ``[..., C]`` padded to the same C."""
+    width = max(first.shape[-1], second.shape[-1])
+    first = nn.functional.pad(first, (0, width - first.shape[-1]))
+    second = nn.functional.pad(second, (0, width - second.shape[-1]))
+    return first, second
 
 
 def _as_column(numbers: Tensor) -> Tensor:

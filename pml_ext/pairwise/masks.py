@@ -163,6 +163,8 @@ class PairsOfRows:
             weights = relation.of_rows(slice(None) if rows is None else rows)
         if self._lists is not None:
             positives, negatives = self._listed_masks(matrix, rows, first)
+            if weights is not None:
+                positives &= weights > 0  # NaN: a listed pair that the relation calls neither positive nor negative
         else:
             assert weights is not None
             positives = weights > 0

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .batch import transformed
+from .batch import autocast_off, transformed
 
 # Returns a tile's values, given its slice, its rows of the by-row tensors, and the whole tensors.
 Part = Callable[[slice, tuple[Tensor, ...], tuple[Tensor, ...]], Sequence[Tensor]]
@@ -309,6 +309,11 @@ class _InTiles(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        with autocast_off(grads[0].device):  # a backward() inside of autocast computes in its precision
+            return _InTiles._gradients(ctx, *grads)
+
+    @staticmethod
+    def _gradients(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         plan = ctx.plan
         tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[1:]

@@ -82,17 +82,23 @@ class Subject:
 
     @property
     def has_class_rows(self) -> bool:
-        """Whether a tensor has a dimension that is a multiple of num_classes, so that labels index it."""
+        """Whether labels index a tensor: it has a row per class, or several if the component names num_classes."""
         if "class rows" not in self.cache:
             self.cache["class rows"] = _has_class_rows(self.make(), self.classes)
         return bool(self.cache["class rows"])
 
 
+def names_classes(component: Any) -> bool:
+    """Return whether a component has a setting or an attribute ``num_classes``."""
+    return hasattr(component, "num_classes") or "num_classes" in registry.settings_of(type(component))
+
+
 def _has_class_rows(component: Any, classes: int) -> bool:
     if not isinstance(component, torch.nn.Module):
         return False
+    several = names_classes(component)  # whether there may be several rows per class
     for tensor in (*component.parameters(), *component.buffers()):
-        if any(length and length % classes == 0 for length in tensor.shape):
+        if any(length == classes or (several and length and length % classes == 0) for length in tensor.shape):
             return True
     attributes = [value for value in vars(component).values() if isinstance(value, torch.Tensor)]
     return any(value.ndim > 0 and len(value) == classes for value in attributes)  # such as a weight per class

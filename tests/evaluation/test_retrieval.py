@@ -76,6 +76,32 @@ def test_trees_and_matrices():
     assert by_tree["ndcg_at_10"] == pytest.approx(loop(points, matrix[labels][:, labels])["ndcg_at_10"])
 
 
+def test_lone_queries_are_those_of_the_level_of_a_metric():
+    """A class with one image has relatives at the level above."""
+    points, _ = made(N)
+    labels = torch.arange(N) // 2
+    labels[:3] = torch.tensor([0, 1, N // 2 + 1])
+    paths = [f"{number // 4}/{number}" for number in range(N // 2 + 1)] + ["lone/lone"]
+    tree = Hierarchy(paths)
+    found = RetrievalAccuracyCalculator(relation=tree, lone_queries="drop").get_accuracy(points, labels)
+    wanted = RetrievalAccuracyCalculator(relation=tree.at(1), lone_queries="drop").get_accuracy(points, labels)
+    assert found["recall_at_1_level_1"] == wanted["recall_at_1"]
+    assert found["recall_at_1_level_1"] != found["recall_at_1"]
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5)])
+def test_a_matrix_of_queries_and_gallery(shape):
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(shape[0], 4, generator=generator)
+    gallery = torch.randn(shape[1], 4, generator=generator)
+    relevance = (torch.rand(shape, generator=generator) < 0.4).float()
+    relevance[:, 0] = 1
+    calculator = RetrievalAccuracyCalculator(include=("precision_at_1",), relation=FromMatrix(relevance))
+    found = calculator.get_accuracy(query, None, gallery, None, ref_includes_query=False)
+    nearest = torch.cdist(query, gallery).argmin(1)
+    assert found["precision_at_1"] == pytest.approx(relevance[torch.arange(shape[0]), nearest].mean().item())
+
+
 def test_relation_as_pmls_label_comparison():
     points, sets = made(N)
     relation = SharedLabel()

@@ -288,3 +288,11 @@ def test_a_tuple_that_changes_nothing_is_refused():
             memory(x, labels, given)
         assert memory.filled == 0
         assert memory.eval()(x, labels, given).isfinite()
+
+
+def test_masked_rows_are_no_anchors_before_the_memory_is_active():
+    x, labels = batch()
+    memory = CrossBatchMemory(CBMLLoss(), 6, 24)
+    memory.active = False
+    mask = torch.arange(len(x)) % 2 == 0
+    assert memory(x, labels, enqueue_mask=mask) == CBMLLoss()(x[~mask], labels[~mask])

@@ -3,8 +3,10 @@
 import pytest
 import torch
 from pytorch_metric_learning import reducers
+from pytorch_metric_learning.distances import CosineSimilarity
+from pytorch_metric_learning.regularizers import LpRegularizer
 
-from pml_ext import AngularTripletLoss, BatchAllTripletLoss, CBMLLoss, Hierarchy, PDDMDistance
+from pml_ext import AngularTripletLoss, BatchAllTripletLoss, CBMLLoss, Hierarchy, PDDMDistance, TiledContrastiveLoss
 from pml_ext.losses import PairLoss, per_anchor, reduced
 from pml_ext.pairwise import rows_per_tile
 from pml_ext.testing.benchmark import peak_bytes
@@ -64,6 +66,45 @@ def test_a_learned_metric_draws_its_dropout_once():
         value = loss(X, LABELS)
         results.append([value, torch.rand(1), *torch.autograd.grad(value, [X, *distance.parameters()])])
     agree(*results)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        (TiledContrastiveLoss, {"pos_margin": 1, "neg_margin": 0}),
+        (CBMLLoss, {"reducer": reducers.ThresholdReducer(low=-1)}),
+        (CBMLLoss, {"embedding_regularizer": LpRegularizer()}),
+    ],
+)
+def test_value_and_gradient_have_the_same_dropout(kind, settings):
+    """Also where the gradient is not computed with the value, but afterwards."""
+    torch.manual_seed(0)
+    distance = PDDMDistance(SIZE).double()
+    results = []
+    for size in (None, 6):
+        loss = kind(distance=distance, tile_size=size or len(X), **settings)
+        torch.manual_seed(1)
+        value = loss(X, LABELS)
+        results.append([value, torch.rand(1), *torch.autograd.grad(value, [X, *distance.parameters()])])
+    agree(*results)
+    distance.eval()
+    assert not torch.isclose(kind(distance=distance, tile_size=6, **settings)(X, LABELS), results[0][0])
+
+
+def test_a_backward_pass_inside_of_autocast_computes_in_full_precision():
+    x = torch.nn.functional.normalize(torch.randn(24, 8, generator=torch.Generator().manual_seed(0)))
+    gradients = []
+    for inside in (False, True):
+        leaf = x.clone().requires_grad_()
+        loss = TiledContrastiveLoss(pos_margin=1, neg_margin=0, tile_size=6, distance=CosineSimilarity())
+        with torch.autocast("cpu", torch.bfloat16):
+            value = loss(leaf, torch.arange(24) // 4)
+            if inside:
+                value.backward()
+        if not inside:
+            value.backward()
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
 
 
 def test_an_equation_of_the_whole_matrix_is_not_torn():

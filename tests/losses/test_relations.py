@@ -558,3 +558,41 @@ def test_a_memory_of_integers_takes_floats():
     memory.add_to_memory(points(), torch.arange(B))
     memory.add_to_memory(points(1), torch.arange(B) + 0.25)
     assert torch.equal(memory.label_memory, torch.cat([torch.arange(B), torch.arange(B) + 0.25]))
+
+
+def test_a_missing_label_of_a_table_is_no_label():
+    table = torch.tensor([[1.0, 0.0], [float("nan"), 1.0], [0.0, float("nan")]])
+    with pytest.raises(ValueError, match="multi-hot labels of SharedLabel have 2 NaN; wanted 0"):
+        SharedLabel().tensor(table, 3)
+
+
+def test_numbers_of_lists_keep_their_digits():
+    """float32 has a spacing of 128 at timestamps."""
+    times = [1_700_000_000.0, 1_700_000_059.0, 1_700_000_121.0]
+    wanted = [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    near = pml_ext.Near(60)
+    numbers = near.tensor(times, 3)
+    assert near.matrix(numbers, numbers).tolist() == wanted
+    by_class = pml_ext.Near(60, numbers=times)
+    classes = torch.arange(3)
+    assert by_class.matrix(classes, classes).tolist() == wanted
+
+
+def test_lists_of_labels_of_other_widths_are_compared():
+    shared = SharedLabel()
+    first = shared.tensor([[0], [1]], 2)
+    second = shared.tensor([[0, 4], [1]], 2)
+    assert shared.weights(first, second).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("loss", [CBMLLoss, TiledSupConLoss])
+def test_a_listed_positive_that_a_graded_relation_gives_no_weight_is_left_out(loss):
+    """SharedLabel(threshold=...) calls a pair with a smaller share neither positive nor negative."""
+    sets = torch.tensor([[1, 1, 0, 0, 0], [1, 1, 1, 0, 0], [1, 0, 1, 1, 1], [0, 0, 0, 0, 1]])
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    negatives = (torch.tensor([0, 1]), torch.tensor([3, 3]))
+    listed = (torch.tensor([0, 0]), torch.tensor([1, 2]), *negatives)
+    kept = (torch.tensor([0]), torch.tensor([1]), *negatives)
+    graded = loss(relation=SharedLabel(threshold=0.3, graded=True))
+    assert graded(x, sets, listed).isfinite()
+    torch.testing.assert_close(graded(x, sets, listed), graded(x, sets, kept))

@@ -6,11 +6,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers, samplers
 
 import pml_ext
+import pml_ext_cbml
 from pml_ext import registry
 from pml_ext.plugin import per_anchor
 from pml_ext.testing import check_component, parametrize_with_checks
@@ -118,6 +120,28 @@ class Quantile(reducers.BaseReducer):
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
 
 
+class Arrays(correct.FewClasses):
+    """Batches as arrays, which data loaders take."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield np.asarray(batch)
+
+
+class RefusesReferences(correct.Deviance):
+    """A loss with a flag under which it takes no references."""
+
+    def __init__(self, alone: bool = False, **kwargs):
+        super().__init__(**kwargs)
+        self.alone = alone
+
+    def forward(self, embeddings, labels=None, indices_tuple=None, ref_emb=None, ref_labels=None):
+        if self.alone and ref_emb is not None:
+            raise ValueError("alone=True takes no references")
+        value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)
+        return 2 * value if self.alone else value
+
+
 RIGHT = {
     "per proxy": (PerProxy, ["check_reducers", "check_indices_belong_to_values", "check_classes_separate"]),
     "buffer in place": (MovesBuffer, ["check_torch_func", "check_state_dict", "check_eval_keeps_state"]),
@@ -143,6 +167,16 @@ RIGHT = {
         functools.partial(correct.FewClasses, labels=[number // 5 for number in range(60)]),
         ["check_sampler", "check_sampler_state"],
     ),
+    "arrays": (Arrays, ["check_sampler", "check_sampler_state", "check_sampler_in_the_long_run"]),
+    "a large batch": (
+        functools.partial(correct.FewClasses, labels=[number // 10 for number in range(200)], batch_size=32),
+        ["check_sampler"],
+    ),
+    "as many classes as numbers": (
+        pml_ext_cbml.SoftmaxLoss(num_classes=8, embedding_size=8),
+        ["check_names_of_classes"],
+    ),
+    "a flag that refuses references": (RefusesReferences, ["check_references"]),
     "lists classes": (samplers.MPerClassSampler([0, 1, 2, 3] * 8, 2, 8, 32), ["check_sampler"]),
     "triplets": (pml_ext.HardNegativePoolSampler, ["check_sampler"]),
 }

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from pml_ext.tool import DataError, flattened, nearest_of, read_json, sample_indices, without
+from pml_ext.tool import ConfigError, DataError, flattened, nearest_of, read_json, sample_indices, without
 
 from ..clusters import Grouping, group
 from ..collection import Embedded
@@ -84,6 +84,11 @@ class Collection:
             return re.sub(r"[\W_]+", " ", name.casefold())
 
         recorded = read_json(self.run.folder / "network.json").get("class_names", ())
+        if set(self.class_names) & set(recorded):  # the same names: those of symbols alone would all be alike
+
+            def comparable(name: str) -> str:
+                return name
+
         trained_on = {comparable(name) for name in recorded}
         trained: dict[str, bool | None] = dict.fromkeys(self.class_names, None)
         if trained_on:
@@ -257,6 +262,9 @@ def open_collections(
             title = f"{place.parent.name}/{place.name}"
         else:
             title = place.name
-        opened_store = None if store is None else run.open_store(store)
+        opened_store = None if store is None else run.open_filled_store(store)
         collections.append(Collection(title, run, embedded, opened_store))
+    folders = sorted({str(collection.folder.resolve()) for collection in collections})
+    if len(folders) > 1:
+        raise ConfigError(f"the indexes of the runs are of {' and '.join(folders)}; name one FOLDER for both")
     return collections

@@ -404,7 +404,12 @@ def check_references(subject: Subject) -> None:
     for changed in ({}, *_other_flags(subject)):
         settings = {**subject.settings, **changed} if changed else None
         where = "".join(f", with {name}={flag}" for name, flag in changed.items())
-        base = value(references, settings)
+        try:
+            base = value(references, settings)
+        except (TypeError, ValueError):
+            if changed:  # a flag may refuse references
+                continue
+            raise
         text = f"as many references as images, in another order, give another loss{where}; "
         text += "partners are rows of ref_emb; say references=True to pair_masks"
         for seed in (5, 6):

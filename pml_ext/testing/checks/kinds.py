@@ -165,10 +165,12 @@ def check_sampler(subject: Subject) -> None:
             raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
     if subject.cls is None or "length_before_new_iter" not in settings_of(subject.cls):
         return
-    short = len(_pass(subject.make({**subject.settings, "length_before_new_iter": 24})))
-    long = len(_pass(subject.make({**subject.settings, "length_before_new_iter": 48})))
+    length = max(24, 2 * _batch_size(subject))
+    short = len(_pass(subject.make({**subject.settings, "length_before_new_iter": length})))
+    long = len(_pass(subject.make({**subject.settings, "length_before_new_iter": 2 * length})))
     if short == long:
-        raise AssertionError(f"length_before_new_iter is accepted and ignored: 24 and 48 both give {short} items")
+        found = f"{length} and {2 * length} both give {short} items"
+        raise AssertionError(f"length_before_new_iter is accepted and ignored: {found}")
 
 
 def _check_sizes_of_batches(sampler: Any, batches: list[list[int]], where: str = "") -> None:
@@ -185,7 +187,7 @@ def _pass(sampler: Any) -> list[Any]:
     drawn = list(itertools.islice(sampler, most))
     if len(drawn) == most:
         raise AssertionError(f"a pass goes on after {most} items, but len() says {len(sampler)}; end it there")
-    return drawn
+    return [np.asarray(item).tolist() for item in drawn]  # of arrays and tensors too, as a data loader takes them
 
 
 def _flat(drawn: Iterable[Any]) -> list[int]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..batches import CLOSE, Batch, batch_of
 from ..calling import call, error_location, error_summary, needs, outcome, result_of, seeded
-from ..comparing import close, gradients, weighted
+from ..comparing import close, gradient, gradients, weighted
 from ..subject import SkipCheck, Subject, applies_to, label_arguments, set_seed
 from .reference import other_settings
 
@@ -260,21 +260,23 @@ def check_compile(subject: Subject) -> str:
     breaks = ""
     labels = label_arguments(subject.make(), batch.labels)
 
-    def value(fullgraph: bool) -> Tensor:
+    def value_and_gradient(fullgraph: bool) -> tuple[Tensor, Tensor]:
         torch.compiler.reset()  # type: ignore[no-untyped-call]
         compiled: Any = torch.compile(subject.make().float(), backend=backend, fullgraph=fullgraph)
         result: Tensor = compiled(batch.embeddings, *labels)
-        result.backward()  # type: ignore[no-untyped-call]
-        return result.detach()
+        return result.detach(), gradient(result, batch.embeddings)
 
     try:
-        actual = value(fullgraph=True)
+        actual, slope = value_and_gradient(fullgraph=True)
     except Exception as error:
         breaks = _first_line(error)
         if promised:
             raise AssertionError(f"it says fullgraph = True, but torch.compile stops: {breaks}") from error
-        actual = value(fullgraph=False)
-    close(actual, call(subject.make().float(), batch), "compiled it gives another value", rtol=1e-4, atol=1e-5)
+        actual, slope = value_and_gradient(fullgraph=False)
+    wanted = call(subject.make().float(), batch)
+    close(actual, wanted, "compiled it gives another value", rtol=1e-4, atol=1e-5)
+    text = "compiled it gives another gradient"
+    close(slope, gradient(wanted, batch.embeddings), text, rtol=1e-3, atol=1e-4)
     if breaks:
         return f"more than one graph: {breaks}"
     return "one graph"

@@ -98,7 +98,9 @@ def test_the_baseline_is_named_or_the_first_with_runs(folder):
     failed = Group("failed", {}, errors={"seed 0": "no such file"})
     assert chosen_baseline([failed, one, other], None) is one
     assert chosen_baseline([failed, one, other], other.name) is other
-    assert chosen_baseline([failed, one, Group("x lr=1", {})], "x").name == "x lr=1"
+    renamed = Group("x", {})
+    renamed.name = "x lr=1"
+    assert chosen_baseline([failed, one, renamed], "x") is renamed
     with pytest.raises(ConfigError, match="2 rows have the name 'cbml/a'"):
         chosen_baseline([one, other], "cbml/a")
     with pytest.raises(ConfigError, match="failed has no finished run; seed 0: no such file"):

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from pytorch_metric_learning.losses import TripletMarginLoss
+from pytorch_metric_learning.reducers import MeanReducer
 
 from pml_ext import HardQuadrupletMiner, PDDMDistance, PDDMLoss
 from pml_ext.testing import SkipCheck, check_component
@@ -132,3 +133,15 @@ def test_a_loss_of_pml_in_the_place_of_the_feature_term():
     expected = (metric + 3 * triplet(x, LABELS, triplets)).item()
     assert loss(x, LABELS).item() == pytest.approx(expected, rel=1e-9)
     assert loss.feature_loss.item() == pytest.approx(triplet(x, LABELS, triplets).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pointwise": "logistic"}])
+@pytest.mark.parametrize("labels", [torch.arange(6), torch.zeros(6, dtype=torch.long)])
+def test_without_a_quadruplet_the_loss_is_0_with_every_reducer(settings, labels):
+    """PML's MeanReducer gives NaN for no triplet."""
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    loss = PDDMLoss(PDDMDistance(8), reducer=MeanReducer(), **settings)
+    value = loss(x, labels)
+    assert value.isfinite()
+    value.backward()
+    assert x.grad.isfinite().all()

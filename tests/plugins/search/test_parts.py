@@ -14,6 +14,7 @@ from pml_ext.errors import ConfigError, DataError
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
 parquet = pytest.importorskip("pyarrow.parquet")
+from pml_ext_search import parts  # noqa: E402
 from pml_ext_search.parts import listed  # noqa: E402
 
 from .conftest import killed  # noqa: E402
@@ -151,3 +152,56 @@ def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, fold
     (answer,) = run.query(folder / names[0], k=3, within=names[0][0])
     assert answer.distances[0] < 1e-3
     assert answer.classes == [names[0][0]] * 3
+    assert run.gallery().check() == ([], [])
+    (tmp_path / "shard-1.tar").unlink()
+    gone, changed = run.gallery().check()
+    assert (len(gone), changed) == (len(names[1::2]), [])
+
+
+def shard_of(place, names, content):
+    with tarfile.open(place, "w") as tar:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+
+
+def test_names_in_shards_are_as_tar_and_cameras_write_them(make, folder, tmp_path):
+    pytest.importorskip("webdataset", reason="needs the extra webdataset")
+    content = next(folder.glob("3/*.png")).read_bytes()
+    shard_of(tmp_path / "one.tar", ["./cats/1.png", "/dogs/2.png", "cats/IMG.2023.PNG", "cats/notes.txt"], content)
+    make().embed_part(str(tmp_path / "one.tar"), out=tmp_path / "parts")
+    found = rows_of(tmp_path / "parts")
+    names = ["cats/1.png", "dogs/2.png", "cats/IMG.2023.png"]  # webdataset gives endings in small letters
+    assert [path.partition(".tar/")[2] for path in found["path"]] == names
+    assert found["class"] == ["cats", "dogs", "cats"]
+
+
+def test_a_table_or_shard_that_was_written_again_is_embedded_again(make, folder, tmp_path):
+    one, other = (file.read_bytes() for file in sorted(folder.glob("*/*.png"))[:150:149])
+    run = make("again")
+    embedded = []
+    for content in (one, other):
+        parquet.write_table(pyarrow.table({"path": ["a/1.png"], "image": [content]}), tmp_path / "images.parquet")
+        embedded.append(run.embed_part(tmp_path / "images.parquet", out=tmp_path / "of table"))
+    found = rows_of(tmp_path / "of table")["embedding"][0]
+    (tmp_path / "other.png").write_bytes(other)
+    assert np.allclose(found, run.embed(tmp_path / "other.png")[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["/photos/1.png", "s3://bucket/1.png", "../1.png", "", None])
+def test_paths_of_a_table_stay_in_the_folder(make, tmp_path, name):
+    parquet.write_table(pyarrow.table({"path": pyarrow.array([name], pyarrow.string())}), tmp_path / "images.parquet")
+    with pytest.raises(DataError, match="wanted one relative to the folder of the images"):
+        listed(tmp_path / "images.parquet")
+
+
+def test_embeddings_of_an_address_are_indexed_for_a_folder_here(make, whole, tmp_path, monkeypatch):
+    run = make("of an address")
+    about = parts._about
+    monkeypatch.setattr(parts, "_about", lambda file: about(file) | {"folder": "s3://bucket/photos"})
+    with pytest.raises(ConfigError, match=r"the images are of s3://bucket/photos; type: pml-ext index RUN FOLDER"):
+        run.write_index(whole)
+    assert len(run.write_index(whole, tmp_path)) == 200
+    with pytest.raises(ConfigError, match="below a folder of this machine"):
+        listed(["1.png"], "s3://bucket/photos")

@@ -14,7 +14,10 @@ import pml_ext
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext.training.launch import train
+from pml_ext_search.collection import Image
 from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.query import QueryOptions, answers_of
+from pml_ext_search.stores import SearchFilter, SearchResult
 
 from .conftest import made_up
 
@@ -212,3 +215,41 @@ def test_an_empty_argument_is_not_the_folder_at_hand(command, runs, few, monkeyp
         done = command(*arguments)
         text = f"pml-ext: argument {arguments.index('') + 1} is empty, as that of a variable that is not set"
         assert (done.returncode, done.stderr) == (2, f"{text}; leave it out, or say what is meant\n")
+
+
+def test_a_collection_that_was_made_anew_is_opened_again(make):
+    """Its version begins at 1 again, as that of the collection that is open."""
+    points = torch.nn.functional.normalize(torch.randn(30, 64, generator=torch.Generator().manual_seed(0)))
+    run = make("anew")
+    gallery = made_up(run, points)
+    options = QueryOptions(k=2)
+    assert gallery.answer([""], points[5:6], options)[0].paths[0] == "00005.png"
+    shutil.rmtree(run.collection.place)
+    made_up(load_run(run.folder, "cpu", store=run.collection.place), points.flip(0))
+    assert gallery.answer([""], points[5:6], options)[0].paths[0] == "00024.png"
+
+
+@pytest.mark.parametrize("factory", ["", "IVF4,PQ8x4"])
+def test_distances_are_those_of_the_embeddings(make, factory):
+    """faiss has others: of codes, and of products of many queries."""
+    points = torch.nn.functional.normalize(torch.randn(400, 64, generator=torch.Generator().manual_seed(0)))
+    points[200:] = points[:200]
+    gallery = made_up(make(f"exact {factory}"), points, factory)
+    answers = gallery.answer([""] * 30, points[:30], QueryOptions(k=8, where=SearchFilter(radius=1e-4)))
+    places = {path: number for number, path in enumerate(gallery.embedded.paths)}
+    embedded = gallery.embedded.embeddings
+    for number, answer in enumerate(answers):
+        assert f"{number:05d}.png" in answer.paths
+        wanted = [(embedded[places[path]] - points[number]).norm().item() for path in answer.paths]
+        assert answer.distances == pytest.approx(wanted, abs=1e-6)
+    if not factory:
+        assert all(len(answer.paths) == 2 for answer in answers)
+    assert len(gallery.duplicates(0.01)) == 200
+
+
+def test_a_query_is_left_out_by_its_path_and_not_by_its_number():
+    """Numbers are those of one collection, and a store may be filled from another."""
+    image = Image(4, "a.png", 1, 1, 0, "")
+    results = [SearchResult(9, "a.png", "", 0.0), SearchResult(4, "b.png", "", 0.1)]
+    (answer,) = answers_of(["/photos/a.png"], [image], [results], QueryOptions(k=1), "")
+    assert answer.paths == ["b.png"]

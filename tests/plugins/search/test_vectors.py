@@ -135,7 +135,9 @@ def test_an_update_embeds_what_changed(run, file, tmp_path, monkeypatch):
     assert loaded.gallery().check() == (["digits/398", "digits/399"], ["digits/3", "digits/4"])
     embedded = []
     embed = VectorEmbedder.embed
-    monkeypatch.setattr(VectorEmbedder, "embed", lambda self, rows: embedded.append(len(rows)) or embed(self, rows))
+    monkeypatch.setattr(
+        VectorEmbedder, "embed", lambda self, rows, ids=None: embedded.append(len(rows)) or embed(self, rows)
+    )
     gallery = loaded.index()
     assert embedded == [2]  # the changed one and the new one
     assert gallery.changes == (1, 2, 2, 396)

@@ -316,6 +316,15 @@ plant("SaysOneGraph", ByHand, "says that it is one graph", "check_compile", "it 
     fullgraph=True,
     values=lambda self, s, *masks: (logging.getLogger("planted").debug(len(s)), ByHand.values(self, s, *masks))[1],
 )
+plant("LosesGradient", ByHand, "compiled it has another gradient", "check_compile", "compiled it gives another grad")(
+    values=lambda self, *matrices: _with_half_of_the_gradient(ByHand.values(self, *matrices))
+)
+
+
+def _with_half_of_the_gradient(values):
+    return (values + values.detach()) / 2 if torch.compiler.is_compiling() else values
+
+
 plant("SaysRefs", ByHand, "misspells a capability", "check_capabilities", r"unknown capabilities \['refs'\]; known")(
     capabilities=ByHand.capabilities | {"refs"}
 )

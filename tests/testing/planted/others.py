@@ -98,6 +98,9 @@ plant("NeverEnds", FewClasses, "never ends", "check_sampler", r"a pass goes on a
 plant("IndexTwice", Indices, "an index comes twice in a batch", "check_sampler", "an image comes twice in a batch")(
     images=lambda self, rows: [rows[0].item(), *Indices.images(self, rows)[:3]]
 )
+plant("TensorTwice", Indices, "a tensor comes twice", "check_sampler", "an image comes twice in a batch")(
+    images=lambda self, rows: [rows[0].clone(), *map(torch.tensor, Indices.images(self, rows)[:3])]
+)
 plant("QueueUnsaved", Indices, "does not save its queue", "check_sampler_state", "such as a queue")(
     state_dict=lambda self: FewClasses.state_dict(self)
 )

@@ -84,7 +84,8 @@ canvas.addEventListener("pointermove", (event) => {
 });
 canvas.addEventListener("pointerdown", (event) => { from = [event.clientX, event.clientY]; moved = false; show(event); });
 canvas.addEventListener("pointerleave", () => { near = -1; hover.hidden = true; draw(); });
-canvas.addEventListener("click", () => {
+canvas.addEventListener("click", (event) => {
+  show(event); // after a touch, which leaves before it clicks
   if (near >= 0 && !moved) location.href = `/?run=${data.run}&image=${data.points[near][2]}`;
 });
 canvas.addEventListener("wheel", (event) => {

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from pml_ext import load_run
-from pml_ext.errors import DataError
+from pml_ext.errors import ConfigError, DataError
 from pml_ext.files import write_json
 from pml_ext_search.browse import Collection, open_collections
 from pml_ext_search.collection import Embedded
@@ -151,3 +151,25 @@ def test_a_folder_needs_no_index(few, photos):
     (collection,) = open_collections([few.run], None, "cpu")
     assert len(collection.missing) == 20
     assert len(collection.nearest(0, 4)) == 4
+
+
+def test_indexes_of_two_folders_are_not_shown_side_by_side(few, trained, tmp_path):
+    load_run(few.run, "cpu").index(few.photos)
+    other = shutil.copytree(few.run, tmp_path / "other", ignore=shutil.ignore_patterns("collection"))
+    images = shutil.copytree(few.photos, tmp_path / "elsewhere")
+    load_run(other, "cpu").index(images)
+    with pytest.raises(ConfigError, match=f"the indexes of the runs .*{images.name}.*; name one FOLDER for both"):
+        open_collections([few.run, other], None, "cpu")
+
+
+def test_an_empty_store_is_refused(few, tmp_path):
+    pytest.importorskip("lancedb", reason="needs the extra lancedb")
+    load_run(few.run, "cpu").index(few.photos)
+    with pytest.raises(DataError, match="no images of .* in it; type: pml-ext index"):
+        open_collections([few.run], None, "cpu", store=f"lancedb:{tmp_path / 'store'}")
+
+
+def test_classes_of_symbols_are_told_apart(tmp_path):
+    write_json(tmp_path / "network.json", {"class_names": ["+", "C#"]})
+    collection = made(torch.eye(4), ["+/1.png", "-/1.png", "C#/1.png", "C++/1.png"], run=tmp_path)
+    assert collection.trained == {"+": True, "-": False, "C#": True, "C++": False}
