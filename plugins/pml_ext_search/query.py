@@ -398,8 +398,8 @@ class Gallery:
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
         """Return the connected components of the images, where pairs within a radius are connected.
 
-        *Cost:* with an ``IVF...`` index, an image is compared with the lists that a query searches. Otherwise all pairs
-        are compared: 10,000 images take less than a second.
+        *Cost:* with an ``IVF...,Flat`` index, an image is compared with the lists that a query searches. Otherwise all
+        pairs are compared: 10,000 images take less than a second.
         """
         check_query(1, radius)
         points = self.embedded.embeddings
