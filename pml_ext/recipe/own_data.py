@@ -30,9 +30,11 @@ def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
         table, _, name = key.strip().partition(".")
         if table != "data" or not name:
             continue
-        of_relation = name.partition("relation.")[2]
-        if of_relation:
-            options.setdefault("relation", {})[of_relation] = value
+        if name.startswith("relation."):
+            given = options.get("relation", {})
+            if not isinstance(given, dict):
+                given = {"name": given}
+            options["relation"] = {**given, name.removeprefix("relation."): value}
         elif name == "relation" or ("." not in name and name not in DataTable.model_fields):
             options[name] = value
     return options

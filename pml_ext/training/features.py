@@ -202,7 +202,7 @@ def _temporary_folder() -> Path:
 
 
 def _digest(trunk: nn.Module, about: Any) -> str:
-    """Return the digest of all that features depend on: modules and their settings, weights, preprocessing, ..."""
+    """Return the digest of all that features depend on: modules, their settings, weights, steps, augmentation."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     digest.update(_ADDRESS.sub("", str(trunk)).encode())
     for name, tensor in trunk.state_dict().items():

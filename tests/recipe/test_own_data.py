@@ -50,6 +50,7 @@ def test_options_of_the_data_set_are_found_among_overrides():
     relation = {"relation": {"name": "near", "within": 2}}
     assert dataset_options(['data.relation={name="near", within=2}']) == relation
     assert dataset_options(["data.relation.name=near", "data.relation.within=2"]) == relation
+    assert dataset_options(["data.relation=near", "data.relation.within=2"]) == relation
     assert dataset_options(["data.relation=shared-label"]) == {"relation": "shared-label"}
 
 
