@@ -1,9 +1,13 @@
 """On a GPU: values and gradients of the CPU, steps that do not wait for it, whole runs, retrieval."""
 
 import copy
+import json
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sklearn.datasets import load_digits
 
 from pml_ext import (
     CachedGradients,
@@ -150,3 +154,23 @@ def test_a_run_of_the_gpu_embeds_the_same_on_the_cpu(tmp_path):
     images = [*torch.randint(256, (8, 1, 8, 8), dtype=torch.uint8, generator=generator)]
     found = [load_run(tmp_path / "run", device).embed(images) for device in ("cpu", "cuda")]
     torch.testing.assert_close(torch.as_tensor(found[1]).cpu(), torch.as_tensor(found[0]), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_folder_of_queries_is_answered_as_on_the_cpu(tmp_path):
+    pytest.importorskip("pyarrow", reason="needs the extra parquet")
+    train("cbml/digits", tmp_path / "run", overrides=QUICK, device="cuda")
+    folder = tmp_path / "images"
+    for number, image in enumerate(load_digits().images[:40]):
+        (folder / str(number % 4)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray((image * 15).astype(np.uint8)).save(folder / str(number % 4) / f"{number}.png")
+    answers = {}
+    for device in ("cpu", "cuda"):
+        run = load_run(tmp_path / "run", device, store=tmp_path / device)
+        run.index(folder)
+        run.match(folder, tmp_path / f"{device}.jsonl", k=3)
+        lines = (tmp_path / f"{device}.jsonl").read_text().splitlines()
+        answers[device] = [json.loads(line) for line in lines]
+    assert [line["query"] for line in answers["cpu"]] == [line["query"] for line in answers["cuda"]]
+    for one, other in zip(answers["cpu"], answers["cuda"], strict=True):
+        assert other["distances"] == pytest.approx(one["distances"], abs=1e-3)
