@@ -375,11 +375,9 @@ class _TrialTraining:
             self.study.tell(self.number, sum(self.values) / len(self.values))
         except TrialPruned:
             self.study.tell(self.number, state=TrialState.PRUNED)
-        except OSError:
-            raise
         except Exception as error:  # torch and components raise any
-            of_values = not isinstance(error, PmlExtError) or isinstance(error, (ConfigError, TrainingError))
-            if not of_values:
+            of_machine = isinstance(error, (OSError, PmlExtError))
+            if of_machine and not isinstance(error, (ConfigError, TrainingError)):
                 raise
             first_is_own = self.number == 0 and self.job.study.begins_with_own_values()
             if isinstance(error, ConfigError) and first_is_own:  # all trials would fail

@@ -13,10 +13,11 @@ from pytorch_metric_learning.distances import LpDistance
 import pml_ext
 from pml_ext import load_run
 from pml_ext.errors import ConfigError
+from pml_ext.evaluation.neighbors import nearest_of
 from pml_ext.training.launch import train
 from pml_ext_search.collection import Image
 from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.query import QueryOptions, answers_of
+from pml_ext_search.query import QueryOptions, _with_exact_distances, answers_of
 from pml_ext_search.stores import SearchFilter, SearchResult
 
 from .conftest import made_up
@@ -229,9 +230,20 @@ def test_a_collection_that_was_made_anew_is_opened_again(make):
     assert gallery.answer([""], points[5:6], options)[0].paths[0] == "00024.png"
 
 
+def test_many_queries_at_once_have_exact_distances():
+    """faiss multiplies matrices for them, which leaves equal vectors apart."""
+    points = torch.nn.functional.normalize(torch.randn(400, 512, generator=torch.Generator().manual_seed(0)))
+    _, places = nearest_of(points, 2, points)
+    distances, sorted_places = _with_exact_distances(points, points, places)
+    assert distances[:, 0].max() == 0
+    assert torch.equal(sorted_places[:, 0], torch.arange(400))
+    wanted = (points[sorted_places[:, 1]] - points).norm(dim=1)
+    torch.testing.assert_close(distances[:, 1], wanted)
+
+
 @pytest.mark.parametrize("factory", ["", "IVF4,PQ8x4"])
 def test_distances_are_those_of_the_embeddings(make, factory):
-    """faiss has others: of codes, and of products of many queries."""
+    """faiss has others, of codes."""
     points = torch.nn.functional.normalize(torch.randn(400, 64, generator=torch.Generator().manual_seed(0)))
     points[200:] = points[:200]
     gallery = made_up(make(f"exact {factory}"), points, factory)
