@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.nn.functional import all_reduce
@@ -47,11 +49,42 @@ class JoinedBatchNorm(nn.BatchNorm1d):
         return result.to(precision)
 
 
+class _JoinedBatchNormAct(JoinedBatchNorm):
+    """Joined batch norm in place of timm's ``BatchNormAct2d``, which holds a dropout and an activation."""
+
+    drop: nn.Module
+    act: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the activation of the normalized input, ``[B, C, ...]``."""
+        normalized = super().forward(x)
+        activated: Tensor = self.act(self.drop(normalized))
+        return activated
+
+
 def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return the network with joined batch norms: torch's SyncBatchNorm on GPUs, else :class:`JoinedBatchNorm`."""
+    """Return the network with joined batch norms: torch's SyncBatchNorm on GPUs, else :class:`JoinedBatchNorm`.
+
+    timm's batch norms with an activation inside keep it. A batch norm of another class is left as it is where there is
+    no GPU, with a warning.
+    """
     if device.type == "cuda":
+        if any(_holds_activation(part) for part in module.modules()):
+            from timm.layers import convert_sync_batchnorm  # torch's would drop the activations
+
+            return convert_sync_batchnorm(module)  # type: ignore[no-any-return,no-untyped-call]
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-any-return,no-untyped-call]
     for part in module.modules():
         if type(part) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             part.__class__ = JoinedBatchNorm
+        elif _holds_activation(part):
+            part.__class__ = _JoinedBatchNormAct
+        elif isinstance(part, nn.modules.batchnorm._BatchNorm) and not isinstance(part, JoinedBatchNorm):
+            name = type(part).__qualname__
+            warnings.warn(f"{name} has the statistics of the batches of its own process", stacklevel=2)
     return module
+
+
+def _holds_activation(module: nn.Module) -> bool:
+    """Return whether a module is timm's ``BatchNormAct2d``."""
+    return type(module).__name__ == "BatchNormAct2d" and type(module).__module__.startswith("timm.")

@@ -285,8 +285,7 @@ def _number_of(labels: Any) -> int | None:
 
 
 def _batch_norms(network: nn.Module) -> list[Any]:
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    return [module for module in network.modules() if isinstance(module, kinds)]
+    return [module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
 
 
 class _StatisticsKept:

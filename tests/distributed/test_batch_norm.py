@@ -24,6 +24,31 @@ def test_synchronized_batch_norm_is_batch_norm_in_one_process():
     assert twin.state_dict().keys() == plain.state_dict().keys()
 
 
+def test_activations_inside_of_batch_norms_are_kept():
+    layers = pytest.importorskip("timm.layers")
+    torch.manual_seed(0)
+    x = torch.randn(4, 3, 5, 5)
+    plain = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), layers.BatchNormAct2d(3))
+    expected = plain(x)
+    assert (expected >= 0).all()
+    plain[1].reset_running_stats()
+    joined = synchronize_batch_norm(plain, torch.device("cpu"))
+    assert isinstance(joined[1], JoinedBatchNorm)
+    assert torch.equal(joined(x), expected)
+    on_gpus = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), layers.BatchNormAct2d(3))
+    on_gpus = synchronize_batch_norm(on_gpus, torch.device("cuda"))
+    assert isinstance(on_gpus[1], torch.nn.SyncBatchNorm)
+    assert isinstance(on_gpus[1].act, torch.nn.ReLU)
+
+
+def test_a_batch_norm_of_another_class_warns():
+    class OwnBatchNorm(torch.nn.BatchNorm2d):
+        pass
+
+    with pytest.warns(UserWarning, match="OwnBatchNorm has the statistics of the batches of its own process"):
+        assert isinstance(synchronize_batch_norm(OwnBatchNorm(3), torch.device("cpu")), OwnBatchNorm)
+
+
 @pytest.mark.parametrize("name", primitives.SETTINGS)
 def test_two_processes_have_the_statistics_of_the_joined_batch(collectives, name):
     settings = primitives.SETTINGS[name]
