@@ -70,7 +70,7 @@ def synchronize_batch_norm(module: nn.Module, device: torch.device) -> nn.Module
     """
     if device.type == "cuda":
         if any(_holds_activation(part) for part in module.modules()):
-            from timm.layers import convert_sync_batchnorm  # torch's would drop the activations
+            from timm.layers.norm_act import convert_sync_batchnorm  # torch's would drop the activations
 
             return convert_sync_batchnorm(module)  # type: ignore[no-any-return,no-untyped-call]
         return nn.SyncBatchNorm.convert_sync_batchnorm(module)  # type: ignore[no-any-return,no-untyped-call]
