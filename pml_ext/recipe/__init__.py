@@ -2,16 +2,13 @@
 
 from .build import augmentation_of as augmentation_of
 from .build import build_dataset as build_dataset
-from .build import build_loss as build_loss
 from .build import build_network as build_network
-from .build import build_relation as build_relation
-from .build import loss_context as loss_context
-from .build import own_optimizer as own_optimizer
 from .build import preprocessing_of as preprocessing_of
-from .build import reported_phases as reported_phases
-from .build import stage_before_whole as stage_before_whole
-from .build import trains_pretrained_trunk as trains_pretrained_trunk
 from .build import vector_input_of as vector_input_of
+from .losses import build_loss as build_loss
+from .losses import build_relation as build_relation
+from .losses import loss_context as loss_context
+from .losses import own_optimizer as own_optimizer
 from .merge import load_recipe as load_recipe
 from .merge import load_recipes as load_recipes
 from .merge import names_in as names_in
@@ -29,6 +26,9 @@ from .papers import papers as papers
 from .papers import printed as printed
 from .papers import quoted as quoted
 from .papers import texts as texts
+from .phases import reported_phases as reported_phases
+from .phases import stage_before_whole as stage_before_whole
+from .phases import trains_pretrained_trunk as trains_pretrained_trunk
 from .schema import Recipe as Recipe
 from .tables import flat as flat
 from .tables import merged as merged

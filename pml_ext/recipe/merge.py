@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from .. import registry
 from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, needs_extra, shortened, unknown
 from ..files import toml_value
-from .build import check_names, check_weights
+from .check import check_names, check_weights
 from .papers import Printed, PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
 from .tables import merged, nested

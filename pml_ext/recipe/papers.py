@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from .. import registry
 from ..errors import ConfigError, PluginWarning, UnknownNameError, needs_extra, shortened, unknown
-from .build import located
+from .conversion import located
 from .schema import PaperTable, Table, problem_of
 
 with needs_extra("train", "a recipe"):

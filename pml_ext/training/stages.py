@@ -17,8 +17,8 @@ from ..distributed import DistributedLoss, DistributedMiner, num_processes
 from ..errors import ConfigError, PmlExtError, shortened
 from ..pairwise import ListedTuples
 from ..recipe import Recipe, build_loss, loss_context, own_optimizer
-from ..recipe.build import build_optimizer, check_class_weights
 from ..recipe.listed import check_conflicts, check_listed, check_listed_loss
+from ..recipe.losses import build_optimizer, check_class_weights
 from ..recipe.schema import SHUFFLE, LossTable, PseudoTable, SamplerTable, ScheduleTable, StageTable
 from ..registry import BuildContext
 from ..samplers import TupleSampler

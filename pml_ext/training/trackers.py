@@ -14,7 +14,7 @@ from .. import registry
 from ..errors import needs_extra
 from ..evaluation.metrics import headline_metric
 from ..files import read_json, write_json
-from ..recipe.build import FILLED_FOR_TRACKER, options_of
+from ..recipe.conversion import FILLED_FOR_TRACKER, options_of
 from ..recipe.schema import NamedTable
 
 

@@ -7,7 +7,7 @@ import tomli_w
 
 from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.recipe import load_recipes, origin_of, read_tables, variant_tables
-from pml_ext.recipe.build import merged
+from pml_ext.recipe.tables import merged
 
 
 def one(name: str, *overrides: str):

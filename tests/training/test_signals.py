@@ -125,7 +125,7 @@ def interrupting(function):
 
 TINY = ("schedule.epochs=1", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
 PHASES = {
-    "the check of the recipe": "pml_ext.recipe.build._check_optimizer",
+    "the check of the recipe": "pml_ext.recipe.check._check_optimizer",
     "reading last.pt": "torch.load",
     "drawing a figure": "pml_ext.evaluation.figures.similarity_distributions",
 }
