@@ -39,6 +39,7 @@ from . import recipe as recipe
 from . import reducers as reducers
 from . import registry as registry
 from . import regularizers as regularizers
+from . import relations as relations
 from . import report as report
 from . import samplers as samplers
 from . import settings as settings
@@ -68,19 +69,19 @@ from .losses import TiledNTXentLoss as TiledNTXentLoss
 from .losses import TiledSupConLoss as TiledSupConLoss
 from .losses import TiledTripletMarginLoss as TiledTripletMarginLoss
 from .losses import WithRelation as WithRelation
-from .losses.relations import DifferentGroups as DifferentGroups
-from .losses.relations import FromMatrix as FromMatrix
-from .losses.relations import Hierarchy as Hierarchy
-from .losses.relations import Near as Near
-from .losses.relations import NegativesOnly as NegativesOnly
-from .losses.relations import Relation as Relation
-from .losses.relations import SharedLabel as SharedLabel
 from .registry import register as register
 from .registry.components import Component as Component
 from .registry.components import Paper as Paper
 from .registry.hooks import hookimpl as hookimpl
 from .regularizers import LabeledRegularizer as LabeledRegularizer
 from .regularizers import LabelledRegularizer as LabelledRegularizer
+from .relations import DifferentGroups as DifferentGroups
+from .relations import FromMatrix as FromMatrix
+from .relations import Hierarchy as Hierarchy
+from .relations import Near as Near
+from .relations import NegativesOnly as NegativesOnly
+from .relations import Relation as Relation
+from .relations import SharedLabel as SharedLabel
 
 __version__: str
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .distances import EuclideanDistance, TiledDistance, matrix_of
-from .losses.relations import Related, Relation, related
 from .pairwise import (
     AllPairsExceptSelf,
     PairsOfRows,
@@ -22,6 +21,7 @@ from .pairwise import (
     tiles_of_rows,
 )
 from .pml import BaseDistance, BaseMiner, MinerSettings
+from .relations import Related, Relation, related
 from .settings import check_choice, check_keywords, check_number, check_tile_size, settings_repr
 
 _ENTRIES = 1 << 21  # matrix entries of gathered rows in memory at a time

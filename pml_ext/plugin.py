@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from .losses.classes import ClassMembers as ClassMembers
     from .losses.classes import class_members as class_members
     from .losses.full_precision import FullPrecisionForward as FullPrecisionForward
-    from .losses.relations import Relation as Relation
     from .miners import FullPrecisionMining as FullPrecisionMining
     from .miners import PairMiner as PairMiner
     from .miners import PairMinerSettings as PairMinerSettings
@@ -98,6 +97,7 @@ if TYPE_CHECKING:
     from .pml import RegularizerSettings as RegularizerSettings
     from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
     from .regularizers import LabeledRegularizer as LabeledRegularizer
+    from .relations import Relation as Relation
     from .samplers import GroupSampler as GroupSampler
     from .settings import check_choice as check_choice
     from .settings import check_count as check_count

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
-from .losses.relations import Hierarchy, Relation, SharedLabel
 from .pairwise import ListedTuples, TupleBatch
+from .relations import Hierarchy, Relation, SharedLabel
 from .settings import check_count
 
 Members = list[NDArray[np.int64]]  # the images of each group

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..losses import WrapperCapabilities, WrapsLoss, call_loss, check_call, check_module, relation_of, unwrapped
-from ..losses.relations import Relation
 from ..pairwise import check_indices_tuple, check_references
 from ..pairwise.generators import generator_states, using_generator_states
 from ..pml import BaseLossWrapper, BaseMiner, ModuleWithRecords
 from ..registry.components import capabilities
+from ..relations import Relation
 from .gather import join, tiles_shared
 from .processes import from_rank_0, num_processes, rank
 

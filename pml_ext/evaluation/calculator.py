@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, shortened, unknown
-from ..losses.relations import DifferentGroups, NegativesOnly, Relation
 from ..pml import EQUALITY, AccuracyCalculator, LpDistance
+from ..relations import DifferentGroups, NegativesOnly, Relation
 from .clustering import kmeans
 from .groups import groups_of
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
@@ -418,7 +418,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
             )
         if self.relation is not None:
-            if self.relation.places is not None or isinstance(self.relation, NegativesOnly):
+            if self.relation.num_classes is not None or isinstance(self.relation, NegativesOnly):
                 labels = _without_column(labels)
             labels = self.relation.tensor(labels, len(points), self.device, axis)
             self.relation.matrix(labels[:1], labels[:1])  # ValueError for weights of a wrong shape

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..losses.relations import Hierarchy, Relation
 from ..pml import EQUALITY
+from ..relations import Hierarchy, Relation
 from .groups import Find, Groups, neighbors_outside, right_in_own_group
 from .metrics import Metric, relevant_counts
 from .neighbors import NearestNeighbors

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..pairwise import check_batch, check_indices_tuple, check_references
 from ..registry.components import capabilities
-from .relations import Relation
+from ..relations import Relation
 
 
 class WrapperCapabilities:

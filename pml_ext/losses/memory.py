@@ -18,6 +18,7 @@ from ..pml import (
     get_all_pairs_indices,
 )
 from ..registry.components import capabilities
+from ..relations import related_pairs
 from ..settings import check_count, check_flag
 from .calling import (
     WrapperCapabilities,
@@ -31,7 +32,6 @@ from .calling import (
 )
 from .mining import mine, without_copies
 from .pairs import AllPairsExceptSelf
-from .relations import related_pairs
 
 _NEEDED = frozenset({"labels", "indices_tuple", "references"})
 _STATE = ("embedding_memory", "label_memory", "cursor", "filled")

@@ -34,9 +34,9 @@ from ..pairwise import (
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
 from ..reducers import has_uniform_weights, reduce_uniformly, require_sums
+from ..relations import Related, Relation, related
 from ..settings import check_keywords, check_tile_size, number_settings, settings_repr
 from .pairs import Pairs, Terms, reduced
-from .relations import Related, Relation, related
 
 _REQUIRED = {"similarities": require_similarity, "distances": require_distance}
 _ALWAYS_DENSE = 1 << 18  # matrix entries up to which no device computes in tiles

@@ -12,6 +12,7 @@ from .. import pml
 from ..pairwise import autocast_off, check_batch, check_indices_tuple, to_full_precision
 from ..pairwise.batch import describe
 from ..registry.components import capabilities
+from ..relations import Relation, label_tensors, related_pairs
 from ..settings import check_number, settings_repr
 from .calling import (
     WrapperCapabilities,
@@ -28,7 +29,6 @@ from .calling import (
 from .full_precision import FullPrecisionForward
 from .mining import mine, without_copies
 from .pairs import AllPairsExceptSelf, Terms, reduced
-from .relations import Relation, label_tensors, related_pairs
 
 
 class _Given(NamedTuple):
@@ -320,7 +320,7 @@ def _no_views(loss: torch.nn.Module, symmetric: bool) -> str:
 
 
 class WithRelation(torch.nn.Module):
-    r"""A loss or a miner with a relation in place of equal labels; see :class:`pml_ext.pairwise.Relation`.
+    r"""A loss or a miner with a relation in place of equal labels; see :class:`pml_ext.relations.Relation`.
 
     Labels have any form that the relation takes. Our pair losses and miners get the relation itself. Another loss gets
     all positive and negative pairs as ``indices_tuple``, and no labels; PML's ``AngularLoss``, ``FastAPLoss``,

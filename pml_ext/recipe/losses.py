@@ -20,14 +20,14 @@ with needs_extra("train", "a recipe"):
 if TYPE_CHECKING:  # imported inside the builders, so that reading a recipe does not import torch
     import torch
 
-    from ..losses.relations import Relation
+    from ..relations import Relation
 
 
 def build_relation(table: DataTable, class_names: Sequence[str]) -> Relation | None:
     """Build the relation of ``[data] relation`` between the named classes; return None if the recipe sets none."""
     if table.relation is None:
         return None
-    from ..losses.relations import RELATIONS
+    from ..relations import RELATIONS
 
     factory = RELATIONS[table.relation.name]
     options = options_of("data.relation", table.relation.name, factory, ("names", "paths"), table.relation.settings)

@@ -28,7 +28,7 @@ IDENTITY = "identity"  # name of the trunk of vectors
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "sgd": "SGD"}  # of torch.optim
 PROTOCOLS = {"nearest-class-mean": "ncm", "zero-shot": "zero_shot"}  # and the prefixes of their metrics
 TOP = (1, 5)
-RELATIONS = ("shared-label", "hierarchy", "near", "negatives-only")  # names in pml_ext.pairwise.RELATIONS
+RELATIONS = ("shared-label", "hierarchy", "near", "negatives-only")  # names in pml_ext.relations.RELATIONS
 MOST = 10**9  # of any count: products of two fit into 64 bits
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Text = Annotated[str, Field(min_length=1)]

@@ -21,13 +21,13 @@ from ..evaluation.listed import scores_of_pairs, tuple_metrics
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
 from ..evaluation.verification import best_threshold
-from ..losses.relations import Relation
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import whitened_components
 from ..pairwise import ListedTuples
 from ..pml import BaseDistance
 from ..recipe import trains_pretrained_trunk
 from ..recipe.schema import PROTOCOLS, TOP
+from ..relations import Relation
 from .engine import first_nonfinite
 from .stages import Stages
 from .view import View

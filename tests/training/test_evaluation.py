@@ -9,10 +9,10 @@ from PIL import Image
 
 from pml_ext.errors import ConfigError, DataError, TrainingError
 from pml_ext.evaluation import pairs_of_classes, verify
-from pml_ext.losses.relations import Hierarchy
 from pml_ext.pairwise import ListedTuples
 from pml_ext.pml import LpDistance
 from pml_ext.recipe import load_recipes
+from pml_ext.relations import Hierarchy
 from pml_ext.training.evaluation import collapse, collapse_of_listed, evaluate_split, missing_pairs, nearest
 from pml_ext.training.run import Run
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ... import pml
-from ...losses.relations import SharedLabel, related_pairs
+from ...relations import SharedLabel, related_pairs
 from ..batches import CLOSE, Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call, call_forms, compute, error_summary, is_random, needs, outcome, seeded, used
 from ..comparing import all_close, check_tuple, close, equal, gradient, gradients, weighted

@@ -29,8 +29,8 @@ from pml_ext import (
     WithRelation,
     registry,
 )
-from pml_ext.losses.relations import related_pairs
 from pml_ext.miners import PairMiner, TiledMiner
+from pml_ext.relations import related_pairs
 from pml_ext.testing import SecondDevice
 from pml_ext.testing.calling import CountedOperations
 
@@ -206,7 +206,7 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
             ValueError,
             "the class 'a' is no number; wanted",
         ),
-        (lambda: pml_ext.Near.of_classes(["1", "1 2"], 2), ValueError, "the same number of numbers"),
+        (lambda: pml_ext.Near.of_classes(["1", "1 2"], 2), ValueError, "the same number of coordinates"),
         (lambda: pml_ext.DifferentGroups().tensor(torch.arange(4), 4), TypeError, r"integers of shape \(4, 2\), class"),
         (lambda: pml_ext.DifferentGroups().tensor(torch.rand(4, 2), 4), TypeError, "type torch.stack"),
         (lambda: Near().tensor([0.5, 1.0], 2), TypeError, r"a tensor of labels of shape \(2, ...\); got a list"),

@@ -1,0 +1,106 @@
+"""The base of relations between items."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..pairwise.batch import describe
+
+
+class Relation(nn.Module):
+    r"""Base of relations between items, by their labels ``[B, ...]``. A subclass writes :meth:`weights`.
+
+    Two items are positive where their weight :math:`w_{ij} \in [0, 1]` is above 0, negative where it is 0, and neither
+    where it is NaN. A ``graded`` relation has weights between 0 and 1. An item is no partner of itself, by index.
+
+    Attributes:
+        graded: whether positive pairs have weights other than 1, for the losses that use them.
+        levels: levels of a tree, from 1, other than the one that defines positives; recall is reported for each.
+        num_classes: the number of classes if labels are indices in a list of classes; None if they are any integers.
+        needs_labels: whether labels must be given.
+    """
+
+    graded: bool = False
+    levels: Sequence[int] = ()
+    num_classes: int | None = None
+    needs_labels: bool = True
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the weights of items with labels x and y, whose leading dimensions broadcast against each other."""
+        raise NotImplementedError
+
+    def matrix(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the weights of all pairs, ``[T, R]``, of labels ``[T, ...]`` and ``[R, ...]``.
+
+        ValueError if :meth:`weights` does not return one weight for each pair.
+        """
+        weights = self.weights(rows[:, None], columns[None])
+        if weights.shape != (len(rows), len(columns)):
+            raise ValueError(
+                f"weights of {type(self).__name__} must return one weight for each pair, of shape "
+                f"{(len(rows), len(columns))}; got {tuple(weights.shape)} for labels of shapes {tuple(rows.shape)} and "
+                f"{tuple(columns.shape)}; reduce the labels' own dimensions, for example by .all(-1)"
+            )
+        return weights
+
+    def positive(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return whether items with labels x and y are positive: PML's ``label_comparison_fn``."""
+        return self.weights(x, y) > 0
+
+    def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return the labels of ``count`` items as a tensor; raise TypeError or ValueError if invalid.
+
+        The base takes a tensor or array of any dtype, ``[count, ...]``; one-dimensional integers become int64.
+        ``axis``: 0 for the rows of the matrix, 1 for its columns.
+        """
+        labels = from_array(labels)
+        if not isinstance(labels, Tensor) or labels.ndim == 0:
+            name = type(self).__name__
+            raise TypeError(f"{name} wants a tensor of labels of shape ({count}, ...); got {describe(labels)}")
+        if labels.ndim == 1 and not labels.is_floating_point():
+            labels = labels.long()
+        return counted(labels.to(device), count)
+
+    def _integers(self, labels: Any, count: int, device: torch.device | None) -> Tensor:
+        """Return integer labels ``[count]`` as int64; raise TypeError or ValueError for others."""
+        labels = from_array(labels)
+        if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
+            name = type(self).__name__
+            raise TypeError(f"{name} wants a tensor of integers of shape ({count},); got {describe(labels)}")
+        if self.num_classes is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling():
+            outside = labels[(labels < 0) | (labels >= self.num_classes)]
+            if len(outside):
+                raise ValueError(f"labels of {self} are places from 0 to {self.num_classes - 1}; got {int(outside[0])}")
+        return counted(labels.to(device, torch.long), count)
+
+    def classes(self, labels: Tensor) -> Tensor | None:
+        """Return integers ``[B]``, equal for positive pairs and different for negative ones, or None if none exist."""
+        return None
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        settings = []
+        for name in inspect.signature(type(self)).parameters:
+            value = vars(self).get(name)
+            if value is not None:
+                settings.append(f"{name}={value}")
+        return ", ".join(settings)
+
+
+def from_array(labels: Any) -> Any:
+    """Convert an array to a tensor; return any other value unchanged."""
+    if hasattr(labels, "__array__"):
+        return torch.as_tensor(labels)
+    return labels
+
+
+def counted(labels: Tensor, count: int) -> Tensor:
+    """Return the labels unchanged; raise ValueError unless there is one for each of ``count`` items."""
+    if len(labels) != count:
+        raise ValueError(f"labels of {len(labels)} items are given for {count} embeddings; wanted one row for each")
+    return labels

@@ -1,0 +1,42 @@
+"""Equal classes of different groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..pairwise.batch import describe
+from .base import Relation, counted, from_array
+
+
+class DifferentGroups(Relation):
+    """Equal classes of different groups, such as bursts of photographs or cameras.
+
+    Two items of one group are neither positive nor negative: easy pairs of nearly the same image are not learned from.
+    Labels are integers ``[B, 2]``, class and group; a negative group is none. For cameras, whose images of other
+    classes stay negatives, let each class have groups of its own: ``group = class * number_of_cameras + camera``. The
+    evaluation takes groups as such: ``RetrievalAccuracyCalculator().evaluate(..., query_groups=groups)``.
+
+    Example:
+        >>> labels = torch.tensor([[0, 7], [0, 7], [0, 8], [1, 9]])  # the first two are of one burst
+        >>> DifferentGroups().matrix(labels[:1], labels)
+        tensor([[nan, nan, 1., 0.]])
+    """
+
+    def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
+        """Return integers ``[count, 2]``."""
+        labels = from_array(labels)
+        is_integer = isinstance(labels, Tensor) and not (labels.is_floating_point() or labels.is_complex())
+        if not is_integer or labels.ndim != 2 or labels.shape[1] != 2:
+            raise TypeError(
+                f"DifferentGroups wants integers of shape ({count}, 2), class and group of each item; got "
+                f"{describe(labels)}; type torch.stack([classes, groups], 1)"
+            )
+        return counted(labels.to(device, torch.long), count)
+
+    def weights(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return 1 for equal classes, 0 for others, NaN within a group."""
+        same_group = (x[..., 1] == y[..., 1]) & (x[..., 1] >= 0)
+        return torch.where(same_group, torch.nan, (x[..., 0] == y[..., 0]).float())
