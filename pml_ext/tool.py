@@ -106,7 +106,6 @@ if TYPE_CHECKING:
     from .files import write_json as write_json
     from .files import write_text as write_text
     from .files import writing as writing
-    from .files.checksums import check_unchanged as check_unchanged
     from .files.checksums import sha256_of as sha256_of
     from .files.stat import MISSING as MISSING
     from .files.stat import FileStat as FileStat
@@ -144,6 +143,7 @@ if TYPE_CHECKING:
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
     from .training.folder import METRICS as METRICS
+    from .training.folder import check_unchanged as check_unchanged
     from .training.launch import Plan as Plan
     from .training.launch import execute as execute
     from .training.launch import is_finished as is_finished

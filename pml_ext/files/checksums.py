@@ -6,12 +6,10 @@ import fnmatch
 import hashlib
 import os
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError
 from . import final_path, reading, write_atomically, write_text
 
 SUMS = "SHA256SUMS"
@@ -118,26 +116,3 @@ def missing_files(folder: Path) -> list[str]:
 def is_unchanged(folder: Path, name: str) -> bool:
     """Return whether a file exists and matches its checksum."""
     return (folder / name).is_file() and read_sums(folder).get(name) == sha256_of(folder / name)
-
-
-def check_unchanged(folder: Path, name: str) -> None:
-    """Raise DataError if a run's file differs from its checksum, if it has one."""
-    sums = read_sums(folder)
-    if not sums and (folder / SUMS).exists():
-        raise DataError(f"{folder / SUMS}: damaged; {how_to_redo(folder, SUMS)}")
-    wanted = sums.get(name)
-    with reading(folder / name):
-        differs = wanted is not None and sha256_of(folder / name) != wanted
-    if differs:
-        text = f"{folder / name}: not the file that the run wrote, by {folder / SUMS}"
-        raise DataError(f"{text}; put it back, or {how_to_redo(folder, name)}")
-
-
-def how_to_redo(folder: Path, name: str) -> str:
-    """Return what to do so that a file of a run, missing or damaged, is written again."""
-    again = f"repeat the command that trained it, with --out {shlex.quote(str(folder))} --resume"
-    if name == "metrics.json":
-        return f"delete it and {again}: the run is tested again"
-    if name in ("recipe.toml", "checkpoints/model.pt") or not (folder / "metrics.json").exists():
-        return f"{again}: it is written again"
-    return f"type: pml-ext report {shlex.quote(str(folder))}"

@@ -152,14 +152,17 @@ def read_toml(path: Path, table: str) -> dict[str, Any]:
     return value
 
 
-def toml_value(text: str) -> Any:
-    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``); return the text itself if it is not TOML."""
+def toml_value(text: str, key: str) -> Any:
+    """Parse a value as TOML (``0.1``, ``true``, ``[1, 2]``); return the text itself if it is not TOML.
+
+    ``key`` is what the value is given to, for the error of an integer that is too long.
+    """
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
     except ValueError as error:  # an integer of more digits than Python parses
-        raise ConfigError(f"--set ...={text}: {error}") from None
+        raise ConfigError(f"{key}={text}: {error}") from None
 
 
 def check_writable(option: str, place: Path, file: bool = False) -> None:

@@ -377,7 +377,7 @@ def _parsed_override(override: str, tables: Tables) -> tuple[str, Any]:
         raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
     if _DEEP_KEY.search(override):
         raise ConfigError(shortened(f"--set {override[:100]}...: nested too deep; wanted a key of few parts"))
-    value = toml_value(text)
+    value = toml_value(text, "--set ...")
     if isinstance(tables.get(key), dict) and isinstance(value, str):
         raise ConfigError(f"--set {override}: {key} is a table; type --set {key}.name={text}")
     return key, value

@@ -26,7 +26,7 @@ def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for override in overrides:
         key, _, text = override.partition("=")
-        value = toml_value(text.strip())
+        value = toml_value(text.strip(), "--set ...")
         table, _, name = key.strip().partition(".")
         if table != "data" or not name:
             continue

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
-from ..files import final_path
-from ..files.checksums import SUMS, read_sums, replace_file, write_sums
+from ..files import final_path, reading
+from ..files.checksums import SUMS, read_sums, replace_file, sha256_of, write_sums
 
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
@@ -54,3 +55,26 @@ def _is_of_a_run(path: Path, name: str) -> bool:
     if name.startswith("figures/") and path.suffix != ".png":
         return False
     return path.is_file() and final_path(path) is None
+
+
+def check_unchanged(folder: Path, name: str) -> None:
+    """Raise DataError if a run's file differs from its checksum, if it has one."""
+    sums = read_sums(folder)
+    if not sums and (folder / SUMS).exists():
+        raise DataError(f"{folder / SUMS}: damaged; {how_to_redo(folder, SUMS)}")
+    wanted = sums.get(name)
+    with reading(folder / name):
+        differs = wanted is not None and sha256_of(folder / name) != wanted
+    if differs:
+        text = f"{folder / name}: not the file that the run wrote, by {folder / SUMS}"
+        raise DataError(f"{text}; put it back, or {how_to_redo(folder, name)}")
+
+
+def how_to_redo(folder: Path, name: str) -> str:
+    """Return what to do so that a file of a run, missing or damaged, is written again."""
+    again = f"repeat the command that trained it, with --out {shlex.quote(str(folder))} --resume"
+    if name == METRICS:
+        return f"delete it and {again}: the run is tested again"
+    if name in (RECIPE, "checkpoints/model.pt") or not (folder / METRICS).exists():
+        return f"{again}: it is written again"
+    return f"type: pml-ext report {shlex.quote(str(folder))}"

@@ -22,7 +22,7 @@ from ..files import DamagedError, checksums, final_path, locked_folder, read_jso
 from ..files.checksums import SUMS
 from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
 from . import signals
-from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
+from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN, check_unchanged, how_to_redo, no_finished_run
 from .listener import Listener
 from .loop import train_run
 from .report import verdict
@@ -219,7 +219,7 @@ def _write_recipe(plan: Plan) -> None:
 def _check_unchanged(folder: Path, name: str) -> None:
     """Raise DataError if a file differs from its checksum; damaged checksums are written again with the report."""
     if checksums.read_sums(folder):
-        checksums.check_unchanged(folder, name)
+        check_unchanged(folder, name)
 
 
 def is_finished(folder: Path) -> bool:
@@ -259,7 +259,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
         read_toml(folder / RECIPE, "run")
     except DamagedError as error:
         text = f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; {checksums.how_to_redo(folder, RECIPE)}") from None
+        raise DataError(f"{text}; {how_to_redo(folder, RECIPE)}") from None
     recipe = load_recipe(str(folder / RECIPE))
     metrics, damaged = _finished(folder)
     with locked(folder):
@@ -278,7 +278,7 @@ def read_metrics(path: Path) -> Metrics:
         return metrics  # type: ignore[no-any-return]
     except DamagedError as error:
         text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; {checksums.how_to_redo(path.parent, METRICS)}") from None
+        raise DataError(f"{text}; {how_to_redo(path.parent, METRICS)}") from None
 
 
 def train(

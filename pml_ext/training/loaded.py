@@ -10,12 +10,12 @@ import torch
 
 from ..errors import ConfigError, DataError, needs_extra, one_line, shortened
 from ..files import DamagedError, check_writable, read_json, read_toml, reading
-from ..files.checksums import check_unchanged, how_to_redo, sha256_of
+from ..files.checksums import sha256_of
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.trunks import builtin_trunk
 from ..recipe import Recipe, build_loss, build_network, load_recipe, loss_context
 from . import checkpoint
-from .folder import METRICS, NETWORK, RECIPE, no_finished_run
+from .folder import METRICS, NETWORK, RECIPE, check_unchanged, how_to_redo, no_finished_run
 
 with needs_extra("train", "a run"):
     from pydantic import BaseModel, Field, ValidationError

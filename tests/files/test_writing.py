@@ -133,10 +133,10 @@ def test_what_has_no_table_is_damaged(tmp_path):
 def test_values_are_toml_or_the_text_itself():
     values = {"0.1": 0.1, "true": True, "[1, 2]": [1, 2], "'a'": "a", "cbml": "cbml", "a = b": "a = b", "": ""}
     for text, value in values.items():
-        found = toml_value(text)
+        found = toml_value(text, "--set key")
         assert (found, type(found)) == (value, type(value))
-    with pytest.raises(ConfigError, match=r"^--set \.\.\.=9{5000}: "):
-        toml_value("9" * 5000)
+    with pytest.raises(ConfigError, match=r"^--set key=9{5000}: "):
+        toml_value("9" * 5000, "--set key")
 
 
 def test_what_cannot_be_written_is_told_before(tmp_path):
