@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from .distances import require_similarity as require_similarity
     from .evaluation import figures as figures
     from .evaluation import kmeans as kmeans
+    from .files import write_atomically as write_atomically
+    from .losses import Compilation as Compilation
     from .losses import PairLoss as PairLoss
     from .losses import PairLossSettings as PairLossSettings
     from .losses import Pairs as Pairs
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
     from .miners import PairMiner as PairMiner
     from .miners import PairMinerSettings as PairMinerSettings
     from .miners import TiledMiner as TiledMiner
-    from .pairwise import all_places as all_places
+    from .pairwise import all_entries as all_entries
     from .pairwise import apply_or_plain as apply_or_plain
     from .pairwise import autocast_off as autocast_off
     from .pairwise import check_batch as check_batch

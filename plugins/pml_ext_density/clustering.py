@@ -46,7 +46,8 @@ class ClusteringLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ign
     *Pair with:* a sampler of several images per class; no miner.
 
     Args:
-        margin: :math:`\gamma`, 0 or more; 1 by default, because the paper gives no value.
+        margin: :math:`\gamma`, 0 or more, in units of F, a sum of distances (0 to 2) over the batch; 1 by default,
+            because the paper gives no value.
         refinements: rounds of swaps, 1 or more; 5 in the authors' code.
         kwargs: as in PML's losses: ``embedding_regularizer``, ``embedding_reg_weight``, ``collect_stats``, ``reducer``.
 

@@ -18,7 +18,7 @@ from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows
 class Slots(NamedTuple):
     """The assignment of a batch's embeddings to class slots."""
 
-    of: Tensor  # the slot of every embedding, [B]
+    class_index: Tensor  # the slot of every embedding, [B]
     counts: Tensor  # number of embeddings per slot, [S], floating point
     classes: Tensor  # the class of every slot, [S]; 0 for an empty slot
 
@@ -26,27 +26,27 @@ class Slots(NamedTuple):
 def slots(classes: Tensor, dtype: torch.dtype) -> Slots:
     """Assign a batch to slots: one per class on the CPU; one per embedding on accelerators and when compiling."""
     if classes.device.type == "cpu" and not torch.compiler.is_compiling():
-        present, of, counts = torch.unique(classes, return_inverse=True, return_counts=True)
-        return Slots(of, counts.to(dtype), present)
+        present, class_index, counts = torch.unique(classes, return_inverse=True, return_counts=True)
+        return Slots(class_index, counts.to(dtype), present)
     values, order = classes.sort()
     new = torch.zeros_like(values)
     new[1:] = values[1:] != values[:-1]
-    of = torch.empty_like(order).scatter_(0, order, new.cumsum(0))
+    class_index = torch.empty_like(order).scatter_(0, order, new.cumsum(0))
     counts = torch.zeros(len(classes), dtype=dtype, device=classes.device)
-    counts.scatter_add_(0, of, torch.ones_like(counts))
-    return Slots(of, counts, torch.zeros_like(classes).scatter_(0, of, classes))
+    counts.scatter_add_(0, class_index, torch.ones_like(counts))
+    return Slots(class_index, counts, torch.zeros_like(classes).scatter_(0, class_index, classes))
 
 
 def slot_densities(embeddings: Tensor, batch: Slots) -> Tensor:
     """Return :func:`class_densities` of a batch's slots, ``[S]``; 0 for a single embedding and for an empty slot."""
-    return _variances(normalize(embeddings), batch.of, batch.counts.clamp(min=1))
+    return _variances(normalize(embeddings), batch.class_index, batch.counts.clamp(min=1))
 
 
-def _variances(x: Tensor, of: Tensor, sizes: Tensor) -> Tensor:
+def _variances(x: Tensor, class_index: Tensor, sizes: Tensor) -> Tensor:
     """Return the mean squared distance to the mean of every group of rows."""
-    centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, of, x) / sizes[:, None]
-    distances = (x - centroids.index_select(0, of)).square().sum(1)
-    return torch.zeros_like(sizes).index_add(0, of, distances) / sizes
+    centroids = x.new_zeros(len(sizes), x.shape[1]).index_add(0, class_index, x) / sizes[:, None]
+    distances = (x - centroids.index_select(0, class_index)).square().sum(1)
+    return torch.zeros_like(sizes).index_add(0, class_index, distances) / sizes
 
 
 def density_terms(
@@ -83,8 +83,8 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
     increasing order of the labels, from 0 to 1, and 0 for a class of one image.
     """
     x = normalize(features)
-    _, of, counts = torch.unique(labels, return_inverse=True, return_counts=True)
-    return _variances(x, of, counts.to(x.dtype))
+    _, class_index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
+    return _variances(x, class_index, counts.to(x.dtype))
 
 
 def streamed_class_densities(
@@ -95,17 +95,21 @@ def streamed_class_densities(
     ``batches`` yields features ``[B, D]`` and labels ``[B]``. ``entry_of`` maps labels to indices, from 0, into the
     result, ``[num_classes]``. A class without features has density 0.
     """
-    sums = squares = counts = torch.zeros(num_classes, 0)
+    sums: Tensor | None = None
+    squares = torch.zeros(num_classes, dtype=torch.float64)
+    counts = torch.zeros(num_classes, dtype=torch.float64)
     for features, labels in batches:
         x = normalize(features.double())
         entries = entry_of(labels)
-        if not sums.numel():
+        if sums is None:
             sums = x.new_zeros(num_classes, x.shape[1])
-            squares = x.new_zeros(num_classes)
-            counts = x.new_zeros(num_classes)
+            squares = squares.to(x.device)
+            counts = counts.to(x.device)
         sums.index_add_(0, entries, x)
         squares.index_add_(0, entries, x.square().sum(1))
         counts.index_add_(0, entries, torch.ones_like(x[:, 0]))
+    if sums is None:
+        return squares
     sizes = counts.clamp(min=1)
     return (squares / sizes - (sums / sizes[:, None]).square().sum(1)).clamp(min=0)
 

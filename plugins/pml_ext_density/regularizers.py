@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pml_ext.plugin import ClassLabels, LabeledRegularizer, RunView, check_count, check_number, reduced
+from pml_ext.plugin import (
+    ClassLabels,
+    LabeledRegularizer,
+    RunView,
+    check_count,
+    check_number,
+    reduced,
+    write_atomically,
+)
 
 from .functional import class_densities, density_terms, slot_densities, slots, streamed_class_densities
 
@@ -158,17 +165,18 @@ class DensityRegularizer(LabeledRegularizer):
         targets = self.target_density.detach()[self.classes.rows].tolist()
         sums, counts = self.density_sums[:, self.classes.rows]
         densities = (sums / counts).tolist()  # NaN for classes without measurements
-        path.parent.mkdir(exist_ok=True)
         rows = []
         for row in read_rows(path):
             if int(row["epoch"]) < epoch:
                 rows.append(list(row.values()))
         for label, target, density in zip(self.classes.ordered.tolist(), targets, densities, strict=True):
             rows.append([str(epoch), str(label), f"{target:.7g}", f"{density:.7g}"])
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # a kill leaves the old table whole
-        with temporary.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([_COLUMNS, *rows])
-        os.replace(temporary, path)
+
+        def write_table(temporary: Path) -> None:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows([_COLUMNS, *rows])
+
+        write_atomically(path, write_table)  # a kill leaves the old table whole
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Plot targets and measured densities by epoch, density histograms, and a map of training images (Fig. 5)."""

@@ -31,8 +31,8 @@ class WholeClassSampler(GroupSampler):
 
     def __init__(self, labels: Sequence[int] | Tensor, batch_size: int, seed: int = 0) -> None:
         known: Any = np.asarray(labels)
-        classes, of = np.unique(known, return_inverse=True)
-        members = [np.flatnonzero(of == number) for number in range(len(classes))]
+        classes, class_index = np.unique(known, return_inverse=True)
+        members = [np.flatnonzero(class_index == number) for number in range(len(classes))]
         if not 1 <= batch_size <= len(known):
             raise ValueError(f"batch_size must be between 1 and the {len(known)} images; got {batch_size}")
         largest = max(range(len(classes)), key=lambda number: len(members[number]))

@@ -75,8 +75,9 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
 
     Args:
         distance: a :class:`pml_ext.PDDMDistance`; its parameters become parameters of the loss.
-        score_margin: :math:`\alpha`, 0 or more; 0.5 in the paper, as all defaults here.
-        embedding_margin: :math:`\beta`, 0 or more; 1.
+        score_margin: :math:`\alpha`, 0 or more, in units of S (0 to 1 if ``normalize_scores``); 0.5 in the paper, as
+            all defaults here.
+        embedding_margin: :math:`\beta`, 0 or more, in units of D (0 to 2, or 0 to 4 if ``squared``); 1.
         embedding_weight: :math:`\lambda`; 0.5.
         num_quadruplets: number of quadruplets; 1.
         per_class: whether ``num_quadruplets`` is per class rather than per batch.

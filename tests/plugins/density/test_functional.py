@@ -13,7 +13,7 @@ def test_slots_of_a_gpu_have_their_classes(monkeypatch):
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     classes = torch.tensor([3, 0, 3, 0, 0, 1, 3])
     slots = functional.slots(classes, torch.float64)
-    assert torch.equal(slots.classes[slots.of], classes)
+    assert torch.equal(slots.classes[slots.class_index], classes)
     assert slots.counts[:3].tolist() == [3, 1, 3]
 
 
@@ -37,6 +37,11 @@ def test_streamed_densities_are_those_of_all_features(size):
     torch.testing.assert_close(found[[0, 1, 3]], expected, rtol=1e-6, atol=1e-7)
     assert found[[2, 4]].tolist() == [0, 0]  # without images
     assert found.dtype == torch.float64
+
+
+def test_streamed_densities_of_no_batch_are_zeros():
+    found = functional.streamed_class_densities([], lambda labels: labels, 3)
+    assert found.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.3])
