@@ -74,7 +74,6 @@ from .registry.components import Component as Component
 from .registry.components import Paper as Paper
 from .registry.hooks import hookimpl as hookimpl
 from .regularizers import LabeledRegularizer as LabeledRegularizer
-from .regularizers import LabelledRegularizer as LabelledRegularizer
 from .relations import DifferentGroups as DifferentGroups
 from .relations import FromMatrix as FromMatrix
 from .relations import Hierarchy as Hierarchy

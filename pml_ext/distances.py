@@ -74,29 +74,41 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
 
 
-def require_similarity(owner: object, distance: BaseDistance, inverted: bool = True) -> None:
+def require_similarity(owner: object, distance: BaseDistance) -> None:
     """Raise TypeError if it is not a PML distance, and ValueError if smaller values mean nearer."""
-    name = type(owner).__name__
-    if not isinstance(distance, BaseDistance):
-        raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
-    if distance.is_inverted != inverted:
-        similarity = "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)"
-        if inverted:
-            wanted = similarity
-        else:
-            wanted = "a distance, where smaller means nearer (LpDistance)"
-        raise ValueError(f"{name} needs {wanted}; got distance={type(distance).__name__}")
+    wanted = "a similarity, where larger means nearer (CosineSimilarity, DotProductSimilarity)"
+    _require(owner, distance, is_inverted=True, wanted=wanted)
 
 
 def require_distance(owner: object, distance: BaseDistance) -> None:
     """Raise TypeError if it is not a PML distance, and ValueError if larger values mean nearer."""
-    require_similarity(owner, distance, inverted=False)
+    wanted = "a distance, where smaller means nearer (LpDistance)"
+    _require(owner, distance, is_inverted=False, wanted=wanted)
+
+
+def _require(owner: object, distance: BaseDistance, is_inverted: bool, wanted: str) -> None:
+    name = type(owner).__name__
+    if not isinstance(distance, BaseDistance):
+        raise TypeError(f"distance of {name} must be a distance of pytorch-metric-learning, not {distance!r}")
+    if distance.is_inverted != is_inverted:
+        raise ValueError(f"{name} needs {wanted}; got distance={type(distance).__name__}")
+
+
+def normalized_sides(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, Tensor]:
+    """Return embeddings and references as a distance takes them: normalized, if it normalizes.
+
+    Both are one object if ``ref_emb`` is ``embeddings`` itself.
+    """
+    points = distance.maybe_normalize(embeddings)
+    if ref_emb is embeddings:
+        return points, points
+    return points, distance.maybe_normalize(ref_emb)
 
 
 def matrix_of(distance: BaseDistance, embeddings: Tensor, ref_emb: Tensor) -> tuple[Tensor, bool]:
     """Return the matrix of a PML distance, ``[B, R]``, and whether ``ref_emb`` is not ``embeddings`` itself."""
-    references = ref_emb is not embeddings
-    return distance(embeddings, ref_emb if references else None), references
+    has_references = ref_emb is not embeddings
+    return distance(embeddings, ref_emb if has_references else None), has_references
 
 
 def compare(distance: BaseDistance, points: Tensor, columns: Tensor) -> Tensor:

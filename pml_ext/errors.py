@@ -74,7 +74,10 @@ class TrainingWarning(UserWarning):
 
 def first_of(names: Sequence[str], most: int) -> str:
     """Return the first ``most`` names, separated by commas, with an ellipsis if there are more."""
-    return ", ".join([*names[:most], *(["..."] if len(names) > most else [])])
+    shown = list(names[:most])
+    if len(names) > most:
+        shown.append("...")
+    return ", ".join(shown)
 
 
 def counted(number: int, noun: str) -> str:

@@ -7,7 +7,8 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from .distances import EuclideanDistance, TiledDistance, matrix_of
+from .distances import EuclideanDistance, TiledDistance, matrix_of, normalized_sides
+from .losses.calling import shift_indices
 from .pairwise import (
     AllPairsExceptSelf,
     PairsOfRows,
@@ -15,6 +16,7 @@ from .pairwise import (
     check_batch,
     check_indices_tuple,
     check_references,
+    labels_to_int64,
     pair_to_full_precision,
     rows_per_tile,
     run_eagerly,
@@ -47,9 +49,8 @@ class FullPrecisionMining:
             raise ValueError(f"{missing} must be given: {type(self).__name__} compares them to mine")
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
-            labels = labels.long()
-            if ref_labels is not None:
-                ref_labels = ref_labels.long()
+            labels = labels_to_int64(labels)
+            ref_labels = labels_to_int64(ref_labels)
             return run_eagerly(super().forward, embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
 
 
@@ -131,7 +132,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
             ref_labels,
             self_column,
             None if self._relation_asked is None else self._relation_asked.weights(),
-            references=ref_emb is not embeddings,
+            has_references=ref_emb is not embeddings,
             rows=rows,
         )
 
@@ -167,34 +168,20 @@ class TiledMiner(PairMiner):
 
     def mine(self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor) -> tuple[Tensor, ...]:
         """Return the indices mined in all tiles, in the order of the tiles."""
-        references = ref_emb is not embeddings
         size = rows_per_tile(self.tile_size, len(embeddings), len(ref_emb), embeddings.device)
         if size is None:
             matrix, _ = matrix_of(self.distance, embeddings, ref_emb)
             return self.choose(matrix, *self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(matrix))
-        points = self.distance.maybe_normalize(embeddings)
-        if references:
-            columns = self.distance.maybe_normalize(ref_emb)
-        else:
-            columns = points
+        points, columns = normalized_sides(self.distance, embeddings, ref_emb)
         by_rows = self.pairs_of(embeddings, labels, ref_emb, ref_labels, len(points))
         matrices = TiledDistance(self.distance, points, columns)
         mined = []
         for rows in tiles_of_rows(len(points), size):
             matrix = matrices.of(points[rows], columns)
             chosen = self.choose(matrix, *by_rows.masks(matrix, rows))
-            mined.append(_with_offset(chosen, rows.start))
+            mined.append(shift_indices(chosen, first=rows.start))
         matrices.finish()
         return tuple(torch.cat(each) for each in zip(*mined, strict=True))
-
-
-def _with_offset(chosen: tuple[Tensor, ...], first: int) -> list[Tensor]:
-    """Add a tile's first row to its anchors; the other indices are columns and need no offset."""
-    anchors = (0,) if len(chosen) == 3 else (0, 2)
-    indices = list(chosen)
-    for number in anchors:
-        indices[number] = indices[number] + first
-    return indices
 
 
 class SemiHardTripletMiner(TiledMiner):

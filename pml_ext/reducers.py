@@ -122,10 +122,17 @@ def reduced_rows(reducer: BaseReducer, term: dict[str, Any], embeddings: Tensor,
     return value
 
 
-def has_uniform_weights(reducer: BaseReducer, seen_on: torch.device | None = None) -> bool:
-    """Return whether a reducer weights all values equally; MeanReducer only if ``seen_on`` is the CPU or None."""
+def has_uniform_weights(reducer: BaseReducer, gradient_device: torch.device | None = None) -> bool:
+    """Return whether a reducer weights all values equally.
+
+    Args:
+        reducer: any of PML's or ours.
+        gradient_device: where the backward pass must recognize the equal weights; None if it need not. PML's
+            MeanReducer sends a full tensor of equal weights: comparing them is free on a CPU and would wait for an
+            accelerator.
+    """
     kinds: list[type] = [SumOverDivisorReducer, reducers.SumReducer, reducers.DivisorReducer]
-    if seen_on is None or seen_on.type == "cpu":
+    if gradient_device is None or gradient_device.type == "cpu":
         kinds.append(reducers.MeanReducer)
     return type(reducer) in kinds
 

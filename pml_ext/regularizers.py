@@ -62,7 +62,7 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             matrix = self.distance(embeddings)
             return equation(matrix, *pair_masks(matrix, labels))
         points = self.distance.maybe_normalize(embeddings)
-        rule = PairsOfRows(points.device, labels, None, None, references=False, rows=len(points))
+        rule = PairsOfRows(points.device, labels, None, None, has_references=False, rows=len(points))
         tile_matrix = TiledDistance(self.distance, points, points)
 
         def part(rows: slice, anchors: tuple[Tensor, ...], columns: tuple[Tensor, ...]) -> Sequence[Tensor]:
@@ -96,6 +96,3 @@ class LabeledRegularizer(BaseRegularizer):  # type: ignore[misc]
             labels = labels.to(embeddings.device, torch.long)
             value = self.reducer(self.compute_loss(embeddings, labels), embeddings, labels)
             return with_bad_input(value, embeddings)
-
-
-LabelledRegularizer = LabeledRegularizer  # alias of the old spelling

@@ -11,7 +11,7 @@ from numbers import Integral
 from typing import Any
 
 # Settings that the base classes of PML's losses, regularizers and miners take; others are looked up.
-_OF_PML = {"distance", "reducer", "collect_stats", "embedding_regularizer", "embedding_reg_weight"}
+_BASE_SETTINGS_OF_PML = {"distance", "reducer", "collect_stats", "embedding_regularizer", "embedding_reg_weight"}
 
 
 def check_number(
@@ -69,7 +69,7 @@ def check_choice(owner: object, name: str, value: Any, choices: Iterable[str]) -
 def check_keywords(owner: object, given: Iterable[str]) -> None:
     """Raise TypeError, with the class's name and the nearest settings, for a keyword that no class of it takes."""
     for name in given:
-        if name in _OF_PML:
+        if name in _BASE_SETTINGS_OF_PML:
             continue
         accepted = list(settings_of(type(owner)))
         if name not in accepted:

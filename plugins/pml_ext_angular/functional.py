@@ -54,19 +54,15 @@ def log_sums_of_products(
     a sum is 0, the result is a very low number with gradient zero. The backward pass takes one product and is
     differentiable. Under torch.func and forward-mode differentiation, plain operators are used instead.
     """
-    places: tuple[Tensor, ...]
-    if len(classes.members) == 1:  # one group: rows keep their order
-        places = (anchors, partners)
-        members = None
-    else:
-        places = classes.class_of[anchors], classes.place[anchors], classes.place[partners]
+    members: Tensor | None = None
+    rows_of: tuple[Tensor, Tensor] | None = None
+    places: tuple[Tensor, ...] = (anchors, partners)
+    if len(classes.members) > 1:  # in one group, rows keep their order
         members = classes.members
-    if members is None:
-        ends = None
-    else:
-        ends = (classes.class_of, classes.place)
+        rows_of = (classes.class_of, classes.place)
+        places = (classes.class_of[anchors], classes.place[anchors], classes.place[partners])
     logarithms: Tensor = apply_or_plain(
-        _LogSumsOfProducts, _products_written_out, similarity, mask, slope, members, ends, *places
+        _LogSumsOfProducts, _products_written_out, similarity, mask, slope, members, rows_of, *places
     )
     return logarithms
 
@@ -80,11 +76,17 @@ def _products_written_out(
     *places: Tensor,
 ) -> Tensor:
     """Return :func:`log_sums_of_products` by plain operations; arguments as of :class:`_LogSumsOfProducts`."""
-    rows = (slope * similarity).exp() * mask
-    rows = rows if members is None else rows[members]
+    rows = _by_class((slope * similarity).exp() * mask, members)
     sums = (rows @ rows.mT)[places]
     empty = sums == 0
     return torch.where(empty, 1, sums).log().masked_fill(empty, torch.finfo(sums.dtype).min / 4)
+
+
+def _by_class(rows: Tensor, members: Tensor | None) -> Tensor:
+    """Return rows ``[B, R]`` grouped by class, ``[C, M, R]``; unchanged in one group, without ``members``."""
+    if members is None:
+        return rows
+    return rows[members]
 
 
 class _LogSumsOfProducts(torch.autograd.Function):
@@ -98,8 +100,8 @@ class _LogSumsOfProducts(torch.autograd.Function):
         rows_of: tuple[Tensor, Tensor] | None,
         *places: Tensor,
     ) -> Tensor:
-        rows = torch.where(mask, similarity, -torch.inf).mul_(slope).exp_()
-        rows = rows if members is None else rows[members]
+        exponentials = torch.where(mask, similarity, -torch.inf).mul_(slope).exp_()
+        rows = _by_class(exponentials, members)
         sums = (rows @ rows.mT)[places]
         ctx.save_for_backward(similarity, mask, members, rows, sums, *places)
         ctx.slope = slope
@@ -111,14 +113,16 @@ class _LogSumsOfProducts(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         similarity, mask, members, rows, sums, *places = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward: recompute from the input by differentiable operators
-            rows = (ctx.slope * similarity).exp() * mask
-            rows = rows if members is None else rows[members]
+            rows = _by_class((ctx.slope * similarity).exp() * mask, members)
             sums = (rows @ rows.mT)[tuple(places)]
         shares = ctx.slope * grad / sums.clamp(min=torch.finfo(sums.dtype).tiny)
         shares = torch.where(sums == 0, 0, shares)  # the quotient may have overflowed there
         weights = grad.new_zeros(*rows.shape[:-1], rows.shape[-2]).index_put(places, shares)
         gradient = (weights + weights.mT) @ rows * rows
-        return (gradient if members is None else gradient[ctx.rows_of], *[None] * (4 + len(places)))
+        if members is not None:
+            gradient = gradient[ctx.rows_of]
+        num_others = 4 + len(places)  # arguments without a gradient
+        return gradient, *[None] * num_others
 
 
 def hinge(squared_ap: Tensor, squared_nc: Tensor, *, alpha: float) -> Tensor:

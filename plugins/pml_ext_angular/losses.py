@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pml_ext.plugin import (
     BaseReducer,
+    Compilation,
     GramCosineSimilarity,
     GramDotProductSimilarity,
     PairLoss,
@@ -49,9 +50,9 @@ class _DotProductLoss(PairLoss):
         super().__init__(**kwargs)
         self.normalize_embeddings = normalize_embeddings
 
-    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
-        """Return True: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
-        return True
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
+        """Return ``ALL_ENTRIES``: evaluating Eq. (10) at all B x R positions costs no more than the matrix."""
+        return Compilation.ALL_ENTRIES
 
     def _n_pair_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
         """Return Eq. (10) of every pair; ``positive`` has the similarities of the pairs."""
@@ -62,7 +63,7 @@ class _DotProductLoss(PairLoss):
 class _AngularLoss(_DotProductLoss):
     """Base of the three losses with an upper bound alpha; they record angle statistics."""
 
-    recorded: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
+    statistic_names: ClassVar[tuple[str, ...]] = ("average_angle", "over_alpha")
 
     def __init__(
         self, alpha: float = 45.0, normalize_embeddings: bool = True, **kwargs: Unpack[PairLossSettings]
@@ -75,19 +76,27 @@ class _AngularLoss(_DotProductLoss):
         """Return whether products of exponentials stay finite: cosines, and slope 4 t <= ``PRODUCT_SLOPE``."""
         return self.normalize_embeddings and 4 * F.squared_tangent(self.alpha) <= F.PRODUCT_SLOPE
 
-    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
-        """Return True for up to 1,024 rows: one product of the whole batch is then as fast as one per class."""
-        return by_labels and self._multiplies() and rows <= _LARGEST_GROUP
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
+        """Return ``ALL_ENTRIES`` for up to 1,024 rows, where a product of the batch is as fast as one per class."""
+        if by_labels and self._multiplies() and rows <= _LARGEST_GROUP:
+            return Compilation.ALL_ENTRIES
+        return Compilation.EAGER
 
     def _angular_terms(self, pairs: Pairs, positive: Tensor) -> Tensor:
         """Return Eq. (8) of every pair: by products per class where these stay finite, else from gathered rows."""
         anchors, partners = pairs.listed
         t = F.squared_tangent(self.alpha)
         if pairs.labels is not None and self._multiplies():
-            ends = class_members(pairs.labels), anchors, partners - pairs.first
-            log_sums = F.log_sums_of_products(pairs.matrix, pairs.negatives, *ends, 4 * t)
+            log_sums = F.log_sums_of_products(
+                pairs.matrix,
+                pairs.negatives,
+                class_members(pairs.labels),
+                anchors,
+                partners - pairs.first,
+                slope=4 * t,
+            )
         else:
-            log_sums = F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, anchors, partners, 4 * t)
+            log_sums = F.log_sums_of_rows(pairs.matrix, pairs.between, pairs.negatives, anchors, partners, slope=4 * t)
         return log_one_plus_exp(log_sums - 2 * (1 + t) * positive)
 
     def _record_angles(self, pairs: Pairs) -> None:
@@ -95,13 +104,18 @@ class _AngularLoss(_DotProductLoss):
         if not self.collect_stats:
             return
         with torch.no_grad():
-            squared = pairs.points.square().sum(1), pairs.columns.square().sum(1)
-            anchors, partners = pairs.listed
-            total = over = count = pairs.matrix.new_zeros(())
+            squared_lengths = (pairs.points.square().sum(1), pairs.columns.square().sum(1))
+            all_anchors, all_partners = pairs.listed
+            total = pairs.matrix.new_zeros(())
+            over = pairs.matrix.new_zeros(())
+            count = pairs.matrix.new_zeros(())
             size = F.pairs_at_once(pairs.matrix)
-            for ends in zip(torch.split(anchors, size), torch.split(partners, size), strict=True):
-                angles = F.angle_at_negative(*F.sides_of_pairs(ends, pairs.matrix, pairs.between, squared))
-                mask = pairs.negatives[ends[0]]
+            for anchors, partners in zip(torch.split(all_anchors, size), torch.split(all_partners, size), strict=True):
+                squared_ap, squared_nc = F.sides_of_pairs(
+                    (anchors, partners), pairs.matrix, pairs.between, squared_lengths
+                )
+                angles = F.angle_at_negative(squared_ap, squared_nc)
+                mask = pairs.negatives[anchors]
                 total = total + (angles * mask).sum()
                 over = over + ((angles > self.alpha) & mask).sum()
                 count = count + mask.sum()
@@ -191,7 +205,7 @@ class NPairAngularLoss(_AngularLoss):
         angular_weight: :math:`\lambda`, 0 or more; 2 in the paper.
     """
 
-    recorded: ClassVar[tuple[str, ...]] = (*_AngularLoss.recorded, "n_pair_loss", "angular_loss")
+    statistic_names: ClassVar[tuple[str, ...]] = (*_AngularLoss.statistic_names, "n_pair_loss", "angular_loss")
 
     def __init__(
         self,
@@ -236,22 +250,38 @@ class AngularTripletLoss(_AngularLoss):
 
     sums_triplets = True
 
-    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
-        """Return False: the hinge must be summed over the negatives of each pair separately."""
-        return False
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
+        """Return ``EAGER``: the hinge must be summed over the negatives of each pair separately."""
+        return Compilation.EAGER
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per listed triplet, or a sum per pair, Eq. (6)."""
         self._record_angles(pairs)
-        squared = pairs.points.square().sum(1), pairs.columns.square().sum(1)
+        squared_anchors = pairs.points.square().sum(1)
+        squared_columns = pairs.columns.square().sum(1)
         if pairs.triplets is not None:
             a, p, n = pairs.triplets
             between, rows = pairs.between(p)
-            products = pairs.matrix[a, p], pairs.matrix[a, n], between[rows, n]
-            sides = F.squared_sides(squared[0][a], squared[1][p], squared[1][n], *products)
-            return per_triplet(F.hinge(*sides, alpha=self.alpha), pairs.triplets)
-        sums = F.hinge_sums(pairs.listed, pairs.matrix, pairs.between, squared, pairs.negatives, alpha=self.alpha)
-        return per_pair(sums, pairs, divisor=pairs.negatives.sum(1)[pairs.listed[0]].sum())
+            squared_ap, squared_nc = F.squared_sides(
+                squared_anchors[a],
+                squared_columns[p],
+                squared_columns[n],
+                ap=pairs.matrix[a, p],
+                an=pairs.matrix[a, n],
+                pn=between[rows, n],
+            )
+            return per_triplet(F.hinge(squared_ap, squared_nc, alpha=self.alpha), pairs.triplets)
+        sums = F.hinge_sums(
+            pairs.listed,
+            pairs.matrix,
+            pairs.between,
+            (squared_anchors, squared_columns),
+            pairs.negatives,
+            alpha=self.alpha,
+        )
+        anchors, _ = pairs.listed
+        num_triplets = pairs.negatives.sum(1)[anchors].sum()
+        return per_pair(sums, pairs, divisor=num_triplets)
 
     def get_default_reducer(self) -> BaseReducer:
         """Return the reducer that divides the sum by the number of triplets."""

@@ -108,7 +108,7 @@ class CBMLLoss(PairLoss):
     authors' code: https://github.com/kanshichao/CBML.
     """
 
-    recorded = ("positive_loss", "negative_loss", "variance_loss")
+    statistic_names = ("positive_loss", "negative_loss", "variance_loss")
     tiles = "rows"
     graded = True
     estimates: Tensor
@@ -212,7 +212,10 @@ class CBMLLoss(PairLoss):
         if not self._fitted:
             if relation is not None or self.relation is not None:
                 raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
-            run_eagerly(self._fit, *(embeddings, labels) if ref_emb is None else (ref_emb, ref_labels))
+            if ref_emb is None:
+                run_eagerly(self._fit, embeddings, labels)
+            else:
+                run_eagerly(self._fit, ref_emb, ref_labels)
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, relation)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import all_places, apply_or_plain, in_parts
+from pml_ext.plugin import all_entries, apply_or_plain, in_parts
 
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
@@ -128,7 +128,7 @@ def lay_out(mask: Tensor, listed: tuple[Tensor, Tensor] | None = None) -> Positi
 
 def all_positions(mask: Tensor) -> Positives:
     """Return all B x R positions with their mask, so that no shape depends on the labels."""
-    anchors, positives = all_places(mask)
+    anchors, positives = all_entries(mask)
     return Positives(anchors, positives, positives, mask.shape[1], mask)
 
 

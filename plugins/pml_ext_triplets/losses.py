@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pml_ext.plugin import (
     BaseReducer,
+    Compilation,
     PairLoss,
     PairLossSettings,
     Pairs,
@@ -55,7 +56,8 @@ class BatchAllTripletLoss(PairLoss):
     *Pair with:* a sampler of several images per class, such as PML's ``MPerClassSampler``.
 
     Args:
-        margin: m; the paper gives no value, its program uses 0.2. With ``"ratio"`` the margin only affects S.
+        margin: m, in units of the distance (0 to 2 for normalized embeddings), or of its square with
+            ``"squared-hinge"``; the paper gives no value, its program uses 0.2. With ``"ratio"`` it only affects S.
         kind: ``"hinge"``, ``"squared-hinge"``, ``"ratio"`` or ``"soft"``.
         triplets: ``"violating"``: the mean over S; ``"all"``: the mean over all triplets.
         positives: ``"all"``, or ``"local"``: those up to a percentile of their anchor's positive distances (Sec. 5.3).
@@ -77,7 +79,7 @@ class BatchAllTripletLoss(PairLoss):
     """
 
     compares = "distances"
-    recorded = ("violating",)
+    statistic_names = ("violating",)
     tiles = "classes"
     sums_triplets = True
 
@@ -102,9 +104,11 @@ class BatchAllTripletLoss(PairLoss):
         self.positives = positives
         self.percentile = percentile
 
-    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
-        """Return True for hinges, which compile with static shapes, and False for the other kinds."""
-        return issubclass(KINDS[self.kind], Hinge)
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
+        """Return ``ALL_ENTRIES`` for hinges, which compile with static shapes, and ``EAGER`` for the other kinds."""
+        if issubclass(KINDS[self.kind], Hinge):
+            return Compilation.ALL_ENTRIES
+        return Compilation.EAGER
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Plot four classes of test images by their first two principal components (Fig. 3)."""
@@ -151,7 +155,7 @@ class BatchAllTripletLoss(PairLoss):
             a = a[kept]
             p = p[kept]
             n = n[kept]
-        if not pairs.references:
+        if not pairs.has_references:
             others = a + pairs.first != p
             a = a[others]
             p = p[others]

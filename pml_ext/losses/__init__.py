@@ -12,6 +12,7 @@ from .calling import unwrapped as unwrapped
 from .listed import takes_conflicts as takes_conflicts
 from .listed import why_unusable as why_unusable
 from .memory import CrossBatchMemory as CrossBatchMemory
+from .pair_loss import Compilation as Compilation
 from .pair_loss import PairLoss as PairLoss
 from .pair_loss import PairLossSettings as PairLossSettings
 from .pairs import Pairs as Pairs

@@ -109,14 +109,22 @@ def call_loss(
     return loss(*arguments, **given)
 
 
-def shift_indices(indices_tuple: tuple[Tensor, ...], places: Tensor, first: int = 0) -> tuple[Tensor, ...]:
-    """Return pairs or triplets with ``first`` added to each anchor and each partner i replaced by ``places[i]``."""
+def shift_indices(
+    indices_tuple: tuple[Tensor, ...], places: Tensor | None = None, first: int = 0
+) -> tuple[Tensor, ...]:
+    """Return pairs or triplets with ``first`` added to each anchor.
+
+    With ``places``, each partner i is replaced by ``places[i]``, and the result is on their device.
+    """
     anchors = {0} if len(indices_tuple) == 3 else {0, 2}
     shifted = []
     for number, index in enumerate(indices_tuple):
-        index = index.to(places.device)
+        if places is not None:
+            index = index.to(places.device)
         if number in anchors:
             shifted.append(index + first)
-        else:
+        elif places is not None:
             shifted.append(places[index])
+        else:
+            shifted.append(index)
     return tuple(shifted)

@@ -11,6 +11,7 @@ from ..pairwise import (
     check_batch,
     check_indices_tuple,
     check_references,
+    labels_to_int64,
     normalizes,
     pair_to_full_precision,
     with_bad_input,
@@ -46,12 +47,9 @@ class FullPrecisionForward:
         indices_tuple = check_indices_tuple(indices_tuple)
         check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
-            given = ref_emb is not embeddings
+            has_references = ref_emb is not None and ref_emb is not embeddings
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb, normalizes(self))
-            # booleans cannot be sorted and looked up everywhere, int64 can
-            if labels is not None:
-                labels = labels.long()
-            if ref_labels is not None:
-                ref_labels = ref_labels.long()
+            labels = labels_to_int64(labels)
+            ref_labels = labels_to_int64(ref_labels)
             value = super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels)  # type: ignore[misc]
-            return with_bad_input(value, embeddings, ref_emb if given else None)
+            return with_bad_input(value, embeddings, ref_emb if has_references else None)

@@ -26,9 +26,9 @@ def mine(
     """Return a miner's indices between a batch and references, as if no embedding's own copy were among them.
 
     ``self_column``, ``[B]``: the row of each embedding's own copy in ``ref_emb``; None without copies. Our miners leave
-    the copies out themselves. PML's miners find what they find in a batch without references: :data:`_OF_PML` has those
-    whose result for an anchor depends on other anchors, or whose pairs do not depend on each other. All others are
-    called once for each anchor.
+    the copies out themselves. PML's miners find what they find in a batch without references:
+    :data:`_MINING_WITH_COPIES` has those whose result for an anchor depends on other anchors, or whose pairs do not
+    depend on each other. All others are called once for each anchor.
     """
     if ref_emb is not None and isinstance(miner, miners.EmbeddingsAlreadyPackagedAsTriplets):
         raise ValueError(
@@ -42,7 +42,7 @@ def mine(
         raise ValueError(f"{name} joins batches, which DistributedLoss has done here; give the miner without {name}")
     if takes_all_pairs(miner):
         return miner(embeddings, labels, ref_emb, ref_labels, indices_tuple=AllPairsExceptSelf(self_column))  # type: ignore[no-any-return]
-    find = _OF_PML.get(type(miner), _by_anchor)
+    find = _MINING_WITH_COPIES.get(type(miner), _by_anchor)
     mined = find(miner, embeddings, labels, ref_emb, ref_labels, self_column)  # type: ignore[no-untyped-call]
     if isinstance(miner, BaseMiner):  # the miner has recorded the pairs of one anchor, or copies too
         miner.reset_stats()
@@ -135,7 +135,7 @@ def _uniform_histogram(
     return a1, p, a2, n
 
 
-_OF_PML: dict[type, Callable[..., tuple[Tensor, ...]]] = {
+_MINING_WITH_COPIES: dict[type, Callable[..., tuple[Tensor, ...]]] = {
     miners.AngularMiner: _alone,
     miners.PairMarginMiner: _alone,
     miners.TripletMarginMiner: _alone,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 from typing import Any, ClassVar, NamedTuple, Unpack
 
@@ -14,6 +15,7 @@ from ..distances import (
     GramCosineSimilarity,
     TiledDistance,
     compare,
+    normalized_sides,
     require_distance,
     require_similarity,
     whole_matrix,
@@ -26,6 +28,7 @@ from ..pairwise import (
     check_indices_tuple,
     check_references,
     in_tiles,
+    labels_to_int64,
     pair_to_full_precision,
     rows_per_tile,
     run_eagerly,
@@ -42,6 +45,19 @@ _REQUIRED = {"similarities": require_similarity, "distances": require_distance}
 _ALWAYS_DENSE = 1 << 18  # matrix entries up to which no device computes in tiles
 
 
+class Compilation(enum.Enum):
+    """How ``torch.compile`` treats the equation of a loss."""
+
+    ONE_GRAPH = "one graph"
+    """No shape of the equation depends on the labels; it is a part of the graph as it is."""
+
+    ALL_ENTRIES = "all entries"
+    """``pairs.listed`` has all matrix entries, so that no shape depends on the labels; the equation is in the graph."""
+
+    EAGER = "eager"
+    """The loss runs outside of the graph."""
+
+
 @dataclasses.dataclass
 class LossInputs:
     """The arguments of a call, checked and in full precision."""
@@ -53,7 +69,7 @@ class LossInputs:
     ref_labels: Tensor | None
     self_column: Tensor | None  # the column of each embedding's own copy, [B]
     related: Related | None  # a relation and its labels, where these are not classes
-    references: bool  # whether the columns are references
+    has_references: bool  # whether the columns are references
 
 
 @dataclasses.dataclass
@@ -89,7 +105,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         compares: ``"similarities"`` where the equation is written for similarities (the default distance is then the
             cosine similarity), ``"distances"`` where it is written for distances (then the Euclidean distance of
             normalized embeddings), ``"either"`` where it takes both.
-        recorded: names of the statistics that :meth:`record` sets with ``collect_stats``.
+        statistic_names: names of the statistics that :meth:`record` sets with ``collect_stats``.
         tiles: ``"rows"`` if an anchor's value depends only on its own row; ``"classes"`` if it also depends on the rows
             of its class; None if the equation needs the whole matrix.
         graded: whether the equation uses ``pairs.weights``, the weights of positive pairs in a graded relation.
@@ -111,7 +127,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
 
     capabilities = frozenset({"labels", "indices_tuple", "references", "relation"})
     compares: ClassVar[str] = "similarities"
-    recorded: ClassVar[tuple[str, ...]] = ()
+    statistic_names: ClassVar[tuple[str, ...]] = ()
     tiles: ClassVar[str | None] = None
     graded: ClassVar[bool] = False
     counts_repeats: ClassVar[bool] = False
@@ -134,20 +150,19 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         self.relation = relation
         self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # totals and counts of statistics in the current tile
         self.add_to_recordable_attributes(list_of_names=number_settings(type(self)), is_stat=False)
-        self.add_to_recordable_attributes(list_of_names=list(self.recorded), is_stat=True)
+        self.add_to_recordable_attributes(list_of_names=list(self.statistic_names), is_stat=True)
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return unreduced values, made by :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
 
-    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
         """Return how ``torch.compile`` treats the equation for a matrix with this number of rows.
 
-        ``by_labels``: whether pairs follow only from the batch's labels. True: ``pairs.listed`` may be all matrix
-        entries, so that no shape depends on the labels (for a reducer that weights all values equally). False: the loss
-        runs outside the graph. None: no shape of the equation depends on the labels, and it is one graph.
+        ``by_labels``: whether pairs follow only from the batch's labels. ``ALL_ENTRIES`` becomes ``EAGER`` for a
+        reducer that does not weight all values equally.
         """
-        return None
+        return Compilation.ONE_GRAPH
 
     # A call
 
@@ -180,32 +195,32 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             labels, tuple_or_related, ref_labels = related(
                 relation, embeddings, labels, indices_tuple, ref_emb, ref_labels
             )
-        if torch.compiler.is_compiling() and self._in_one_graph(embeddings, tuple_or_related, ref_emb) is False:
-            return run_eagerly(
-                self.forward, embeddings, given_labels, indices_tuple, ref_emb, given_ref_labels, relation
-            )
+        if torch.compiler.is_compiling():
+            compilation = self._compilation_of_call(embeddings, tuple_or_related, ref_emb)
+            if compilation is Compilation.EAGER:
+                return run_eagerly(
+                    self.forward, embeddings, given_labels, indices_tuple, ref_emb, given_ref_labels, relation
+                )
 
         check_batch(embeddings, labels)
         if ref_emb is not None or ref_labels is not None:
             check_references(embeddings, ref_emb, ref_labels)
         with autocast_off(embeddings.device):
-            references = ref_emb is not None and ref_emb is not embeddings
+            has_references = ref_emb is not None and ref_emb is not embeddings
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb, self.distance.normalize_embeddings)
-            # booleans cannot be sorted and looked up everywhere, int64 can
-            if labels is not None:
-                labels = labels.to(embeddings.device, torch.long)
+            labels = labels_to_int64(labels, embeddings.device)
             if ref_emb is None:
                 ref_emb = embeddings
                 ref_labels = labels
-            elif ref_labels is not None:
-                ref_labels = ref_labels.to(ref_emb.device, torch.long)
+            else:
+                ref_labels = labels_to_int64(ref_labels, ref_emb.device)
 
             if self.collect_stats:
                 self.reset_stats()
             terms = self.compute_loss(embeddings, labels, tuple_or_related, ref_emb, ref_labels)
             self.add_embedding_regularization_to_loss_dict(terms, embeddings)
             value = self.reducer(terms, embeddings, labels)
-            return with_bad_input(value, embeddings, ref_emb if references else None)
+            return with_bad_input(value, embeddings, ref_emb if has_references else None)
 
     def _check_relation(self, relation: Any) -> None:
         if relation is None:
@@ -218,23 +233,25 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
                 "CBMLLoss, TiledMultiSimilarityLoss, TiledContrastiveLoss or TiledSupConLoss"
             )
 
-    def _in_one_graph(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> bool | None:
-        """Return :meth:`compiles_to_one_graph` of a call.
+    def _compilation_of_call(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> Compilation:
+        """Return the :meth:`compilation` of a call.
 
         Listed triplets, recorded statistics and reducers that see single values need shapes that depend on the labels.
         """
         by_labels = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
-        lists_all_entries = self.compiles_to_one_graph(len(embeddings), by_labels)
-        if not lists_all_entries:
-            return lists_all_entries
+        compilation = self.compilation(len(embeddings), by_labels)
+        if compilation is not Compilation.ALL_ENTRIES:
+            return compilation
         if isinstance(indices_tuple, Related):
             listed = indices_tuple.indices_tuple
         else:
             listed = indices_tuple
         lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
         if lists_pairs and (len(listed) == 3 or self.counts_repeats):
-            return False
-        return not self.collect_stats and has_uniform_weights(self.reducer)
+            return Compilation.EAGER
+        if self.collect_stats or not has_uniform_weights(self.reducer):
+            return Compilation.EAGER
+        return Compilation.ALL_ENTRIES
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
@@ -255,8 +272,16 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             indices_tuple = None
         if self.sums_triplets and (indices_tuple is None or len(indices_tuple) != 3):
             require_sums(self, self.reducer)
-        references = ref_emb is not embeddings
-        inputs = LossInputs(embeddings, labels, indices_tuple, ref_emb, ref_labels, self_column, relation, references)
+        inputs = LossInputs(
+            embeddings=embeddings,
+            labels=labels,
+            indices_tuple=indices_tuple,
+            ref_emb=ref_emb,
+            ref_labels=ref_labels,
+            self_column=self_column,
+            related=relation,
+            has_references=ref_emb is not embeddings,
+        )
 
         size = None
         if self.tiles is not None and (self.tile_size is not None or len(embeddings) * len(ref_emb) > _ALWAYS_DENSE):
@@ -269,9 +294,9 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         for name, info in terms.items():
             if info["losses"].ndim and not len(info["losses"]):
                 terms[name] = reduced(0)["loss"]  # PML's reducers take no empty tensor
-        return self.finished(terms, inputs)
+        return self.finalize_terms(terms, inputs)
 
-    def finished(self, terms: Terms, inputs: LossInputs) -> Terms:
+    def finalize_terms(self, terms: Terms, inputs: LossInputs) -> Terms:
         """Return the terms of a batch for the reducer; a subclass may change them."""
         return terms
 
@@ -291,7 +316,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         if self.counts_repeats:
             counts = tile.masks.counts(tile.matrix, rows)
         labels = None
-        if inputs.labels is not None and not inputs.references and inputs.indices_tuple is None:
+        if inputs.labels is not None and not inputs.has_references and inputs.indices_tuple is None:
             if rows is None:
                 labels = inputs.labels
             else:
@@ -306,7 +331,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             points=tile.points,
             columns=tile.columns,
             compare=functools.partial(compare, self.distance),
-            references=inputs.references,
+            has_references=inputs.has_references,
             labels=labels,
             triplets=triplets,
             first=first_row,
@@ -327,7 +352,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             inputs.ref_labels,
             inputs.self_column,
             weights,
-            references=inputs.references,
+            has_references=inputs.has_references,
             rows=rows,
         )
 
@@ -335,17 +360,14 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         """Return the terms of the whole matrix."""
         embeddings = inputs.embeddings
         ref_emb = inputs.ref_emb
-        points = self.distance.maybe_normalize(embeddings)
-        if inputs.references:
-            columns = self.distance.maybe_normalize(ref_emb)
-        else:
-            columns = points
+        points, columns = normalized_sides(self.distance, embeddings, ref_emb)
         lists_all = False
         if torch.compiler.is_compiling():
             tuple_or_related: Any = inputs.related
             if tuple_or_related is None:
                 tuple_or_related = inputs.indices_tuple
-            lists_all = bool(self._in_one_graph(embeddings, tuple_or_related, ref_emb))
+            compilation = self._compilation_of_call(embeddings, tuple_or_related, ref_emb)
+            lists_all = compilation is Compilation.ALL_ENTRIES
         tile = _Tile(
             matrix=whole_matrix(self.distance, embeddings, ref_emb, points, columns),
             masks=self._masks(inputs),
@@ -354,7 +376,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             ref_emb=ref_emb,
             points=points,
             columns=columns,
-            whole_classes=not inputs.references,
+            whole_classes=not inputs.has_references,
             lists_all=lists_all,
         )
         if self.collect_stats:
@@ -378,7 +400,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         """Return the terms of :meth:`_whole`, computed ``size`` anchors at a time."""
         order = None
         ends = None
-        by_labels = not inputs.references and inputs.indices_tuple is None and inputs.related is None
+        by_labels = not inputs.has_references and inputs.indices_tuple is None and inputs.related is None
         by_class = self.tiles == "classes" and by_labels
         if by_class and inputs.labels is not None:
             inputs, order, ends = _sorted_by_class(inputs, inputs.labels)
@@ -388,14 +410,11 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         # The columns are a memory, which has a copy of each embedding. Of its gradient only these copies' rows are
         # used, and the gradient of all rows would be as large as the memory. So the columns are detached, and each
         # tile computes the columns of the copies anew, from the embeddings.
-        only_copies_need_gradient = inputs.self_column is not None and self.tiles == "rows" and ref_emb.requires_grad
+        has_copies = inputs.has_references and inputs.self_column is not None
+        only_copies_need_gradient = has_copies and self.tiles == "rows" and ref_emb.requires_grad
         if only_copies_need_gradient:
             ref_emb = ref_emb.detach()
-        points = self.distance.maybe_normalize(embeddings)
-        if inputs.references:
-            columns = self.distance.maybe_normalize(ref_emb)
-        else:
-            columns = points
+        points, columns = normalized_sides(self.distance, embeddings, ref_emb)
         masks = self._masks(inputs, rows=len(points))
         matrices = TiledDistance(self.distance, points, columns)
         joined = _JoinedTerms(type(self).__name__, order)
@@ -435,7 +454,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         )
         matrices.finish()
         if self.collect_stats:
-            first_statistic = len(results) - 2 * len(self.recorded)
+            first_statistic = len(results) - 2 * len(self.statistic_names)
             self._add_statistics(results[first_statistic:])
         return joined.terms(results)
 
@@ -460,7 +479,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         if not self.collect_stats:
             return values
         none = (like.new_zeros(()), like.new_zeros(()))
-        for name in self.recorded:
+        for name in self.statistic_names:
             for value in self._sums.get(name, none):
                 values.append(value.detach().reshape(1).to(like.dtype))
         return values
@@ -468,7 +487,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
     def _add_statistics(self, results: tuple[Tensor, ...]) -> None:
         """Set statistics from the totals and counts of all tiles, two results for each name."""
         sums = {}
-        for number, name in enumerate(self.recorded):
+        for number, name in enumerate(self.statistic_names):
             total = results[2 * number].sum()
             count = results[2 * number + 1].sum()
             sums[name] = (total, count)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..pairwise import AllPairsExceptSelf as AllPairsExceptSelf
-from ..pairwise import all_places
+from ..pairwise import all_entries
 
 Terms = dict[str, dict[str, Any]]  # PML's loss dictionary, with the number of elements as "divisor"
 Triplets = tuple[Tensor, Tensor, Tensor]
@@ -30,13 +30,13 @@ class Pairs:
     points: Tensor  # the anchors as the distance takes them, [T, D]: normalized, if it normalizes
     columns: Tensor  # the columns as the distance takes them, [R, D]
     compare: Callable[[Tensor, Tensor], Tensor]  # gives the matrix of two such tensors
-    references: bool  # whether the columns are references and not the batch itself
+    has_references: bool  # whether the columns are references and not the batch itself
     labels: Tensor | None = None  # of the anchors, if pairs follow only from the batch's labels
     triplets: Triplets | None = None  # of an indices_tuple of triplets; anchors are rows of the tile
     first: int = 0  # the first anchor's row in the batch
     whole_classes: bool = False  # the tile has all members of its classes; columns are the batch in the same order
     counts: tuple[Tensor, Tensor] | None = None  # how often an indices_tuple lists each pair; see counts_repeats
-    lists_all: bool = False  # listed has every entry of the matrix; see PairLoss.compiles_to_one_graph
+    lists_all: bool = False  # listed has every entry of the matrix; see PairLoss.compilation
 
     @property  # not cached: a cached_property takes a lock, which torch.compile cannot trace
     def listed(self) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ class Pairs:
         The host waits for a GPU to get P. With ``lists_all`` all entries are listed, and :func:`per_pair` masks them.
         """
         if self.lists_all:
-            return all_places(self.positives)
+            return all_entries(self.positives)
         return self._listed
 
     @functools.cached_property

@@ -17,7 +17,7 @@ from ..pairwise import in_parts, log_one_plus_exp, log_sum_exp, log_sums_exp, ma
 from ..pml import BaseDistance, BaseReducer, MultipleReducers
 from ..reducers import SumOfReducers, SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_number
-from .pair_loss import LossInputs, PairLoss, PairLossSettings
+from .pair_loss import Compilation, LossInputs, PairLoss, PairLossSettings
 from .pairs import Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
 
 _ENTRIES = 1 << 23  # entries of gathered rows held at a time
@@ -56,7 +56,7 @@ class _SummedByRow(_TiledLoss):
                     f"{type(reducer_of_term).__name__}; PML's {name_of_loss.removeprefix('Tiled')} lists them"
                 )
 
-    def finished(self, terms: Terms, inputs: LossInputs) -> Terms:
+    def finalize_terms(self, terms: Terms, inputs: LossInputs) -> Terms:
         """Reduce the terms here if the reducer is PML's, which would mistake row sums for single values."""
         for name, info in terms.items():
             reducer = reducer_of(self.reducer, name)
@@ -195,9 +195,9 @@ class TiledNTXentLoss(_TiledLoss):
         super().__init__(**kwargs)
         self.temperature = temperature
 
-    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
-        """Return True: a value for every entry costs no more than the matrix."""
-        return True
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
+        """Return ``ALL_ENTRIES``: a value for every entry costs no more than the matrix."""
+        return Compilation.ALL_ENTRIES
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one value per positive pair."""
@@ -248,7 +248,7 @@ class TiledSupConLoss(_TiledLoss):
         super().__init__(**kwargs)
         self.temperature = temperature
 
-    def finished(self, terms: Terms, inputs: LossInputs) -> Terms:
+    def finalize_terms(self, terms: Terms, inputs: LossInputs) -> Terms:
         """Multiply by 0 if the batch has no negative pair, without waiting for the device."""
         info = terms["loss"]
         if isinstance(info["losses"], Tensor):
@@ -287,7 +287,7 @@ class TiledTripletMarginLoss(_SummedByRow):
     *Cost:* additionally, a few passes over ``P x R`` for P positive pairs.
 
     Args:
-        margin: m; 0.05.
+        margin: m, in units of the distance (0 to 2 for normalized embeddings); 0.05.
         swap: whether to replace anchor-negative distances by positive-negative ones that are smaller.
         smooth_loss: whether to replace the hinge by :math:`\log(1 + e^x)`.
         kwargs: see :mod:`pml_ext.losses.tiled`; ``distance`` is Euclidean, of normalized embeddings, by default.
@@ -306,9 +306,9 @@ class TiledTripletMarginLoss(_SummedByRow):
         self.swap = swap
         self.smooth_loss = smooth_loss
 
-    def compiles_to_one_graph(self, rows: int, by_labels: bool) -> bool | None:
-        """Return False: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
-        return False
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
+        """Return ``EAGER``: each pair takes a row of negatives; :class:`pml_ext.BatchAllTripletLoss` is one graph."""
+        return Compilation.EAGER
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return one sum per pair (a, p), or one value per listed triplet."""

@@ -242,6 +242,11 @@ class MultipleLosses(pml.MultipleLosses):  # type: ignore[misc]
 class SelfSupervisedLoss(WrapsLoss, pml.SelfSupervisedLoss):  # type: ignore[misc]
     r"""A loss of two or more views of each image, for any loss that takes labels: the views of image i share label i.
 
+    .. math:: \mathcal{L}\big([z^{(1)}; \dots; z^{(V)}],\ [1..B; \dots; 1..B]\big)
+
+    Here :math:`z^{(v)}`, ``[B, D]``, are the embeddings of view v. Where ``symmetric`` is False, :math:`z^{(1)}` are
+    the anchors, and the other views the references, with the same labels.
+
     Of two views it gives the values of PML's class, which accepts losses by name. Here the capabilities of a loss
     decide (see :func:`pml_ext.plugin.capabilities`), so that registered losses and wrappers fit, such as
     ``CBMLLoss()``.
@@ -373,7 +378,9 @@ class WithRelation(torch.nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Any = None, *arguments: Any, **named: Any) -> Any:
         """Return the loss or the mined indices; arguments are those of the loss or miner inside."""
-        return (self._mined if self.mines else self._loss)(embeddings, labels, *arguments, **named)
+        if self.mines:
+            return self._mined(embeddings, labels, *arguments, **named)
+        return self._loss(embeddings, labels, *arguments, **named)
 
     def _loss(
         self,

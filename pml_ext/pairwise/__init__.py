@@ -9,6 +9,7 @@ from .batch import autocast_off as autocast_off
 from .batch import check_batch as check_batch
 from .batch import check_indices_tuple as check_indices_tuple
 from .batch import check_references as check_references
+from .batch import labels_to_int64 as labels_to_int64
 from .batch import normalizes as normalizes
 from .batch import pair_to_full_precision as pair_to_full_precision
 from .batch import run_eagerly as run_eagerly
@@ -22,7 +23,7 @@ from .listed import sample_tuples as sample_tuples
 from .masks import AllPairsExceptSelf as AllPairsExceptSelf
 from .masks import PairsOfRows as PairsOfRows
 from .masks import RelationWeights as RelationWeights
-from .masks import all_places as all_places
+from .masks import all_entries as all_entries
 from .masks import hard_pair_masks as hard_pair_masks
 from .masks import pair_masks as pair_masks
 from .reductions import exp_bounded as exp_bounded

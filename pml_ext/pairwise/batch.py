@@ -119,6 +119,15 @@ def pair_to_full_precision(
     return first.to(dtype), second.to(dtype)
 
 
+def labels_to_int64(labels: Tensor | None, device: torch.device | None = None) -> Tensor | None:
+    """Return labels as int64, on a device if one is given: booleans cannot be sorted and looked up everywhere."""
+    if labels is None:
+        return None
+    if device is None:
+        device = labels.device
+    return labels.to(device, torch.long)
+
+
 def normalizes(module: Any) -> bool:
     """Return whether a loss compares normalized embeddings; of a wrapper, whether the loss inside does."""
     while isinstance(getattr(module, "loss", None), torch.nn.Module):

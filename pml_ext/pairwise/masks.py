@@ -30,7 +30,7 @@ def pair_masks(
     indices_tuple: tuple[Tensor, ...] | None = None,
     ref_labels: Tensor | None = None,
     *,
-    references: bool = False,
+    has_references: bool = False,
     first: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Return the masks of positive and negative pairs, ``[B, R]`` each, from labels or from a miner's tuple.
@@ -44,18 +44,18 @@ def pair_masks(
         indices_tuple: three index tensors (anchors, positives, negatives) or four (anchors, positives, anchors,
             negatives), or None.
         ref_labels: of the columns, ``[R]``; needed without an ``indices_tuple``, unless the columns are the rows.
-        references: whether the columns are references and not the batch itself.
+        has_references: whether the columns are references and not the batch itself.
         first: without references, the column of the first row, if the rows are a part of the batch.
     """
     if indices_tuple is not None:
         a1, p, a2, n = _as_pairs(indices_tuple, matrix.device)
         positives = _mask(matrix, a1, p)
         negatives = _mask(matrix, a2, n)
-        if not references:
+        if not has_references:
             negatives.diagonal(first).zero_()
     else:
         columns = ref_labels
-        if columns is None and not references:
+        if columns is None and not has_references:
             columns = labels
         if labels is None or columns is None:
             missing = "labels" if labels is None else "ref_labels"
@@ -63,12 +63,12 @@ def pair_masks(
         rows = labels[:, None]
         positives = rows == columns
         negatives = rows != columns
-    if not references:
+    if not has_references:
         positives.diagonal(first).zero_()
     return positives, negatives
 
 
-def all_places(matrix: Tensor) -> tuple[Tensor, Tensor]:
+def all_entries(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return row and column of every entry of a matrix ``[B, R]``, ``[B * R]`` each, in row-major order."""
     places = torch.arange(matrix.shape[0] * matrix.shape[1], device=matrix.device)
     return places // matrix.shape[1], places % matrix.shape[1]
@@ -90,14 +90,14 @@ class PairsOfRows:
         self_column: Tensor | None = None,
         relation: RelationWeights | None = None,
         *,
-        references: bool,
+        has_references: bool,
         rows: int | None = None,
     ) -> None:
         self._labels = labels
-        self._ref_labels = ref_labels if references else labels
+        self._ref_labels = ref_labels if has_references else labels
         self._self_column = self_column
         self._relation = relation
-        self._references = references
+        self._has_references = has_references
         self._lists: list[tuple[Tensor, ...]] | None = None
         if indices_tuple is not None:
             self._lists = _lists_of(indices_tuple, device)
@@ -144,7 +144,7 @@ class PairsOfRows:
         if labels is not None and rows is not None:
             labels = labels[rows]
         positives, negatives = pair_masks(
-            matrix, labels, None, self._ref_labels, references=self._references, first=first
+            matrix, labels, None, self._ref_labels, has_references=self._has_references, first=first
         )
         if self._self_column is not None:
             self._leave_out_self(positives, rows)
@@ -152,7 +152,7 @@ class PairsOfRows:
 
     def _listed_masks(self, matrix: Tensor, rows: slice | None, first: int) -> tuple[Tensor, Tensor]:
         pairs = (*self._listed(0, rows), *self._listed(1, rows))
-        return pair_masks(matrix, None, pairs, references=self._references, first=first)
+        return pair_masks(matrix, None, pairs, has_references=self._has_references, first=first)
 
     def _related_masks(
         self, relation: RelationWeights, matrix: Tensor, rows: slice | None, first: int
@@ -169,7 +169,7 @@ class PairsOfRows:
             assert weights is not None
             positives = weights > 0
             negatives = weights == 0
-            if not self._references:
+            if not self._has_references:
                 positives.diagonal(first).zero_()
                 negatives.diagonal(first).zero_()
             if self._self_column is not None:

@@ -18,7 +18,8 @@ def outcome(loss, call, x=X, labels=LABELS):
     """Value, gradients to both sides, and recorded statistics."""
     value = loss(x, labels, **call)
     sides = [x, *([call["ref_emb"]] if "ref_emb" in call else [])]
-    return [value, *torch.autograd.grad(value, sides), *(torch.as_tensor(getattr(loss, n, 0.0)) for n in loss.recorded)]
+    statistics = [torch.as_tensor(getattr(loss, name, 0.0)) for name in loss.statistic_names]
+    return [value, *torch.autograd.grad(value, sides), *statistics]
 
 
 class Above(reducers.BaseReducer):
@@ -157,7 +158,7 @@ class Squares(PairLoss):
     """A mean over anchors of each one's squared similarities to its positives, written to be checked by a loop."""
 
     tiles = "rows"
-    recorded = ("most",)
+    statistic_names = ("most",)
 
     def equation(self, pairs):
         squares = (pairs.matrix.square() * pairs.positives).sum(1)

@@ -25,7 +25,7 @@ def pairs_of(labels, **given):
         points=points,
         columns=points,
         compare=products,
-        references=False,
+        has_references=False,
         **given,
     )
 

@@ -13,14 +13,14 @@ class TestPairMasks:
         positives, negatives = pairwise.pair_masks(torch.empty(3, 3), None, indices)
         assert positives.nonzero().tolist() == [[1, 0]]
         assert negatives.nonzero().tolist() == [[0, 2]]
-        positives, _ = pairwise.pair_masks(torch.empty(3, 3), None, indices, references=True)
+        positives, _ = pairwise.pair_masks(torch.empty(3, 3), None, indices, has_references=True)
         assert positives.nonzero().tolist() == [[0, 0], [1, 0]]
 
     def test_what_is_missing_is_named(self):
         with pytest.raises(ValueError, match=r"^labels must be given where no indices_tuple is"):
             pairwise.pair_masks(torch.empty(3, 3), None)
         with pytest.raises(ValueError, match=r"^ref_labels must be given"):
-            pairwise.pair_masks(torch.empty(3, 3), torch.arange(3), references=True)
+            pairwise.pair_masks(torch.empty(3, 3), torch.arange(3), has_references=True)
         with pytest.raises(ValueError, match=r"three index tensors .* or four .* got 2"):
             pairwise.pair_masks(torch.empty(3, 3), None, (torch.arange(1),) * 2)
 
@@ -38,7 +38,7 @@ class TestPairsOfRows:
     mined = (torch.tensor([4, 0, 4]), torch.tensor([1, 2, 1]), torch.tensor([3, 0, 4]), torch.tensor([0, 1, 2]))
 
     def test_slices_have_the_masks_of_a_loop(self):
-        pairs = pairwise.PairsOfRows(torch.device("cpu"), self.labels, None, None, references=False)
+        pairs = pairwise.PairsOfRows(torch.device("cpu"), self.labels, None, None, has_references=False)
         for rows in (None, slice(0, 2), slice(3, 5)):
             first, last = (0, 5) if rows is None else (rows.start, rows.stop)
             positives, negatives = pairs.masks(torch.empty(last - first, 5), rows)
@@ -48,7 +48,7 @@ class TestPairsOfRows:
                 assert negatives[i - first].tolist() == [numbers[i] != numbers[j] for j in range(5)]
 
     def test_listed_pairs_are_counted_in_their_slice(self):
-        pairs = pairwise.PairsOfRows(torch.device("cpu"), None, self.mined, None, references=False, rows=5)
+        pairs = pairwise.PairsOfRows(torch.device("cpu"), None, self.mined, None, has_references=False, rows=5)
         listed = [[*zip(*map(torch.Tensor.tolist, each), strict=True)] for each in (self.mined[:2], self.mined[2:])]
         for rows in (slice(0, 3), slice(3, 5)):
             matrix = torch.empty(rows.stop - rows.start, 5)
@@ -61,7 +61,7 @@ class TestPairsOfRows:
 
     def test_triplets_are_counted_from_their_slice(self):
         triplets = self.mined[:2] + self.mined[3:]
-        pairs = pairwise.PairsOfRows(torch.device("cpu"), None, triplets, None, references=False, rows=5)
+        pairs = pairwise.PairsOfRows(torch.device("cpu"), None, triplets, None, has_references=False, rows=5)
         assert [index.tolist() for index in pairs.triplets(slice(3, 5))] == [[1, 1], [1, 1], [0, 2]]
         assert [len(index) for index in pairs.triplets(slice(1, 3))] == [0, 0, 0]
 
@@ -69,7 +69,7 @@ class TestPairsOfRows:
         columns = torch.tensor([3, 1])
         ref_labels = torch.tensor([0, 1, 0, 0])
         pairs = pairwise.PairsOfRows(
-            torch.device("cpu"), torch.tensor([0, 1]), None, ref_labels, columns, references=True
+            torch.device("cpu"), torch.tensor([0, 1]), None, ref_labels, columns, has_references=True
         )
         positives, negatives = pairs.masks(torch.empty(2, 4))
         assert positives.tolist() == [[True, False, True, False], [False] * 4]
@@ -77,5 +77,5 @@ class TestPairsOfRows:
 
 
 def test_places_are_in_row_major_order():
-    rows, columns = pairwise.all_places(torch.empty(2, 3))
+    rows, columns = pairwise.all_entries(torch.empty(2, 3))
     assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [(i, j) for i in range(2) for j in range(3)]

@@ -411,7 +411,7 @@ def check_references(subject: Subject) -> None:
                 continue
             raise
         text = f"as many references as images, in another order, give another loss{where}; "
-        text += "partners are rows of ref_emb; say references=True to pair_masks"
+        text += "partners are rows of ref_emb; say has_references=True to pair_masks"
         for seed in (5, 6):
             close(value(references.ordered(shuffle(len(one.labels), seed)), settings), base, text)
         if torch.equal(value(one, settings), base):

@@ -71,7 +71,7 @@ def check_mined_references(subject: Subject) -> None:
             mined.append(sorted_rows(tuple(in_batch_order)))
         if not all_close(mined[:1], mined[1:]) and not is_random(subject):
             text = f"the order of {len(order)} references changes what is mined from {len(batch.labels)} images"
-            raise AssertionError(f"{text}; mine among ref_emb, and say references=True to pair_masks")
+            raise AssertionError(f"{text}; mine among ref_emb, and say has_references=True to pair_masks")
 
 
 def _of_raw_embeddings(subject: Subject) -> Any:

@@ -42,7 +42,7 @@ def loop(
     """Return the deviance, one anchor after the other."""
     points = embeddings / embeddings.norm(dim=1, keepdim=True)
     others = points if ref_emb is None else ref_emb / ref_emb.norm(dim=1, keepdim=True)
-    masks = pair_masks(points @ others.T, labels, indices_tuple, ref_labels, references=ref_emb is not None)
+    masks = pair_masks(points @ others.T, labels, indices_tuple, ref_labels, has_references=ref_emb is not None)
     total = 0 * embeddings.sum()
     for i in range(len(points)):
         near, far = (others[mask[i]] @ points[i] - margin for mask in masks)
@@ -110,7 +110,7 @@ class InHalf(Equation, BaseMetricLossFunction):
         return matrix if self.distance.is_inverted else -matrix, references
 
     def masks(self, matrix, labels, indices_tuple, ref_labels, references):
-        return pair_masks(matrix, labels, indices_tuple, ref_labels, references=references)
+        return pair_masks(matrix, labels, indices_tuple, ref_labels, has_references=references)
 
     def packed(self, values, labels):
         return per_anchor(values)
@@ -206,7 +206,7 @@ class NearNegatives(FullPrecisionMining, BaseMiner):
         return matrix if self.distance.is_inverted else -matrix, references
 
     def masks(self, similarity, labels, ref_labels, references):
-        return pair_masks(similarity, labels, None, ref_labels, references=references)
+        return pair_masks(similarity, labels, None, ref_labels, has_references=references)
 
     def chosen(self, similarity, positives, negatives):
         near = similarity > masked_min(similarity, positives)[:, None] - self.epsilon

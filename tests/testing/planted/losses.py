@@ -160,7 +160,7 @@ plant(
 plant(
     "TripletsSwapped", Tuples, "reads a tuple of three as anchor, negative, positive", "check_indices_tuple_of_triplets"
 )(mined=lambda self, t, same: t if len(t) == 4 else (t[0], t[2], t[1]))
-plant("LeavesOutRow", ByHand, "leaves out the reference in the same row", "check_references", "references=True to")(
+plant("LeavesOutRow", ByHand, "leaves out the reference in the same row", "check_references", "has_references=True to")(
     masks=lambda self, matrix, *batch: ByHand.masks(self, matrix, *batch[:3], False)
 )
 

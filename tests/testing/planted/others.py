@@ -23,7 +23,7 @@ plant(
     NearNegatives,
     "leaves out the reference in the same row",
     "check_mined_references",
-    "say references=True",
+    "say has_references=True",
 )(
     masks=lambda self, similarity, *labels: NearNegatives.masks(
         self, similarity, *labels[:2], labels[2] and similarity.shape[0] != similarity.shape[1]

@@ -41,9 +41,9 @@ class AlignmentUniformityLoss(FullPrecisionForward, BaseMetricLossFunction):
         self.temperature = temperature
 
     def compute_loss(self, embeddings, labels, indices_tuple, ref_emb, ref_labels):
-        similarity, references = matrix_of(self.distance, embeddings, ref_emb)
+        similarity, has_references = matrix_of(self.distance, embeddings, ref_emb)
         squared = 2 - 2 * similarity
-        positives, negatives = pair_masks(similarity, labels, indices_tuple, ref_labels, references=references)
+        positives, negatives = pair_masks(similarity, labels, indices_tuple, ref_labels, has_references=has_references)
         anchors, partners = torch.where(positives)
         number = negatives.sum(1)
         exponents = (-self.temperature * squared).masked_fill(~negatives, -torch.inf)
