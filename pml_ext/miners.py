@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
@@ -54,6 +54,14 @@ class FullPrecisionMining:
             return run_eagerly(super().forward, embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
 
 
+class _Call(NamedTuple):
+    """What a call tells ``mine``, which has the arguments of PML's miners alone."""
+
+    indices_tuple: Any = None
+    related: Related | None = None
+    has_classes: bool = True
+
+
 class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
     """Base of miners that choose among positive and negative pairs; subclasses define ``mine`` by :meth:`pairs_of`.
 
@@ -68,9 +76,7 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         check_keywords(self, kwargs)
         super().__init__(**kwargs)
         self.relation = relation
-        self._pairs_asked: Any = None  # the indices_tuple of the current call
-        self._relation_asked: Related | None = None  # the relation of the current call
-        self._without_classes = False
+        self._call = _Call()
 
     def forward(
         self,
@@ -85,33 +91,30 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
         indices_tuple = check_indices_tuple(indices_tuple)
         if relation is None:
             relation = self.relation
-        asked = None
+        related_labels = None
         if relation is not None:
             labels, found, ref_labels = related(relation, embeddings, labels, indices_tuple, ref_emb, ref_labels)
             if isinstance(found, Related):  # PML's base class requires one integer per row
-                asked = found
+                related_labels = found
                 labels = None
+        has_classes = labels is not None
         listed = indices_tuple is not None and not isinstance(indices_tuple, AllPairsExceptSelf)
-        self._without_classes = labels is None
-        if labels is None and (listed or asked is not None):
+        if not has_classes and (listed or related_labels is not None):
             labels = torch.arange(len(embeddings), device=embeddings.device)
             if ref_emb is None:
                 ref_labels = None
             else:
                 ref_labels = torch.arange(len(ref_emb), device=ref_emb.device)
-        self._pairs_asked = indices_tuple
-        self._relation_asked = asked
+        self._call = _Call(indices_tuple, related_labels, has_classes)
         try:
             return super().forward(embeddings, labels, ref_emb, ref_labels)
         finally:
-            self._pairs_asked = None
-            self._relation_asked = None
-            self._without_classes = False
+            self._call = _Call()
 
     @property
     def related(self) -> bool:
         """Whether the current call has no classes: a relation with other labels, or no labels."""
-        return self._without_classes
+        return not self._call.has_classes
 
     def pairs_of(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None
@@ -120,18 +123,21 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
 
         ``rows`` is the number of all rows, if slices of them will be asked for; None otherwise.
         """
-        indices_tuple = self._pairs_asked
+        indices_tuple = self._call.indices_tuple
         self_column = None
         if isinstance(indices_tuple, AllPairsExceptSelf):
             self_column = indices_tuple.columns
             indices_tuple = None
+        weights = None
+        if self._call.related is not None:
+            weights = self._call.related.weights()
         return PairsOfRows(
             embeddings.device,
             labels,
             indices_tuple,
             ref_labels,
             self_column,
-            None if self._relation_asked is None else self._relation_asked.weights(),
+            weights,
             has_references=ref_emb is not embeddings,
             rows=rows,
         )
