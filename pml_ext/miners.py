@@ -49,7 +49,7 @@ class FullPrecisionMining:
             raise ValueError(f"{missing} must be given: {type(self).__name__} compares them to mine")
         with autocast_off(embeddings.device):
             embeddings, ref_emb = pair_to_full_precision(embeddings, ref_emb)
-            labels = labels_to_int64(labels)
+            labels = labels.long()
             ref_labels = labels_to_int64(ref_labels)
             return run_eagerly(super().forward, embeddings, labels, ref_emb, ref_labels)  # type: ignore[misc]
 
