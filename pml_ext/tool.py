@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from .evaluation.fonts import font_file as font_file
     from .evaluation.fonts import short_name as short_name
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
+    from .evaluation.metrics import is_known_metric as is_known_metric
     from .evaluation.metrics import title_of as title_of
     from .evaluation.neighbors import nearest_of as nearest_of
     from .evaluation.neighbors import without as without
