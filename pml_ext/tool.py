@@ -140,8 +140,6 @@ if TYPE_CHECKING:
     from .report import draw as draw
     from .report import percent as percent
     from .report import render as render
-    from .training.batches import WorkerDataset as WorkerDataset
-    from .training.batches import data_loader as data_loader
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
     from .training.folder import METRICS as METRICS
@@ -153,6 +151,8 @@ if TYPE_CHECKING:
     from .training.launch import train as train
     from .training.listener import Listener as Listener
     from .training.loaded import LoadedRun as LoadedRun
+    from .training.loader import WorkerDataset as WorkerDataset
+    from .training.loader import data_loader as data_loader
     from .training.records import metric_by_epoch as metric_by_epoch
     from .training.records import write_csv as write_csv
     from .training.signals import PASSED_ON as PASSED_ON
