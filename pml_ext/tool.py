@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from .evaluation.fonts import font_file as font_file
     from .evaluation.fonts import short_name as short_name
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
+    from .evaluation.metrics import is_known_metric as is_known_metric
     from .evaluation.metrics import title_of as title_of
     from .evaluation.neighbors import nearest_of as nearest_of
     from .evaluation.neighbors import without as without
@@ -138,8 +139,6 @@ if TYPE_CHECKING:
     from .report import draw as draw
     from .report import percent as percent
     from .report import render as render
-    from .training.batches import WorkerDataset as WorkerDataset
-    from .training.batches import data_loader as data_loader
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
     from .training.folder import METRICS as METRICS
@@ -152,6 +151,8 @@ if TYPE_CHECKING:
     from .training.launch import train as train
     from .training.listener import Listener as Listener
     from .training.loaded import LoadedRun as LoadedRun
+    from .training.loader import WorkerDataset as WorkerDataset
+    from .training.loader import data_loader as data_loader
     from .training.records import metric_by_epoch as metric_by_epoch
     from .training.records import write_csv as write_csv
     from .training.signals import PASSED_ON as PASSED_ON

@@ -138,11 +138,11 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
 
 def likelihood_ratio_figures(run: RunView) -> dict[str, Figure]:
     """Return ``{title: figure}``, :func:`likelihood_ratio_figure` of a run's training and test images."""
-    tested = "test" if "test" in run.splits else "query"
     if "train_sample" in run.splits:
         trained = "train_sample"
     else:
         trained = "train"
-    parts = {"training images": trained, "test images" if tested == "test" else "queries": tested}
+    tested = "queries" if run.queries == "query" else "test images"
+    parts = {"training images": trained, tested: run.queries}
     shown = {title: (run.embeddings(split), run.labels(split)) for title, split in parts.items()}
     return {"Ratio of the distributions of positive and negative pairs": likelihood_ratio_figure(shown, run.seed)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pml_ext.tool import ConfigError, percent, phases_of, title_of
+from pml_ext.tool import ConfigError, is_known_metric, percent, phases_of, title_of
 
 from .groups import Group
 from .statistics import LEVEL, Difference, Estimate, estimate, holm, paired_difference, sentence, too_few_for_ranks
@@ -136,8 +136,7 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
 def _cut_to_shares(metric: str, about: Estimate) -> dict[str, Any]:
     """Return an estimate as a dict, its interval cut at 0 and 1 for the package's metrics, which are shares."""
     values = asdict(about)
-    is_share = title_of(metric) != metric  # the metrics of the package, and they alone, have a title
-    if is_share and about.low is not None and about.high is not None:
+    if is_known_metric(metric) and about.low is not None and about.high is not None:
         values["low"] = max(0.0, about.low)
         values["high"] = min(1.0, about.high)
     return values

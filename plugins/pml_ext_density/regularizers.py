@@ -184,13 +184,12 @@ class DensityRegularizer(LabeledRegularizer):
 
         path = run.folder / "records" / _TABLE
         self._write(path, run.epoch)
-        test_split = "test" if "test" in run.splits else "query"
         train_split = "train_sample" if "train_sample" in run.splits else "train"
         train_points = (run.embeddings(train_split), run.labels(train_split))
-        test_points = (run.embeddings(test_split), run.labels(test_split))
+        test_points = (run.embeddings(run.queries), run.labels(run.queries))
         densities = {
             "training classes": class_densities(*train_points).tolist(),
-            f"{test_split} classes": class_densities(*test_points).tolist(),
+            f"{run.queries} classes": class_densities(*test_points).tolist(),
         }
         return {
             "Target densities, and densities measured in training, of every class": plot(read_rows(path)),

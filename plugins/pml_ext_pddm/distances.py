@@ -210,9 +210,8 @@ class PDDMDistance(NormalizedRows, BaseDistance):  # type: ignore[misc]
         """Plot learned scores and cosine similarities of positive and negative pairs of test images (Fig. 1b)."""
         from pml_ext.plugin import figures
 
-        tested = "test" if "test" in run.splits else "query"
-        embeddings = run.embeddings(tested)
-        labels = run.labels(tested)
+        embeddings = run.embeddings(run.queries)
+        labels = run.labels(run.queries)
         return {
             "Learned scores beside cosine similarities, test images": figures.similarity_distributions(
                 {"cosine similarity": (embeddings, labels), "learned score": (embeddings, labels)},

@@ -114,12 +114,11 @@ class BatchAllTripletLoss(PairLoss):
         """Plot four classes of test images by their first two principal components (Fig. 3)."""
         from pml_ext.plugin import figures
 
-        tested = "test" if "test" in run.splits else "query"
-        labels = run.labels(tested)
-        names = run.splits[tested].class_names
+        labels = run.labels(run.queries)
+        names = run.splits[run.queries].class_names
         classes = torch.unique(labels)
         chosen = torch.isin(labels, classes[figures.sample_indices(len(classes), 4, run.seed).to(classes.device)])
-        part = {"test images": (run.embeddings(tested)[chosen], labels[chosen])}
+        part = {"test images": (run.embeddings(run.queries)[chosen], labels[chosen])}
         drawn = figures.projections(part, names, "pca", seed=run.seed)
         return {"Four classes by the two greatest principal components": drawn}
 

@@ -45,12 +45,15 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
 
 
 def _details(record: PluginRecord) -> str:
+    seconds = f"{record.seconds:.3f}"
+    if record.first_imports:
+        seconds += f", in which it is the first to import {', '.join(record.first_imports)}"
     lines = [
         f"{record.name}: {record.distribution} {record.version}, module {record.module}, {record.status}",
         f"  hooks       {', '.join(record.hooks) or 'none'}",
         f"  components  {record.components}",
         f"  commands    {', '.join(record.commands) or 'none'}",
-        f"  seconds     {record.seconds:.3f}",
+        f"  seconds     {seconds}",
     ]
     for change in record.changes:
         lines.append(f"  put back    {change}")

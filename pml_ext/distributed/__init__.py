@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .processes import num_processes as num_processes
     from .processes import process_group as process_group
     from .processes import rank as rank
+    from .processes import rank_0_first as rank_0_first
+    from .processes import wait_for_all_ranks as wait_for_all_ranks
     from .sampling import DistributedBatchSampler as DistributedBatchSampler
 
 __getattr__ = lazily(__name__)

@@ -100,6 +100,24 @@ def gather_objects(value: Any) -> list[Any]:
     return everyone
 
 
+def wait_for_all_ranks() -> None:
+    """Wait until every process is here; a broadcast would let rank 0 go on without the others."""
+    gather_objects(None)
+
+
+@contextlib.contextmanager
+def rank_0_first() -> Iterator[None]:
+    """Run the block in rank 0, and then in all other processes. It may not contain collective operations.
+
+    After an error of rank 0 the others wait until torchrun ends them.
+    """
+    if rank() > 0:
+        wait_for_all_ranks()
+    yield
+    if rank() == 0:
+        wait_for_all_ranks()
+
+
 def max_over_ranks(number: int) -> int:
     """Return the maximum of an integer over all processes, in every process."""
     if num_processes() == 1:

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import registry
 from ..errors import PluginError, PluginWarning, one_line, shortened, unknown
 from ..pml import EQUALITY, AccuracyCalculator, LpDistance
-from ..relations import DifferentGroups, NegativesOnly, Relation
+from ..relations import DifferentGroups, Hierarchy, NegativesOnly, Relation
 from .clustering import kmeans
 from .groups import groups_of
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
@@ -54,7 +54,7 @@ class MetricArguments:
     label_counts: tuple[Tensor, Tensor] | None = None  # classes of the queries, and their items in the gallery
     lone_query_labels: Tensor | None = None
     not_lone_query_mask: Tensor | None = None
-    counted_at_level: Mapping[str, Tensor] | None = None  # the mask of a metric at a level of a tree, by its name
+    not_lone_at_level: Mapping[int, Tensor] | None = None  # not_lone_query_mask at each level of a tree
     knn_labels: Tensor | None = None
     knn_distances: Tensor | None = None
     cluster_labels: Tensor | None = None
@@ -329,14 +329,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         self, query: Any, query_labels: Any, reference: Any, reference_labels: Any, ref_includes_query: bool
     ) -> Sides:
         """Return checked queries and gallery; without a gallery, the queries are their own."""
-        axis = 0
-        query, query_labels = self._points("query", query, query_labels, axis)
+        query, query_labels = self._points("query", query, query_labels, axis=0)
         if reference is None:
             return Sides(query, query_labels, query, query_labels, ref_includes_query=True)
 
-        if not ref_includes_query:
-            axis = 1
-        reference, reference_labels = self._points("reference", reference, reference_labels, axis)
+        reference, reference_labels = self._points("reference", reference, reference_labels, axis=1)
         if query.shape[1] != reference.shape[1]:
             raise ValueError(
                 f"queries have embeddings of size {query.shape[1]}, and the gallery of size {reference.shape[1]}; "
@@ -493,9 +490,8 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         arguments.label_counts = (classes.classes, classes.counts)
         arguments.lone_query_labels = classes.classes[classes.lone]
         arguments.not_lone_query_mask = ~classes.lone_query
-        arguments.counted_at_level = {
-            each.metric.accuracy: each.counted for each in metrics if each.counted is not None
-        }
+        if self.lone_queries == "drop":
+            arguments.not_lone_at_level = _not_lone_at_level(sides, search.trees)
         arguments.knn_labels = sides.reference_labels[seen_by_others.indices.to(sides.reference_labels.device)]
         arguments.knn_distances = seen_by_others.distances.to(sides.query.device)
         return neighbors
@@ -506,7 +502,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         query_labels: Tensor,
         per_query: Mapping[str, Tensor] = {},  # never modified
         not_lone_query_mask: Tensor | None = None,
-        counted_at_level: Mapping[str, Tensor] = {},  # never modified
+        not_lone_at_level: Mapping[int, Tensor] = {},  # never modified
         label_counts: Any = ((), ()),
         cluster_labels: Any = None,
         pair_values: Mapping[str, float] = {},  # never modified
@@ -523,7 +519,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         counted = None  # all queries
         lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
         if not_lone_query_mask is not None and not lone_queries_miss:
-            counted = counted_at_level.get(metric.accuracy, not_lone_query_mask).cpu()
+            counted = not_lone_at_level.get(metric.level, not_lone_query_mask).cpu()
 
         if self.return_per_class:
             _classes, means = class_means(values, labels, counted)
@@ -531,6 +527,14 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         if self.avg_of_avgs:
             return mean_of_class_means(values, labels, counted)
         return mean(values, counted)
+
+
+def _not_lone_at_level(sides: Sides, trees: Mapping[int, Hierarchy]) -> dict[int, Tensor]:
+    """Return which queries have a right item in the gallery, ``[Q]``, at each level of a tree."""
+    not_lone = {}
+    for level, tree in trees.items():
+        not_lone[level] = ~query_classes(sides, tree.positive, tree).lone_query
+    return not_lone
 
 
 def _value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..errors import needs_extra
 from .fonts import drawable, families
-from .neighbors import matrix_under
-from .projection import ONE_POINT, directions, flattened, mark
+from .neighbors import distance_matrix
+from .projection import ONE_POINT, flattened, mark, unit_rows_on_cpu
 from .sampling import sample_indices as sample_indices
 
 with needs_extra("train", "a figure"):
@@ -162,11 +162,11 @@ def similarity_distributions(
         chosen = sample_indices(len(labels), max_items, seed=0)
         points = embeddings.detach().float()[chosen]
         if title in learned:
-            similarity = matrix_under(learned[title], points).cpu()
+            similarity = distance_matrix(learned[title], points).cpu()
             high = float(similarity.max())
             xlabel = "learned score"
         else:
-            points = directions(points)
+            points = unit_rows_on_cpu(points)
             similarity = (points @ points.T).clamp(-1, 1)
             high = 1.0
             xlabel = "cosine similarity"
@@ -251,7 +251,7 @@ def projections(
     for axes, (title, (embeddings, labels)) in zip(panels, parts.items(), strict=True):
         chosen = sample_indices(len(labels), max_items, seed)
         classes, ranks = np.unique(labels.cpu().numpy()[chosen], return_inverse=True)
-        flat = flattened(directions(embeddings[chosen]).numpy(), method, seed)
+        flat = flattened(unit_rows_on_cpu(embeddings[chosen]).numpy(), method, seed)
         how = {"pca": "principal components", "tsne": "t-SNE"}[method]
         if not flat.any():
             how = "collapsed"

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from ..pairwise import ListedTuples
-from .verification import FOLDS, VerificationPairs, accuracy_at, curve_metrics, fold_accuracies, pair_scores
+from .verification import FOLDS, VerificationPairs, accuracy_at, curve_metrics, fold_metrics, pair_scores
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance
@@ -43,9 +43,7 @@ def tuple_metrics(
     if threshold is not None:
         metrics["accuracy"] = accuracy_at(scores, same, threshold)
     if min(same.sum(), (~same).sum()) >= FOLDS:
-        accuracies = fold_accuracies(scores, same)
-        metrics["accuracy_10_fold"] = float(accuracies.mean())
-        metrics["accuracy_10_fold_error"] = float(accuracies.std(ddof=1) / np.sqrt(len(accuracies)))
+        metrics |= fold_metrics(scores, same)
     return {f"{PREFIX}{name}": value for name, value in metrics.items()}
 
 

@@ -179,8 +179,21 @@ OF_LISTED: dict[str, dict[str, str]] = {  # titles of the metrics of listed pair
     },
     "triplets": {"triplet_accuracy": "accuracy of triplets"},
 }
+_TITLES = {metric.name: metric.title for metric in _METRICS} | OF_LISTED["pairs"] | OF_LISTED["triplets"]
+_K = r"([1-9]\d*)"
+_NUMBERED_TITLES = [  # patterns of the names of metrics that have a number, with their titles
+    (rf"recall_at_{_K}", r"Recall@\1"),
+    (rf"recall_at_{_K}_level_{_K}", r"Recall@\1, level \2"),
+    (rf"precision_at_{_K}", r"P@\1"),
+    (rf"ndcg_at_{_K}", r"NDCG@\1"),
+    (rf"ncm_top_{_K}", r"class means, top-\1"),
+    (rf"zero_shot_top_{_K}", r"zero-shot, top-\1"),
+    (r"nmi_([2-9]|[1-9]\d+)", r"NMI, \1 per class"),
+    (r"nmi_majority_([2-9]|[1-9]\d+)", r"NMI of majority classes, \1 per class"),
+    (r"f1_([2-9]|[1-9]\d+)", r"F1, \1 per class"),
+    (r"purity_([2-9]|[1-9]\d+)", r"purity, \1 per class"),
+]
 SMALLER_IS_BETTER = ("verification_eer", "verification_accuracy_10_fold_error")
-_PROTOCOLS = {"ncm": "class means", "zero_shot": "zero-shot"}  # titles of classification protocols, by metric's prefix
 
 
 def metrics_of(
@@ -236,19 +249,25 @@ def metrics_of(
 def title_of(name: str) -> str:
     """Return the heading of a metric by its key in ``metrics.json``: ``"Recall@1"`` of ``"recall_at_1"``.
 
-    A name that is not in the table, such as that of a plugin's metric, stays as it is.
+    A name that is not known, such as that of a plugin's metric, stays as it is.
     """
-    numbers = [int(number) for number in re.findall(r"[1-9]\d{0,8}", name)]
-    for metric in metrics_of(numbers, numbers, numbers, numbers, numbers, verification=True):
-        if metric.name == name:
-            return metric.title
-    for titles in OF_LISTED.values():
-        if name in titles:
-            return titles[name]
-    protocol, _, top = name.partition("_top_")
-    if protocol in _PROTOCOLS and top:
-        return f"{_PROTOCOLS[protocol]}, top-{top}"
-    return name
+    title = _known_title(name)
+    return name if title is None else title
+
+
+def is_known_metric(name: str) -> bool:
+    """Return whether a key in ``metrics.json`` is that of a metric of this package, a share from 0 to 1."""
+    return _known_title(name) is not None
+
+
+def _known_title(name: str) -> str | None:
+    if name in _TITLES:
+        return _TITLES[name]
+    for pattern, title in _NUMBERED_TITLES:
+        match = re.fullmatch(pattern, name)
+        if match is not None:
+            return match.expand(title)
+    return None
 
 
 def headline_metric(metrics: Mapping[str, Any]) -> str:

@@ -136,20 +136,21 @@ def neighbors_under(distance: BaseDistance, tile: int = 256) -> NearestNeighbors
     knn = CustomKNN(distance, batch_size=tile)
 
     def search(query: Tensor, k: int, reference: Tensor) -> tuple[Tensor, Tensor]:
-        with _in_use(distance):
+        with evaluating(distance):
             return knn(query, k, reference)  # type: ignore[no-any-return]
 
     return NearestNeighbors(search, distance)
 
 
-def matrix_under(distance: BaseDistance, points: Tensor) -> Tensor:
+def distance_matrix(distance: BaseDistance, points: Tensor) -> Tensor:
     """Return ``[N, N]`` values of a PML distance between ``[N, D]`` points, without gradients or dropout."""
-    with _in_use(distance):
+    with evaluating(distance):
         return distance(points)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
-def _in_use(distance: BaseDistance) -> Iterator[None]:
+def evaluating(distance: BaseDistance) -> Iterator[None]:
+    """Let a PML distance compute without gradients or dropout inside the block."""
     training: Any = distance.training
     distance.eval()
     try:
@@ -179,7 +180,7 @@ def reranked_under(
         width = candidates.shape[1]
         tile = max(1, _PAIRS // max(1, width))
         values = query.new_empty(candidates.shape)
-        with _in_use(distance):
+        with evaluating(distance):
             query = distance.maybe_normalize(query)
             for start in range(0, len(query), tile):
                 rows = candidates[start : start + tile]

@@ -18,7 +18,7 @@ def mark(rank: int) -> tuple[str, int]:
     return COLORS[rank % len(COLORS)], rank // len(COLORS) % SHAPES
 
 
-def directions(points: Tensor) -> Tensor:
+def unit_rows_on_cpu(points: Tensor) -> Tensor:
     """Return rows ``[N, D]`` normalized to length 1, on the CPU; float64 avoids overflow of the norms."""
     return torch.nn.functional.normalize(points.detach().cpu().double()).float()
 

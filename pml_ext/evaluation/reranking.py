@@ -185,7 +185,9 @@ class KReciprocal:
             p = torch.from_numpy(extended.row[part]).long()
             g = torch.from_numpy(extended.col[part]).long()
             differences = points[p.to(points.device)] - points[g.to(points.device)]
-            distances = differences.cpu().double().square().sum(1)
+            if points.device.type == "mps":  # has no float64
+                differences = differences.cpu()
+            distances = differences.double().square().sum(1).cpu()
             values[part] = torch.exp(-distances / farthest[p].double()).numpy()
         weights = sparse.csr_matrix((values, (extended.row, extended.col)), shape)
         sums = np.asarray(weights.sum(1)).ravel()

@@ -110,7 +110,6 @@ class MetricOfNeighbors:
     """A metric during a search: how many neighbors it takes, and its values per query.
 
     ``ideal``, ``[Q, columns]``, are the greatest gains in the gallery for each query, for a graded metric only.
-    ``counted``, ``[Q]``, says which queries have a right item, for a metric at a level of a tree only.
     """
 
     def __init__(self, metric: Metric, columns: int, queries: int) -> None:
@@ -118,7 +117,6 @@ class MetricOfNeighbors:
         self.columns = columns
         self.values = torch.empty(queries, dtype=torch.float64)
         self.ideal: Tensor | None = None
-        self.counted: Tensor | None = None
 
     def put(self, rows: slice, tile: TileOfNeighbors, relevant: Tensor) -> None:
         """Compute the values of some queries."""
@@ -167,6 +165,9 @@ class MetricSearch:
         metrics: the metrics to compute, each with its number of neighbors.
         keep: number of neighbors to keep of each query.
         reranking: how the neighbors are ranked again; None for the order of the search.
+
+    Attributes:
+        trees: the relation at each level that a metric names.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class MetricSearch:
         self.relation = relation
         self.metrics = metrics
         self.reranking = reranking
+        self.trees = self._trees()
         self.neighbors = Neighbors.empty(len(sides.query), min(keep, sides.size))
         most = [metric.columns for metric in metrics]
         self.columns = max(min(1, sides.size), keep, *most)
@@ -198,16 +200,11 @@ class MetricSearch:
             else:
                 metric.ideal = self._greatest_gains_outside_groups(metric.columns).cpu()
 
-        trees = self._trees()
-        for metric in self.metrics:
-            if metric.metric.level in trees:
-                tree = trees[metric.metric.level]
-                metric.counted = ~query_classes(self.sides, tree.positive, tree).lone_query.cpu()
         for rows, distances, indices in self._tiles(knn_func):
             tile = TileOfNeighbors(self.sides.query_labels[rows], self.sides.reference_labels, indices, self.compare)
             if graded and self.relation is not None:
                 tile.weigh(self.relation)
-            for level, tree in trees.items():
+            for level, tree in self.trees.items():
                 tile.compare_at(level, tree)
 
             self.neighbors.put(rows, distances, indices, tile.right)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..pairwise.batch import describe
+from .neighbors import evaluating
 
 if TYPE_CHECKING:
     from ..pml import BaseDistance
@@ -193,11 +194,7 @@ def verification_metrics(
         if folds is not None:
             raise ValueError("threshold and folds both say where pairs are accepted; leave out one")
         return metrics
-    accuracies = fold_accuracies(scores, same, folds)
-    name = f"accuracy_{len(accuracies)}_fold"
-    metrics[name] = float(accuracies.mean())
-    metrics[f"{name}_error"] = float(accuracies.std(ddof=1) / np.sqrt(len(accuracies)))
-    return metrics
+    return metrics | fold_metrics(scores, same, folds)
 
 
 def curve_metrics(scores: Any, same: Any, far: Iterable[float] = FAR) -> dict[str, float]:
@@ -265,6 +262,14 @@ def fold_accuracies(scores: Any, same: Any, folds: Any = None) -> NDArray[np.flo
     return np.array(accuracies)
 
 
+def fold_metrics(scores: Any, same: Any, folds: Any = None) -> dict[str, float]:
+    """Return mean and standard error of :func:`fold_accuracies`, ``accuracy_K_fold`` and ``accuracy_K_fold_error``."""
+    accuracies = fold_accuracies(scores, same, folds)
+    name = f"accuracy_{len(accuracies)}_fold"
+    error = accuracies.std(ddof=1) / np.sqrt(len(accuracies))
+    return {name: float(accuracies.mean()), f"{name}_error": float(error)}
+
+
 def _folds(same: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Return ten folds with equal shares of both kinds, at random with a fixed seed."""
     generator = np.random.default_rng(0)
@@ -310,13 +315,8 @@ def _scores(x: Tensor, y: Tensor, distance: BaseDistance | None) -> Tensor:
     if distance is None:
         cosines: Tensor = torch.nn.functional.cosine_similarity(x.double(), y.double(), dim=1)
         return cosines
-    training = distance.training
-    distance.eval()
-    try:
-        with torch.no_grad():
-            values: Tensor = distance.pairwise_distance(distance.maybe_normalize(x), distance.maybe_normalize(y))
-    finally:
-        distance.train(training)
+    with evaluating(distance):
+        values: Tensor = distance.pairwise_distance(distance.maybe_normalize(x), distance.maybe_normalize(y))
     return (values if distance.is_inverted else -values).double().cpu()
 
 

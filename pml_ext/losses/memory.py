@@ -198,6 +198,8 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
                     anchors = ~enqueue_mask.to(embeddings.device)
                     embeddings = embeddings[anchors]
                     labels = labels[anchors]
+                if len(embeddings) == 0:
+                    return 0 * embeddings.sum()
                 if indices_tuple is None and self.miner is not None:
                     indices_tuple = self.miner(embeddings, labels)
                 return call_loss(self.loss, embeddings, labels, indices_tuple)  # type: ignore[no-any-return]

@@ -32,7 +32,7 @@ from ..errors import (
 )
 from . import hooks as hookspecs
 from .components import KINDS, Command, Component, Paper, pml_components
-from .guard import SharedImports, process_unchanged
+from .guard import process_unchanged, shared_imports
 
 GROUP = "pml_ext"
 ALLOW = "PML_EXT_PLUGINS"  # environment variables with names of entry points
@@ -110,7 +110,8 @@ class PluginRecord:
     commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
     clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
     changes: list[str] = dataclasses.field(default_factory=list)  # settings of the process that were put back
-    seconds: float = 0.0  # time to import it and call its first hooks, without that of torch and of our own modules
+    seconds: float = 0.0  # time to import it and call its first hooks
+    first_imports: list[str] = dataclasses.field(default_factory=list)  # in this time, of what pml_ext imports itself
     traceback: str = ""
 
     def __str__(self) -> str:
@@ -175,7 +176,8 @@ class Plugins:
             waiting.remove((record, point))
             with self._guarded(record):
                 self._load_one(record, point)
-            if record.seconds > SLOW and not record.shipped:
+            is_slow = record.seconds > SLOW and not record.first_imports  # else it may be torch that takes long
+            if is_slow and not record.shipped:
                 text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
                 warnings.warn(f"the plugin {record} {text}", PluginWarning, stacklevel=3)
 
@@ -221,20 +223,21 @@ class Plugins:
             )
         if point.name in self.loaded:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
+        imported_before = shared_imports()
         started = time.perf_counter()
-        with SharedImports() as shared:
-            try:
-                hooks = _hooks_of(point.load())
-                record.hooks = [hook for hook in HOOKS if hook in hooks]
-                record.status = "ok"
-                self.loaded[point.name] = record
-                with self._guarded(record, "pml_ext_components"):
-                    record.components = self._add_components(point.name, hooks)
-                with self._guarded(record, "pml_ext_recipes"):
-                    self._add_recipes(point.name, hooks)
-                self._hooks[point.name] = hooks
-            finally:
-                record.seconds = time.perf_counter() - started - shared.seconds
+        try:
+            hooks = _hooks_of(point.load())
+            record.hooks = [hook for hook in HOOKS if hook in hooks]
+            record.status = "ok"
+            self.loaded[point.name] = record
+            with self._guarded(record, "pml_ext_components"):
+                record.components = self._add_components(point.name, hooks)
+            with self._guarded(record, "pml_ext_recipes"):
+                self._add_recipes(point.name, hooks)
+            self._hooks[point.name] = hooks
+        finally:
+            record.seconds = time.perf_counter() - started
+            record.first_imports = [name for name in shared_imports() if name not in imported_before]
 
     def _add_components(self, plugin: str, hooks: Mapping[str, Callable[[], Any]]) -> int:
         """Add a plugin's components, all of them or none, and return their number."""

@@ -1,12 +1,10 @@
-"""Guards around the code of plugins: settings of the process are put back, and shared imports are not charged to it."""
+"""Guards around the code of plugins: settings of the process that it changes are put back."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import functools
-import importlib.abc
-import importlib.machinery
 import logging
 import multiprocessing
 import operator
@@ -15,14 +13,14 @@ import pkgutil
 import signal
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import PluginError, PluginWarning, PmlExtError, StoppedError, one_line
 
-SHARED = ("torch", "pytorch_metric_learning", "pml_ext", "numpy", "scipy", "sklearn", "torchvision")  # what we import
+# Packages that pml_ext imports itself, later than plugins: the first plugin that imports one pays for it.
+_SHARED = ("torch", "pytorch_metric_learning", "numpy", "scipy", "sklearn", "torchvision")
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 # Environment variables that steer other libraries; other new ones, which a plugin's own library may read, may stay.
 _STEERING = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "RANK", "LOCAL_RANK", "WORLD_SIZE", "PYTHONWARNINGS")
@@ -269,6 +267,11 @@ def process_unchanged(report: Callable[[list[str]], None]) -> Iterator[None]:
         report(changed)
 
 
+def shared_imports() -> list[str]:
+    """Return the packages that pml_ext imports itself, as far as they are imported already."""
+    return [name for name in _SHARED if name in sys.modules]
+
+
 def import_name(source: str, owner: str, plugin: str, hook: str) -> Any:
     """Import ``"package.module:name"`` of a plugin.
 
@@ -293,51 +296,3 @@ def import_name(source: str, owner: str, plugin: str, hook: str) -> Any:
 def _warn_of_changes(owner: str, changed: list[str]) -> None:
     text = f"the import of {owner} changes {', '.join(changed)} for the whole process; it was put back"
     warnings.warn(text, PluginWarning, stacklevel=5)
-
-
-class SharedImports(importlib.abc.MetaPathFinder):
-    """A finder that sums up the seconds that imports of :data:`SHARED` packages take, while it is in use."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self._depth = 0
-
-    def __enter__(self) -> SharedImports:
-        sys.meta_path.insert(0, self)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """Return the usual specification of a shared module, whose execution is timed; None for other modules."""
-        if name.partition(".")[0] not in SHARED:
-            return None
-        for finder in sys.meta_path:
-            spec = None
-            if finder is not self and hasattr(finder, "find_spec"):
-                spec = finder.find_spec(name, path, target)
-            if spec is not None:
-                self._time(spec.loader)
-                return spec
-        return None
-
-    def _time(self, loader: Any) -> None:
-        """Let the next execution of a module by its loader add to the seconds; imports within count once."""
-        execute = getattr(loader, "exec_module", None)
-        if execute is None or isinstance(loader, type):  # a loader of built-in modules is a class
-            return
-
-        def timed(module: Any) -> None:
-            del loader.exec_module
-            self._depth += 1
-            started = time.perf_counter()
-            try:
-                execute(module)
-            finally:
-                self._depth -= 1
-                if self._depth == 0:
-                    self.seconds += time.perf_counter() - started
-
-        with contextlib.suppress(AttributeError):  # a loader with slots is not timed
-            loader.exec_module = timed

@@ -140,6 +140,7 @@ class RunView(Protocol):
     rank: int  # of this process; only process 0 writes files
     processes: int
     splits: dict[str, Any]  # images without augmentation, pml_ext.plugin.LabeledImages
+    queries: str  # the split whose images a test searches for, "test" or "query"
 
     def embeddings(self, split: str, layer: Literal["embedder", "trunk"] = "embedder") -> Tensor:
         """Return the raw output of the network, or of its trunk, for all images of a split: ``[N, D]``, float32."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import needs_extra, one_line
-from ..evaluation.metrics import title_of
+from ..evaluation.metrics import is_known_metric, title_of
 
 with needs_extra("train", "a report"):
     import jinja2
@@ -51,6 +51,7 @@ def render(template: str, **values: Any) -> str:
     """Return a page of this folder's template ``NAME.html.jinja``."""
     environment = jinja2.Environment(loader=jinja2.PackageLoader(__package__, "."), autoescape=True)
     environment.filters["title_of"] = title_of
+    environment.tests["known_metric"] = is_known_metric
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
     return environment.get_template(f"{template}.html.jinja").render(**values)
 

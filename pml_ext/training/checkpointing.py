@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..distributed import from_rank_0, from_ranks, max_over_ranks
+from ..distributed import from_ranks, max_over_ranks, wait_for_all_ranks
 from ..errors import DataError
 from . import checkpoint, signals
 from .records import Records
@@ -31,7 +31,7 @@ class Checkpointer:
         state, warning = checkpoint.load_to_resume(self._last, self._run.device, self._run.identity)
         if state is None:
             return False
-        self._run.check_listing(state.get("listing"))
+        self._run.check_listing(state["listing"])
         self._run.restore(self._last, state)
         self._run.warn(warning)
         return True
@@ -46,7 +46,7 @@ class Checkpointer:
             self._run.warn(str(error))
             return
         if state["epoch"] == self._run.epoch + 1:
-            self._run.check_listing(state.get("listing"))
+            self._run.check_listing(state["listing"])
             self.unfinished = state
 
     def finished_losses(self) -> list[float]:
@@ -72,7 +72,7 @@ class Checkpointer:
                 records.save()
                 checkpoint.save(self._within, self._run.state() | {"losses": losses, "ranks": ranks})
             self._saved = time.monotonic()
-            from_rank_0(None)  # the other ranks wait until it is written
+            wait_for_all_ranks()  # until it is written
         if signal_number:
             where = f"in epoch {self._run.epoch}, after iteration {len(losses)} of it; a checkpoint is written"
             raise signals.stopped(signal_number, where)

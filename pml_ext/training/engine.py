@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +54,13 @@ class Step:
     embeddings: Tensor  # of its batch, [B, D], float32 or float64, without gradient
     recorded: list[Any]  # values that the objective records of the step, as Python numbers
     skipped: bool = False  # a value was not finite, so no parameter changed
+
+
+class NonFinite(NamedTuple):
+    """The name of a tensor that is NaN or infinite, and such a value of it."""
+
+    name: str
+    value: float
 
 
 class Engine:
@@ -128,18 +135,20 @@ class Engine:
         parameters: dict[str, nn.Parameter] = {}
         for name, module in (*self.networks.items(), ("loss", unwrapped(objective.loss))):
             parameters |= module.named_parameters(prefix=name)
+        reads_ahead = self.device.type != "cpu"  # the next batch is read while the device works
         reading = iter(batches)
         batch = next(reading, None)
         while batch is not None:
             if self._skips:
                 self._undo = self._make_undo(objective, len(batch[0]))
             pending = self._forward_and_backward(batch, objective)
-            ahead = self.device.type != "cpu"  # the next batch is read while the device works
-            batch = next(reading, None) if ahead else None
+            batch = None
+            if reads_ahead:
+                batch = next(reading, None)
             with objective.warm_up():
                 step = self._update(*pending, objective, parameters)
             yield step
-            if not ahead:
+            if not reads_ahead:
                 batch = next(reading, None)
         for scheduler in objective.schedulers:
             scheduler.step()
@@ -188,6 +197,7 @@ class Engine:
     def _update(
         self, loss: Tensor, embeddings: Tensor, objective: Objective, parameters: Mapping[str, nn.Parameter]
     ) -> Step:
+        """Take the step of a loss, whose gradients are there, or skip it where a value is not finite."""
         optimizers = objective.optimizers.values()
         if self._scaler is not None:
             for optimizer in optimizers:
@@ -196,30 +206,35 @@ class Engine:
         for name, parameter in parameters.items():
             if parameter.grad is not None:
                 gradients[f"gradient of {name}"] = stored_values(parameter.grad)
+
         norms = torch.stack(torch._foreach_norm([embeddings, *gradients.values()])).sum()
         value, total, *recorded = read_numbers([loss, norms, *objective.recorded()])
-        bad: tuple[str, float] | None = None
-        if not math.isfinite(value):
-            bad = first_nonfinite({"embeddings": embeddings}) or ("loss", value)
-        elif not math.isfinite(total):  # a norm overflows above 1e19, where every value may still be finite
-            bad = first_nonfinite({"embeddings": embeddings} | gradients)
-        if self._skips and max_over_ranks(int(bad is not None)) and bad is None:
-            bad = "loss of another process", math.nan
-        if bad is None:
-            self._overflows = 0
-            if self.settings.clip_gradient is not None:
-                trained = nn.ModuleDict(self.networks).parameters()
-                nn.utils.clip_grad_norm_(trained, self.settings.clip_gradient)
-            for optimizer in optimizers:
-                optimizer.step()
+        nonfinite = _nonfinite_of_step(value, total, embeddings, gradients)
+        if self._skips:
+            some_rank_is_nonfinite = max_over_ranks(int(nonfinite is not None)) == 1
+            if some_rank_is_nonfinite and nonfinite is None:
+                nonfinite = NonFinite("loss of another process", math.nan)
+
+        if nonfinite is None:
+            self._step(optimizers)
         else:
-            self._skip(*bad)
+            self._skip(nonfinite)
         if self._scaler is not None:
             self._scaler.update()
-        return Step(value, embeddings, recorded, bad is not None)
+        return Step(value, embeddings, recorded, skipped=nonfinite is not None)
 
-    def _skip(self, name: str, value: float) -> None:
+    def _step(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Clip the gradients, if asked, and change the parameters."""
+        self._overflows = 0
+        if self.settings.clip_gradient is not None:
+            trained = nn.ModuleDict(self.networks).parameters()
+            nn.utils.clip_grad_norm_(trained, self.settings.clip_gradient)
+        for optimizer in optimizers:
+            optimizer.step()
+
+    def _skip(self, nonfinite: NonFinite) -> None:
         """Skip a non-finite step if float16 gradients overflowed or ``skip_nonfinite`` is set; else raise."""
+        name, value = nonfinite
         self._overflows += 1
         if not self._skips and (self._scaler is None or name in ("embeddings", "loss")):
             raise NotFiniteError(f"the {name} became {value}")
@@ -285,7 +300,21 @@ def _trainable(module: nn.Module) -> list[bool]:
 def _nothing() -> None: ...
 
 
-def first_nonfinite(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
+def _nonfinite_of_step(
+    loss: float, sum_of_norms: float, embeddings: Tensor, gradients: Mapping[str, Tensor]
+) -> NonFinite | None:
+    """Return what is not finite in a step: its embeddings, the loss, or the first such gradient; None if all are.
+
+    A norm overflows above 1e19, where every value may still be finite: the values decide.
+    """
+    if not math.isfinite(loss):
+        return first_nonfinite({"embeddings": embeddings}) or NonFinite("loss", loss)
+    if not math.isfinite(sum_of_norms):
+        return first_nonfinite({"embeddings": embeddings} | gradients)
+    return None
+
+
+def first_nonfinite(tensors: Mapping[str, Tensor]) -> NonFinite | None:
     """Return name and value of the first tensor, of any layout on one device, that is not finite; None if all are."""
     filled = {name: stored_values(tensor) for name, tensor in tensors.items() if tensor.numel()}
     if not filled:
@@ -294,7 +323,7 @@ def first_nonfinite(tensors: Mapping[str, Tensor]) -> tuple[str, float] | None:
     greatest = torch.stack(torch._foreach_norm(list(filled.values()), math.inf)).tolist()
     for name, value in zip(filled, greatest, strict=True):
         if not math.isfinite(value):
-            return name, value
+            return NonFinite(name, value)
     return None
 
 
@@ -306,7 +335,7 @@ def stored_values(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> tuple[str, float] | None:
+def first_nonfinite_weight(networks: Mapping[str, nn.Module], loss: nn.Module) -> NonFinite | None:
     """Return name and value of the first parameter that is not finite, or buffer that makes NaN of every image.
 
     A running variance may be infinite, since what it divides becomes 0, and other buffers by design, as masks are.

@@ -1,11 +1,10 @@
-"""Evaluation of a run: metrics of its splits, the nearest images of queries, and the collapse of embeddings."""
+"""Evaluation of a run: metrics of its splits, and the nearest images of queries."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_u
 from ..evaluation.verification import best_threshold
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import whitened_components
-from ..pairwise import ListedTuples
 from ..pml import BaseDistance
 from ..recipe import trains_pretrained_trunk
 from ..recipe.schema import PROTOCOLS, TOP
@@ -32,9 +30,6 @@ from .engine import first_nonfinite
 from .stages import Stages
 from .view import View
 
-COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
-RESOLUTION = 1e-6  # a search in float32 cannot distinguish closer cosine similarities
-QUERIES_FOR_COLLAPSE = 256
 NEIGHBORS = 8  # kept of a search, for the report
 
 Metrics = dict[str, float]
@@ -76,9 +71,8 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
     normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
     if view.listed is not None:
         return _of_listed(view, split, normalized)
-    retrieval = _searched(view, split, normalized)
-    clusters = _searched(view, split, normalized, clusters=True)
-    return {**retrieval.accuracies, **clusters.accuracies}
+    retrieval = _retrieval(view, split, normalized)
+    return retrieval.accuracies | _cluster_metrics(view, split, normalized[split])
 
 
 def _components(view: View, features: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,13 +103,13 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     elif metric is not None:
         searched = view.gallery_of(split)
         points = {part: view.embeddings(part) for part in (split, searched)}
-        result = _searched(view, split, points, neighbors_under(metric), keep=0)
+        result = _retrieval(view, split, points, neighbors_under(metric), keep=0)
         metrics["learned_metric"] = result.accuracies
         shortlist = view.recipe.evaluation.shortlist
         if shortlist:
             # one more than the recipe says, where the query itself is among its own nearest
             count = shortlist + 1 if searched == split else shortlist
-            result = _searched(view, split, points, reranked_under(metric, count), keep=0)
+            result = _retrieval(view, split, points, reranked_under(metric, count), keep=0)
             metrics["shortlist"] = result.accuracies
     return metrics
 
@@ -130,8 +124,8 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
         return view.once(("listed", split), lambda: _of_listed(view, split, points))
     metrics = dict(nearest(view, split).accuracies)
     if clustering:
-        points = {split: _normalized_embeddings(view, split)}
-        metrics |= view.once(("clusters", split), lambda: _searched(view, split, points, clusters=True)).accuracies
+        normalized = _normalized_embeddings(view, split)
+        metrics |= view.once(("clusters", split), lambda: _cluster_metrics(view, split, normalized))
         metrics |= view.once(("classified", split), lambda: _classified(view, split))
     return metrics
 
@@ -167,7 +161,7 @@ def nearest(view: View, split: str) -> Evaluation:
     gallery = view.gallery_of(split)
     if gallery != split:
         points[gallery] = _normalized_embeddings(view, gallery)
-    return view.once(("nearest", split), lambda: _searched(view, split, points))
+    return view.once(("nearest", split), lambda: _retrieval(view, split, points))
 
 
 def recall_by_class(view: View) -> dict[str, float]:
@@ -227,36 +221,72 @@ def _normalized_embeddings(view: View, split: str) -> Tensor:
     return nn.functional.normalize(embeddings)
 
 
-def _searched(
+def _retrieval(
     view: View,
     split: str,
     points: Mapping[str, Tensor],
     search: NearestNeighbors | None = None,
     keep: int = NEIGHBORS,
-    clusters: bool = False,
 ) -> Evaluation:
-    """Return metrics of retrieval, or of clusters, by their names in ``metrics.json``, those of plugins last."""
+    """Return metrics of retrieval by their names in ``metrics.json``, those of plugins last."""
+    names = _names_by_accuracy(view, of_clusters=False)
+    calculator = _calculator(view, names, view.relation, search)
+    gallery = None
+    gallery_labels = None
+    searched = view.gallery_of(split)
+    if searched != split:
+        gallery = points[searched]
+        gallery_labels = view.true_labels(searched)
+    labels = view.true_labels(split)
+    groups = _groups(view, split)
+    try:
+        result = calculator.evaluate(
+            points[split], labels, gallery, gallery_labels, keep=keep, on_failure=view.warn, **groups
+        )
+    except ValueError as error:
+        if view.recipe.evaluation.verification is None and not groups:
+            raise
+        raise DataError(f"the images of {split} cannot be tested: {error}") from None
+    return dataclasses.replace(result, accuracies=_renamed(result.accuracies, names))
+
+
+def _cluster_metrics(view: View, split: str, points: Tensor) -> Metrics:
+    """Return metrics of clusters of points ``[N, D]`` by their names in ``metrics.json``, those of plugins last."""
+    names = _names_by_accuracy(view, of_clusters=True)
+    calculator = _calculator(view, names)  # by classes, which a relation's labels may not be
+    result = calculator.evaluate(points, view.true_labels(split), on_failure=view.warn)
+    return _renamed(result.accuracies, names)
+
+
+def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
+    """Return the metrics of a run, those of clusters or the others: ``{name in the calculator: in metrics.json}``."""
     table = view.recipe.evaluation
-    relation = None if clusters else view.relation
-    levels = () if relation is None else relation.levels
-    verification = None if clusters else table.verification
+    levels = () if view.relation is None else view.relation.levels
     known = metrics_of(
         table.recall_at,
         table.precision_at,
         table.clusters_per_class,
         table.ndcg_at,
         levels,
-        verification is not None,
+        table.verification is not None,
     )
     names = {}
     for metric in known:
-        if metric.in_runs and bool(metric.clusters) == clusters:
+        if metric.in_runs and bool(metric.clusters) == of_clusters:
             names[metric.accuracy] = metric.name
     for name, function in plugin_metrics().items():
-        if needs_clusters(function) == clusters:
+        if needs_clusters(function) == of_clusters:
             names[name] = name
-    calculator = RetrievalAccuracyCalculator(
-        [*names],
+    return names
+
+
+def _calculator(
+    view: View, names: Iterable[str], relation: Relation | None = None, search: NearestNeighbors | None = None
+) -> RetrievalAccuracyCalculator:
+    """Return a calculator of metrics as the recipe sets it."""
+    table = view.recipe.evaluation
+    return RetrievalAccuracyCalculator(
+        names,
         k="max_bin_count",
         device=view.device,
         knn_func=search,
@@ -266,30 +296,13 @@ def _searched(
         clusters_per_class=table.clusters_per_class,
         relation=relation,
         ndcg_at=table.ndcg_at,
-        verification=verification,
+        verification=table.verification,
     )
-    gallery = None
-    gallery_labels = None
-    searched = view.gallery_of(split)
-    if searched != split and not clusters:
-        gallery = points[searched]
-        gallery_labels = view.true_labels(searched)
-    kept = 0 if clusters else keep
-    groups = {} if clusters else _groups(view, split)
-    labels = view.true_labels(split)
-    try:
-        result = calculator.evaluate(
-            points[split], labels, gallery, gallery_labels, keep=kept, on_failure=view.warn, **groups
-        )
-    except ValueError as error:
-        if verification is None and not groups:
-            raise
-        raise DataError(f"the images of {split} cannot be tested: {error}") from None
-    accuracies = {}
-    for accuracy, name in names.items():
-        if accuracy in result.accuracies:  # a plugin's metric that failed is not
-            accuracies[name] = float(result.accuracies[accuracy])
-    return dataclasses.replace(result, accuracies=accuracies)
+
+
+def _renamed(accuracies: Mapping[str, Any], names: Mapping[str, str]) -> Metrics:
+    """Return metrics by other names, without those of plugins that failed."""
+    return {name: float(accuracies[accuracy]) for accuracy, name in names.items() if accuracy in accuracies}
 
 
 def _groups(view: View, split: str) -> dict[str, Any]:
@@ -361,76 +374,3 @@ def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
         half = (len(members) + 1) // 2
         chosen[members[:half]] = True
     return chosen
-
-
-def collapse(embeddings: Tensor, labels: Any) -> float | None:
-    """Return the mean cosine similarity of different images if embeddings ``[N, D]`` have collapsed to one point.
-
-    It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
-    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse.
-    """
-    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
-    similarity = _mean_similarity(points)
-    if not similarity > COLLAPSED:  # NaN is not a collapse
-        return None
-    count = len(points)
-    classes = torch.as_tensor(labels).cpu()
-    rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
-    values = (points[rows] @ points.T).scatter_(1, rows[:, None], -torch.inf)
-    nearest = values >= values.amax(dim=1, keepdim=True) - RESOLUTION
-    same = (classes[rows][:, None] == classes).scatter_(1, rows[:, None], False)
-    chance = float(same.double().mean()) * count / (count - 1)
-    right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
-    has_collapsed = chance == 0 or right < (1 + chance) / 2
-    return similarity if has_collapsed else None
-
-
-def collapse_of_listed(embeddings: Tensor, tuples: ListedTuples) -> float | None:
-    """Return :func:`collapse` of embeddings ``[N, D]`` with listed pairs or triplets.
-
-    Chance is half of the triplets in the right order, or half of all two pairs of both kinds.
-    """
-    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))
-    similarity = _mean_similarity(points)
-    if not similarity > COLLAPSED:
-        return None
-    has_order = tuples.same is None or 0 < int(tuples.same.sum()) < len(tuples)
-    if not len(tuples) or not has_order:
-        return similarity
-    metrics = tuple_metrics(points, tuples)
-    right = metrics.get("triplet_accuracy", metrics.get("verification_roc_auc", 0.0))
-    return similarity if right < 0.75 else None
-
-
-def _mean_similarity(points: Tensor) -> float:
-    """Return the mean cosine similarity of different points of length 1; NaN for fewer than two."""
-    count = len(points)
-    if count < 2:
-        return math.nan
-    return float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
-
-
-def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
-    """Say which pairs, or triplets, none of the batches has; labels are ``[B]`` each. Empty if nothing is missing."""
-    positive_pairs = negative_pairs = triplets = False
-    for labels in batches:
-        if relation is None:
-            positive = labels[:, None] == labels[None]
-            negative = ~positive
-        else:
-            rows = relation.tensor(labels, len(labels), labels.device)
-            weights = relation.matrix(rows, rows)
-            positive = weights > 0
-            negative = weights == 0
-        positive.fill_diagonal_(False)
-        positive_pairs |= bool(positive.any())
-        negative_pairs |= bool(negative.any())
-        triplets |= bool((positive.any(dim=1) & negative.any(dim=1)).any())
-    if not positive_pairs:
-        remedy = "let the sampler draw several images of each class (pml/m-per-class with m = 2 or more)"
-        return f"no batch has a positive pair, which takes two images of one class; {remedy}"
-    if not negative_pairs:
-        return "no batch has a negative pair, which takes two classes; let the sampler draw several classes"
-    if triplets:
-        return ""
-    return "no batch has an image with both a positive and a negative, so there are no triplets"

@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from ..distributed import from_rank_0, num_processes, process_group, rank
+from ..distributed import from_rank_0, num_processes, process_group, rank, wait_for_all_ranks
 from ..distributed.devices import choose_device
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, first_of, one_line, printable, shortened
 from ..files import DamagedError, checksums, final_path, locked_folder, read_json, read_toml, write_json
@@ -185,7 +185,7 @@ def execute(
                 _write_recipe(plan)
             if metrics is not None and only_files:
                 write_again(run, metrics, damaged)
-        from_rank_0(None)  # waits until rank 0 has written the files, which the other ranks read now
+        wait_for_all_ranks()  # until rank 0 has written the files, which the other ranks read now
         if metrics is not None and only_files:
             return metrics  # type: ignore[no-any-return]
         return train_run(run, resume)

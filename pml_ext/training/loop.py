@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..distributed import from_rank_0
+from ..distributed import from_rank_0, wait_for_all_ranks
 from ..distributed.devices import deterministic_algorithms
 from ..errors import StoppedError
 from . import outcome, signals
@@ -68,7 +68,7 @@ def train_epochs(
     try:
         while run.epoch < run.epochs:
             run.epoch += 1
-            with signals.waiting():
+            with signals.deferred():
                 epoch(run, records, checkpointer, after_validation)
             signals.check(f"after epoch {run.epoch}, whose checkpoint is written")
         if records is not None:
@@ -103,7 +103,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
         run.call_parts("prepare")
     if resume:
         checkpointer.find_unfinished_epoch()
-    from_rank_0(None)  # waits until all ranks have read the checkpoints
+    wait_for_all_ranks()  # until all have read the checkpoints, of which rank 0 deletes one
     if run.rank == 0:
         checkpointer.forget_epoch()
         write_json(run.folder, NETWORK, run.network_json())
@@ -128,6 +128,7 @@ def epoch(
     if records is None:
         return
     validate(run, records, checkpointer)
+    checkpointer.save_epoch()
     if after_validation is not None and run.history.best["epoch"] is not None:
         after_validation(run.epoch, run.history.best["value"])
     iterations = len(losses) - iterations_before
@@ -143,7 +144,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
     stage = run.stages.of(run.epoch)
     run.enter_stage(stage)
     losses = checkpointer.finished_losses()  # one for each finished iteration
-    with signals.waiting(False):  # a signal ends the run at once: nothing of the epoch is lost yet
+    with signals.at_once():  # nothing of the epoch is lost yet
         unfinished = checkpointer.unfinished
         relabel(run, stage, None if unfinished is None else unfinished["pseudo_labels"])
         run.call_parts("start_epoch")

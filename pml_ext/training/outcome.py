@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,19 +11,24 @@ from torch import Tensor, nn
 
 from ..distributed import join, max_over_ranks
 from ..errors import TrainingError
+from ..evaluation.listed import tuple_metrics
+from ..losses.relations import Relation
 from ..networks.modes import is_batch_norm
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import parts_named
+from ..pairwise import ListedTuples
 from ..recipe.schema import frozen_patterns
 from .batches import Batches, indices_of
 from .engine import first_nonfinite_weight
-from .evaluation import collapse, collapse_of_listed, missing_pairs
 from .run import Run
 from .stages import Stage
 
 # Batches of 16 to 128 images were measured, and all were worse by their own statistics than by those of ImageNet; equal
 # numbers of steps did equal harm (python -m benchmarks.batch_norm, docs/pretrained.md). Larger ones were not measured.
 LARGEST_MEASURED = 128
+COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
+RESOLUTION = 1e-6  # a search in float32 cannot distinguish closer cosine similarities
+QUERIES_FOR_COLLAPSE = 256
 FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
 
 
@@ -102,6 +109,53 @@ def warn_of_collapse(run: Run, embeddings: Tensor, indices: Any) -> None:
     run.history.collapsed = similarity is not None
 
 
+def collapse(embeddings: Tensor, labels: Any) -> float | None:
+    """Return the mean cosine similarity of different images if embeddings ``[N, D]`` have collapsed to one point.
+
+    It is then above :data:`COLLAPSED`, and the nearest other image is of the same class less often than halfway from
+    chance to always; images that a search in float32 cannot tell apart share a rank. None for no collapse.
+    """
+    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))  # MPS has no float64
+    similarity = _mean_similarity(points)
+    if not similarity > COLLAPSED:  # NaN is not a collapse
+        return None
+    count = len(points)
+    classes = torch.as_tensor(labels).cpu()
+    rows = torch.linspace(0, count - 1, min(count, QUERIES_FOR_COLLAPSE)).long()
+    values = (points[rows] @ points.T).scatter_(1, rows[:, None], -torch.inf)
+    nearest = values >= values.amax(dim=1, keepdim=True) - RESOLUTION
+    same = (classes[rows][:, None] == classes).scatter_(1, rows[:, None], False)
+    chance = float(same.double().mean()) * count / (count - 1)
+    right = float(((same & nearest).sum(dim=1) / nearest.sum(dim=1)).mean())
+    has_collapsed = chance == 0 or right < (1 + chance) / 2
+    return similarity if has_collapsed else None
+
+
+def collapse_of_listed(embeddings: Tensor, tuples: ListedTuples) -> float | None:
+    """Return :func:`collapse` of embeddings ``[N, D]`` with listed pairs or triplets.
+
+    Chance is half of the triplets in the right order, or half of all two pairs of both kinds.
+    """
+    points = nn.functional.normalize(embeddings.detach().to("cpu", torch.float64))
+    similarity = _mean_similarity(points)
+    if not similarity > COLLAPSED:
+        return None
+    has_order = tuples.same is None or 0 < int(tuples.same.sum()) < len(tuples)
+    if not len(tuples) or not has_order:
+        return similarity
+    metrics = tuple_metrics(points, tuples)
+    right = metrics.get("triplet_accuracy", metrics.get("verification_roc_auc", 0.0))
+    return similarity if right < 0.75 else None
+
+
+def _mean_similarity(points: Tensor) -> float:
+    """Return the mean cosine similarity of different points of length 1; NaN for fewer than two."""
+    count = len(points)
+    if count < 2:
+        return math.nan
+    return float((points.sum(dim=0).square().sum() - count) / (count * (count - 1)))
+
+
 def warn_of_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batches) -> None:
     """Warn if the loss was 0 in all of a stage's first iterations, and say which pairs their batches lack.
 
@@ -172,3 +226,29 @@ def _missing_pairs(run: Run, stage: Stage, batches: Batches) -> str:
     else:
         relation = None
     return missing_pairs([labels[indices].to(run.device) for indices in drawn], relation)
+
+
+def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
+    """Say which pairs, or triplets, none of the batches has; labels are ``[B]`` each. Empty if nothing is missing."""
+    positive_pairs = negative_pairs = triplets = False
+    for labels in batches:
+        if relation is None:
+            positive = labels[:, None] == labels[None]
+            negative = ~positive
+        else:
+            rows = relation.tensor(labels, len(labels), labels.device)
+            weights = relation.matrix(rows, rows)
+            positive = weights > 0
+            negative = weights == 0
+        positive.fill_diagonal_(False)
+        positive_pairs |= bool(positive.any())
+        negative_pairs |= bool(negative.any())
+        triplets |= bool((positive.any(dim=1) & negative.any(dim=1)).any())
+    if not positive_pairs:
+        remedy = "let the sampler draw several images of each class (pml/m-per-class with m = 2 or more)"
+        return f"no batch has a positive pair, which takes two images of one class; {remedy}"
+    if not negative_pairs:
+        return "no batch has a negative pair, which takes two classes; let the sampler draw several classes"
+    if triplets:
+        return ""
+    return "no batch has an image with both a positive and a negative, so there are no triplets"

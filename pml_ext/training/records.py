@@ -311,8 +311,12 @@ def loss_series(folder: Path, terms: Iterable[str]) -> Series:
     for table, columns in found.items():
         for term, (iterations, values) in columns.items():
             label = term.removesuffix("_loss")
-            if label in series and series[label][0][-1] >= iterations[0]:  # of another part, at the same time
-                label = f"{label} ({table.rpartition('_')[2]})"
+            # Two parts of a loss may record a term of one name in the same iterations: each gets its class's name.
+            # The losses of two stages follow one another, and share a curve.
+            overlaps = label in series and series[label][0][-1] >= iterations[0]
+            if overlaps:
+                class_name = table.rpartition("_")[2]
+                label = f"{label} ({class_name})"
             known = series.setdefault(label, ([], []))
             known[0].extend(iterations)
             known[1].extend(values)

@@ -12,8 +12,9 @@ from ..files.checksums import SUMS
 from ..recipe import plugins_in
 from . import checkpoint
 from .checkpointing import Checkpointer
-from .evaluation import collapse, collapse_of_listed, counts, metrics_after, recall_by_class
+from .evaluation import counts, metrics_after, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_json
+from .outcome import collapse, collapse_of_listed
 from .records import TEST, Records, write_csv_files
 from .report import write_run_report
 from .run import Run

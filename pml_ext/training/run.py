@@ -104,10 +104,10 @@ class Run(View):
         """Return the module that a stage trains from what its reader gives: images, features or activations."""
         if self.frozen:
             return torch.nn.Identity()
-        cut = self.cut_of(stage)
+        cut = self.trunk_cut(stage)
         return self.trunk if cut is None else cut.rest
 
-    def cut_of(self, stage: Stage) -> TrunkCut | None:
+    def trunk_cut(self, stage: Stage) -> TrunkCut | None:
         """Return the cut of the trunk in a stage, if it has one."""
         table = cut_of(self.recipe.model.freeze) or cut_of(stage.table.freeze)
         if table is None:
@@ -128,7 +128,7 @@ class Run(View):
 
     def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
         """Return the reader of a stage's batches: of images, of features, or of activations before a cut."""
-        cut = self.cut_of(stage)
+        cut = self.trunk_cut(stage)
         if cut not in self._readers:
             self._readers[cut] = self._new_reader(cut)
         return self._readers[cut]
@@ -195,7 +195,7 @@ class Run(View):
         if model.lora is None:
             patterns = frozen_patterns(model.freeze) + frozen_patterns(stage.table.freeze)
             self.engine.frozen = freeze(self.trunk, patterns)
-        self.cut = self.cut_of(stage)
+        self.cut = self.trunk_cut(stage)
         if self.cut is not None:
             self.cut.stem.requires_grad_(False)
             self.engine.frozen = [*self.engine.frozen, self.cut.stem]
@@ -242,7 +242,7 @@ class Run(View):
             for split in self.splits:
                 if self.processes > 1 or split in ("train", "validation"):
                     self.features(split)
-        for cut in dict.fromkeys(self.cut_of(stage) for stage in self.stages):
+        for cut in dict.fromkeys(self.trunk_cut(stage) for stage in self.stages):
             if cut is not None:
                 self._compute_activations(cut)
 
@@ -299,7 +299,7 @@ class Run(View):
         """Load the weights of a checkpoint written from :meth:`model_state`, and return the checkpoint."""
         path = self.checkpoint(name)
         state = checkpoint.load(path, self.device, self.identity)
-        self.check_listing(state.get("listing"))
+        self.check_listing(state["listing"])
         with checkpoint.errors_with_path(path, state):
             if "trunk" in state:
                 self.trunk.load_state_dict(state["trunk"])

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import Any
 
@@ -30,7 +31,7 @@ _AGAIN = 0.01  # seconds after which a signal is sent again
 
 class _SignalState:
     process = 0  # id of the listening process; 0 if no process listens
-    waits = False
+    is_deferred = False  # whether a first signal is only recorded
     received: int | None = None
     at = 0.0
 
@@ -45,7 +46,7 @@ def listening() -> Iterator[None]:
     hook = sys.unraisablehook
     sys.unraisablehook = functools.partial(_send_again, hook)
     _SignalState.process = os.getpid()
-    _SignalState.waits = False
+    _SignalState.is_deferred = False
     _SignalState.received = None
     try:
         for number in ENDING:
@@ -72,11 +73,11 @@ def _receive(number: int, _frame: FrameType | None) -> None:
         raise stopped(_SignalState.received, "at once; what the last checkpoint does not have is lost")
     _SignalState.received = number
     _SignalState.at = time.monotonic()
-    if not _SignalState.waits:
+    if not _SignalState.is_deferred:
         raise stopped(number)
     if os.environ.get("RANK", "0") == "0":
         name = signal.Signals(number).name
-        text = f"pml-ext: {name}: the iteration is finished and a checkpoint written; once more ends at once\n"
+        text = f"pml-ext: {name}: ends once the iteration is done and a checkpoint written; once more ends at once\n"
         with contextlib.suppress(OSError):  # a full disk, or a reader that is gone
             os.write(2, text.encode())
 
@@ -91,17 +92,27 @@ def _send_again(report: Callable[[Any], Any], dropped: sys.UnraisableHookArgs) -
     threading.Timer(_AGAIN, os.kill, (os.getpid(), error.signal)).start()
 
 
+def deferred() -> AbstractContextManager[None]:
+    """Return a context in which a first signal is only recorded; see :func:`received`."""
+    return _handling(is_deferred=True)
+
+
 @contextlib.contextmanager
-def waiting(waits: bool = True) -> Iterator[None]:
-    """Record a first signal inside the block, see :func:`received`; with ``False``, end the run at once."""
-    if not waits:
-        check()
-    before = _SignalState.waits
-    _SignalState.waits = waits
+def at_once() -> Iterator[None]:
+    """Let a signal end the run at once inside the block; one that was recorded before ends it now."""
+    check()
+    with _handling(is_deferred=False):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(is_deferred: bool) -> Iterator[None]:
+    before = _SignalState.is_deferred
+    _SignalState.is_deferred = is_deferred
     try:
         yield
     finally:
-        _SignalState.waits = before
+        _SignalState.is_deferred = before
 
 
 @contextlib.contextmanager
@@ -110,7 +121,8 @@ def handle_signals(wait: bool = False) -> Iterator[Callable[[], int | None]]:
 
     The first signal ends the work at once by a StoppedError; with ``wait``, it is only recorded.
     """
-    with listening(), waiting(wait):
+    handling = deferred() if wait else at_once()
+    with listening(), handling:
         yield received
 
 

@@ -28,7 +28,7 @@ def test_before(run: Run, checkpointer: Checkpointer) -> None:
 
 
 def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
-    """Run the recipe's tests between epochs, save the best weights so far, and write the checkpoint."""
+    """Run the recipe's tests between epochs, record their metrics, and save the best weights so far."""
     started = time.perf_counter()
     table = run.recipe.evaluation
     is_last = run.epoch == run.recipe.schedule.epochs
@@ -56,4 +56,3 @@ def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
         records.add(run.epoch, {kind: metrics})
     records.save()
     run.history.test_seconds += time.perf_counter() - started
-    checkpointer.save_epoch()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..data import DataSplits, LabeledImages, hold_out_classes, prepare
 from ..data.splits import Transform
-from ..distributed import from_rank_0, num_processes, rank, synchronize_batch_norm
+from ..distributed import num_processes, rank, rank_0_first, synchronize_batch_norm
 from ..errors import ConfigError, DataError, PluginWarning, counted
 from ..evaluation import some_of_each_class
 from ..networks.memory_format import use_channels_last
@@ -97,19 +97,16 @@ class View:
 
     def _load_data(self, root: Path | None, tell: Callable[[str], None]) -> None:
         """Build the data set and its splits; rank 0 goes first, since it may download the data."""
-        if self.rank > 0:
-            from_rank_0(None)
-        splits = build_dataset(self.recipe.data, root)
-        self.parents = splits.parents
-        self.note = splits.note
-        self._check_protocols()
-        self.splits: dict[str, LabeledImages] = {"train": splits.train, **splits.tested()}
-        if splits.validation is not None:
-            self._take_validation(splits.validation)
-        augmented = self._prepare_splits(splits, tell)
-        self.listing = {name: listing_of(images) for name, images in self.splits.items()}  # in all checkpoints
-        if self.rank == 0:
-            from_rank_0(None)
+        with rank_0_first():
+            splits = build_dataset(self.recipe.data, root)
+            self.parents = splits.parents
+            self.note = splits.note
+            self._check_protocols()
+            self.splits: dict[str, LabeledImages] = {"train": splits.train, **splits.tested()}
+            if splits.validation is not None:
+                self._take_validation(splits.validation)
+            augmented = self._prepare_splits(splits, tell)
+            self.listing = {name: listing_of(images) for name, images in self.splits.items()}  # in all checkpoints
         self._divide_training_images(self.splits.pop("train"))
 
         self.queries = "query" if "query" in self.splits else "test"
@@ -239,12 +236,9 @@ class View:
             "class_names": [names[label] for label in classes],
         }
 
-    def check_listing(self, before: Mapping[str, Mapping[str, Any]] | None) -> None:
-        """Raise DataError if the images differ from those of a checkpoint's run, by its ``listing``.
-
-        Checkpoints of earlier versions have none, and are taken.
-        """
-        if before is None or before == self.listing:
+    def check_listing(self, before: Mapping[str, Mapping[str, Any]]) -> None:
+        """Raise DataError if the images differ from those of a checkpoint's run, by its ``listing``."""
+        if before == self.listing:
             return
         changes = []
         for name in {**before, **self.listing}:
@@ -486,7 +480,7 @@ def open_run(folder: Path, seed: int, device: str, root: Path | None = None) -> 
     recipe = load_recipe(str(folder / RECIPE))
     view = View(recipe, folder, seed, device, root)
     state = checkpoint.load(view.checkpoint("model"), view.device, view.identity)
-    view.check_listing(state.get("listing"))
+    view.check_listing(state["listing"])
     view.trunk.load_state_dict(state["trunk"])
     view.embedder.load_state_dict(state["embedder"])
     return view

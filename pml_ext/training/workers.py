@@ -1,4 +1,4 @@
-"""Start of data-loader workers: by a fork server on Linux, else by spawn.
+"""Start and end of data-loader workers. They start by a fork server on Linux, else by spawn.
 
 A fork of the run itself would copy its threads' locks. The fork server has one thread, imports torch once and forks
 each worker in milliseconds. What a worker reads must be picklable.
@@ -6,17 +6,23 @@ each worker in milliseconds. What a worker reads must be picklable.
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.util
+import os
 import signal
 import sys
+import weakref
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 
 from .signals import ENDING
 
 # This module is the first, since importing it protects the server from signals.
-_PRELOADED = [__name__, "pml_ext.training.batches", "torchvision.transforms.v2"]
+_PRELOADED = [__name__, "pml_ext.training.loader", "torchvision.transforms.v2"]
+
+STARTED: weakref.WeakSet[BaseProcess] = weakref.WeakSet()  # workers that this process has started
 
 
 def worker_context() -> BaseContext:
@@ -30,6 +36,27 @@ def worker_context() -> BaseContext:
         except ChildProcessError:  # this process was forked, and the server is that of its parent
             pass
     return multiprocessing.get_context("spawn")
+
+
+def end_with_the_parent() -> None:
+    """Wait until the process that started this one has ended, even if it was killed, and end; call it in a thread.
+
+    Torch looks at the parent in the sense of the system, which may be a fork server.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Kill workers before multiprocessing sends them a single SIGTERM, which they ignore, and waits forever."""
+    left = [child for child in multiprocessing.active_children() if child in STARTED]
+    if left and hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler raises errors about workers that end
+    for child in left:
+        child.kill()
 
 
 def _ignore_signals() -> None:

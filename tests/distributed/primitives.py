@@ -1,6 +1,7 @@
 """What collectives give in two processes; run as a script, once a process."""
 
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,8 @@ from pml_ext.distributed.processes import (
     num_processes,
     process_group,
     rank,
+    rank_0_first,
+    wait_for_all_ranks,
 )
 from pml_ext.pairwise import tiles
 
@@ -76,6 +79,21 @@ def of_processes(mine):
     }
 
 
+def of_order(mine):
+    """Times at which a process came, went on, and was in a block that rank 0 runs first; each is late once."""
+    if mine == 1:
+        time.sleep(0.2)
+    times = {"came": time.monotonic()}
+    wait_for_all_ranks()
+    times["went on"] = time.monotonic()
+    with rank_0_first():
+        times["entered"] = time.monotonic()
+        if mine == 0:
+            time.sleep(0.2)
+        times["left"] = time.monotonic()
+    return times
+
+
 def of_gather(mine):
     own = rows(mine)
     x = own.clone().requires_grad_()
@@ -107,6 +125,7 @@ def main(folder):
         mine = dist.get_rank()
         found = {"processes": of_processes(mine), "gather": of_gather(mine), "batch norm": of_batch_norm(mine)}
         found["sampling"] = of_sampling(mine)
+        found["order"] = of_order(mine)
         torch.save(found, f"{folder}/rank-{mine}.pt")
         dist.barrier()
 

@@ -42,3 +42,9 @@ def test_two_processes_exchange_objects(collectives):
         assert found["device"] == "cpu"  # gloo sends what is there
     assert first["from ranks"] == ["of 0", "of 1"]
     assert second["from ranks"] == []
+
+
+def test_processes_wait_for_each_other_and_for_rank_0(collectives):
+    first, second = (saved["order"] for saved in collectives)
+    assert first["went on"] >= second["came"]
+    assert second["entered"] >= first["left"]

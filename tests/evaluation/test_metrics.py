@@ -92,7 +92,19 @@ def test_a_metric_has_one_title_by_its_key():
         "map_at_r": "MAP@R",
         "nmi": "NMI",
         "nmi_3": "NMI, 3 per class",
+        "nmi_majority_12": "NMI of majority classes, 12 per class",
+        "nmi_1": "nmi_1",
+        "purity": "purity",
+        "verification_tar_at_far_0.01": "TAR at FAR 0.01",
         "zero_shot_top_5": "zero-shot, top-5",
         "of_a_plugin_0": "of_a_plugin_0",
     }
     assert {name: metrics.title_of(name) for name in titles} == titles
+    unknown = {name for name in titles if not metrics.is_known_metric(name)}
+    assert unknown == {"nmi_1", "of_a_plugin_0"}
+
+
+def test_titles_are_those_of_the_table():
+    for metric in metrics.metrics_of((1, 10), (1, 5), (1, 2, 10), (5,), (1, 2), verification=True):
+        assert metrics.title_of(metric.name) == metric.title
+        assert metrics.is_known_metric(metric.name)

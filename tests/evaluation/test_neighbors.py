@@ -144,7 +144,7 @@ def test_the_first_metric_of_the_parts_is_the_learned_one():
 def test_a_matrix_of_values_has_no_gradient():
     points, _ = data(6)
     distance = LpDistance(normalize_embeddings=False)
-    matrix = neighbors.matrix_under(distance, points.clone().requires_grad_())
+    matrix = neighbors.distance_matrix(distance, points.clone().requires_grad_())
     assert not matrix.requires_grad
     assert distance.training
     for row, expected in zip(matrix.tolist(), sorted_distances(points, points), strict=True):

@@ -19,7 +19,7 @@ def test_principal_components_are_those_of_scikit_learn():
 
 @pytest.mark.parametrize("method", ["pca", "tsne"])
 def test_points_on_one_place_are_zeros(method):
-    point = projection.directions(torch.randn(1, 5, generator=torch.Generator().manual_seed(0)))
+    point = projection.unit_rows_on_cpu(torch.randn(1, 5, generator=torch.Generator().manual_seed(0)))
     for points in (point.expand(20, 5), point[:0], point):
         found = flattened(points.numpy(), method)
         assert found.shape == (len(points), 2)
@@ -27,7 +27,7 @@ def test_points_on_one_place_are_zeros(method):
 
 
 def test_a_seed_gives_the_same_places_and_few_points_use_pca():
-    points = projection.directions(torch.randn(40, 6, generator=torch.Generator().manual_seed(0))).numpy()
+    points = projection.unit_rows_on_cpu(torch.randn(40, 6, generator=torch.Generator().manual_seed(0))).numpy()
     assert np.array_equal(flattened(points, "tsne", 1), flattened(points, "tsne", 1))
     few = points[:10]
     assert np.array_equal(flattened(few, "tsne"), flattened(few, "pca"))
@@ -36,7 +36,7 @@ def test_a_seed_gives_the_same_places_and_few_points_use_pca():
 
 def test_directions_of_huge_and_tiny_rows_are_unit_vectors():
     points = torch.tensor([[3e38, 0, 3e38], [0, -1e-30, 0], [3, 4, 0]], requires_grad=True)
-    found = projection.directions(points)
+    found = projection.unit_rows_on_cpu(points)
     assert not found.requires_grad
     root = 0.5**0.5
     torch.testing.assert_close(found, torch.tensor([[root, 0, root], [0, -1e-18, 0], [0.6, 0.8, 0]]))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pml_ext import FromMatrix, Hierarchy, Near, RetrievalAccuracyCalculator, SharedLabel
+from pml_ext.evaluation import calculator, retrieval
 
 N = 50
 M = 40
@@ -89,6 +90,25 @@ def test_lone_queries_are_those_of_the_level_of_a_metric():
     assert found["recall_at_1_level_1"] != found["recall_at_1"]
 
 
+@pytest.mark.parametrize(("lone_queries", "calls"), [("miss", 1), ("drop", 2)])
+def test_classes_are_counted_once_per_level(monkeypatch, lone_queries, calls):
+    """And above the relation's own level only where lone queries are left out."""
+    counted = []
+    original = retrieval.query_classes
+
+    def query_classes(*given):
+        counted.append(given)
+        return original(*given)
+
+    for module in (calculator, retrieval):
+        monkeypatch.setattr(module, "query_classes", query_classes)
+    points, _ = made(N)
+    tree = Hierarchy(["a/x", "a/y", "b/z"])
+    several = RetrievalAccuracyCalculator(relation=tree, recall_at=(1, 2, 4), lone_queries=lone_queries)
+    several.get_accuracy(points, torch.arange(N) % 3, include=[f"recall_at_{k}_level_1" for k in (1, 2, 4)])
+    assert len(counted) == calls
+
+
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5)])
 def test_a_matrix_of_queries_and_gallery(shape):
     generator = torch.Generator().manual_seed(0)
@@ -100,6 +120,18 @@ def test_a_matrix_of_queries_and_gallery(shape):
     found = calculator.get_accuracy(query, None, gallery, None, ref_includes_query=False)
     nearest = torch.cdist(query, gallery).argmin(1)
     assert found["precision_at_1"] == pytest.approx(relevance[torch.arange(shape[0]), nearest].mean().item())
+
+
+def test_a_matrix_of_a_gallery_that_includes_the_queries():
+    generator = torch.Generator().manual_seed(0)
+    gallery = torch.randn(9, 4, generator=generator)
+    relevance = (torch.rand(5, 9, generator=generator) < 0.4).float()
+    own_metrics = RetrievalAccuracyCalculator(include=("precision_at_1",), relation=FromMatrix(relevance))
+    found = own_metrics.get_accuracy(gallery[:5], None, gallery, None, ref_includes_query=True)
+    distances = torch.cdist(gallery[:5], gallery).fill_diagonal_(math.inf)
+    right = relevance[torch.arange(5), distances.argmin(1)]
+    counted = relevance.fill_diagonal_(0).any(1)
+    assert found["precision_at_1"] == pytest.approx(right[counted].mean().item())
 
 
 def test_relation_as_pmls_label_comparison():

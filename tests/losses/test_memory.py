@@ -296,3 +296,14 @@ def test_masked_rows_are_no_anchors_before_the_memory_is_active():
     memory.active = False
     mask = torch.arange(len(x)) % 2 == 0
     assert memory(x, labels, enqueue_mask=mask) == CBMLLoss()(x[~mask], labels[~mask])
+
+
+def test_without_anchors_an_inactive_memory_gives_zero():
+    x, labels = batch()
+    memory = CrossBatchMemory(losses.TripletMarginLoss(), 6, 24, miner=miners.BatchHardMiner())
+    memory.active = False
+    x.requires_grad_()
+    loss = memory(x, labels, enqueue_mask=torch.ones(len(x), dtype=torch.bool))
+    loss.backward()
+    assert loss == 0
+    assert (x.grad == 0).all()

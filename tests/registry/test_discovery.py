@@ -1,6 +1,7 @@
 """Plugins by entry points: found, guarded against, allowed and denied, and what their hooks may return."""
 
 import importlib
+import itertools
 import re
 import sys
 import warnings
@@ -143,6 +144,17 @@ def test_a_plugin_that_takes_long_to_import_is_named(install_loss, monkeypatch):
     with pytest.warns(PluginWarning, match=r"'slow' of slow 1.0 took 3.2 s to import .PML_EXT_BLOCK=slow") as caught:
         assert registry.get("slow").plugin == "slow"
     assert len(caught) == 1
+
+
+def test_the_first_import_of_torch_is_not_held_against_a_plugin(install_loss, monkeypatch, recwarn):
+    install_loss("first", name="first")
+    monkeypatch.setattr(plugins.time, "perf_counter", itertools.count(step=3).__next__)
+    imported = iter([["numpy"]] * 15 + [["torch", "numpy"]])  # before and after each of seven plugins of ours, and it
+    monkeypatch.setattr(plugins, "shared_imports", imported.__next__)
+    assert registry.get("first").plugin == "first"
+    found = {record.name: record.first_imports for record in registry.plugins() if record.first_imports}
+    assert found == {"first": ["torch"]}
+    assert not recwarn.list
 
 
 def test_the_output_of_an_import_goes_to_stderr(install_loss, capsys):

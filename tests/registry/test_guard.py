@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import sys
-import time
 import warnings
 
 import matplotlib
@@ -127,19 +126,6 @@ def test_deterministic_algorithms_that_warn_still_warn():
         assert torch.get_deterministic_debug_mode() == 1
     finally:
         torch.set_deterministic_debug_mode(before)
-
-
-def test_shared_imports_are_timed_once(tmp_path, monkeypatch):
-    (tmp_path / "slow_outer.py").write_text("import time, slow_inner\ntime.sleep(0.02)\n")
-    (tmp_path / "slow_inner.py").write_text("import time\ntime.sleep(0.02)\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(guard, "SHARED", ("slow_outer", "slow_inner"))
-    started = time.perf_counter()
-    with guard.SharedImports() as shared:
-        import slow_outer  # noqa: F401
-    assert 0.04 <= shared.seconds <= time.perf_counter() - started
-    for name in ("slow_outer", "slow_inner"):
-        del sys.modules[name]
 
 
 def test_an_import_that_fails_names_plugin_and_hook(tmp_path, monkeypatch):

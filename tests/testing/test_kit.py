@@ -167,7 +167,10 @@ RIGHT = {
         functools.partial(correct.FewClasses, labels=[number // 5 for number in range(60)]),
         ["check_sampler", "check_sampler_state"],
     ),
-    "arrays": (Arrays, ["check_sampler", "check_sampler_state", "check_sampler_in_the_long_run"]),
+    "arrays": (
+        Arrays,
+        ["check_sampler", "check_sampler_state", "check_sampler_draws_all", "check_sampler_class_names"],
+    ),
     "a large batch": (
         functools.partial(correct.FewClasses, labels=[number // 10 for number in range(200)], batch_size=32),
         ["check_sampler"],

@@ -145,7 +145,7 @@ def test_two_stages_may_keep_other_precisions(tmp_path):
     second = first.replace("float32", "float16")
     recipe = load_recipe("cbml/digits", [*SHORT, f"stages=[{first}, {second}]"])
     run = Run(recipe, "two", tmp_path / "run")
-    cuts = [run.cut_of(stage) for stage in run.stages]
+    cuts = [run.trunk_cut(stage) for stage in run.stages]
     assert [cut and cut.table.precision for cut in cuts] == ["float32", "float16", None]
     stored = {run.activations(cut, "train")[:2].dtype for cut in cuts[:2]}
     assert stored == {torch.float32, torch.float16}

@@ -1,36 +1,29 @@
 """An epoch's batches over processes, and augmentations that depend on the place in the epoch alone."""
 
-import os
-import signal
-import sys
-import threading
-
 import pytest
 import torch
-from PIL import Image
 from pytorch_metric_learning.samplers import MPerClassSampler
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from pml_ext.data import LabeledImages, Pipeline, build_transforms, prepare
-from pml_ext.errors import ConfigError, DataError, TrainingError
+from pml_ext.data import LabeledImages, Pipeline, build_transforms
+from pml_ext.errors import ConfigError, TrainingError
 from pml_ext.pairwise import ListedTuples
 from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
 from pml_ext.samplers import TupleSampler
 from pml_ext.training.batches import (
     BatchReader,
-    WorkerDataset,
-    data_loader,
     draw,
     draw_for_all,
     embed_batches,
     epoch_batches,
     with_indices,
 )
+from pml_ext.training.loader import WorkerDataset, data_loader
 from pml_ext.training.stages import build_stages
 
-from .worker_images import Deadly, Noisy, Open
+from .worker_images import Noisy
 
 CPU = torch.device("cpu")
 
@@ -182,80 +175,3 @@ def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sample
 def test_batches_that_a_sampler_did_not_promise_are_refused(indices, text):
     with pytest.raises(TrainingError, match=text):
         draw([*indices], 4, 3)
-
-
-def test_a_worker_that_dies_is_named_with_the_image_it_had():
-    wanted = r"worker died while it read photographs/13.jpg \((DataLoader worker .*|EOFError|.*[Cc]onnection.*)\)\. If"
-    reader = BatchReader(Deadly(), 2, CPU)
-    with pytest.raises(DataError, match=wanted), reader.naming_images():
-        list(reader.read(epoch_batches([[1, 2], [3, 4], [5, 13], [6, 7]], 0, 1)))
-    reader.close()
-    with pytest.raises(DataError, match=wanted):
-        list(embed_batches(nn.Flatten(), nn.Identity(), Deadly(), CPU, batch_size=4, workers=2))
-
-
-class Failing(Dataset):
-    """Images, one of which cannot be computed."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        if index == 5:
-            sys.exit("no such file")
-        return torch.zeros(1), index
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_whose_code_fails_is_named(workers):
-    with pytest.raises(DataError, match="image 5 cannot be read: SystemExit: no such file"):
-        list(embed_batches(nn.Flatten(), nn.Identity(), Failing(), CPU, batch_size=4, workers=workers))
-
-
-def test_a_batch_cut_short_by_a_dead_worker_is_named():
-    reader = BatchReader(Noisy(), 1, CPU)
-    next(reader.read(epoch_batches([[0], [1]], 0, 1)))
-    killed = threading.Timer(0.2, os.kill, (int(reader.images.reading[0, 0]), signal.SIGKILL))
-    killed.start()
-    with pytest.raises(DataError, match="a data-loader worker died while it read image"), reader.naming_images():
-        raise EOFError
-    reader.close()
-
-
-def test_images_that_cannot_be_pickled_are_refused():
-    wanted = r"Open: these images .* not picklable \(TypeError: cannot pickle .*\)\. .* data.workers = 0"
-    reader = BatchReader(Open(), 1, CPU)
-    with pytest.raises(DataError, match=wanted):
-        next(reader.read(epoch_batches([[1, 2]], 0, 1)))
-    with pytest.raises(DataError, match=wanted):
-        next(embed_batches(nn.Flatten(), nn.Identity(), Open(), CPU, workers=1))
-
-
-def test_a_transform_that_cannot_be_pickled_is_refused():
-    pixels = torch.zeros(4, 1, 6, 6, dtype=torch.uint8)
-    images = LabeledImages(pixels, [0, 1] * 2, ["a", "b"], lambda image: image.float(), channels=1)
-    with pytest.raises(DataError, match="LabeledImages: these images or their transform .* not picklable"):
-        list(embed_batches(nn.Flatten(), nn.Identity(), images, CPU, workers=1))
-
-
-def test_images_that_do_not_fit_shared_memory_are_refused(monkeypatch):
-    def full(*_):
-        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
-
-    reader = BatchReader(Noisy(), 1, CPU)
-    monkeypatch.setattr(DataLoader, "__iter__", full)
-    with pytest.raises(DataError, match="images in memory do not fit into /dev/shm .* docker run --shm-size"):
-        next(reader.read(epoch_batches([[1, 2]], 0, 1)))
-
-
-def test_many_images_in_memory_are_passed_to_workers(tmp_path):
-    """Each tensor that is passed on takes a file descriptor."""
-    rows = torch.arange(600).remainder(256).to(torch.uint8).view(-1, 1, 1, 1).expand(-1, 3, 4, 5).contiguous()
-    for number, pixels in enumerate(rows):
-        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(tmp_path / f"{number}.png")
-    steps, _ = build_transforms(4, 3, True)
-    files = LabeledImages([tmp_path / f"{number}.png" for number in range(600)], [0] * 600, ["a"])
-    kept, _ = prepare(files, steps, "memory")
-    flat = nn.Flatten(), nn.Identity()
-    batches = [batch for batch, *_ in embed_batches(*flat, kept.with_transform(steps), CPU, 100, workers=2)]
-    assert torch.equal((torch.cat(batches)[:, 0, 0, 0] * 255).round().long(), torch.arange(600).remainder(256))

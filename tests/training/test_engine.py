@@ -14,8 +14,9 @@ from pml_ext import CrossBatchMemory
 from pml_ext.data import LabeledImages
 from pml_ext.errors import TrainingError
 from pml_ext.recipe.schema import EngineTable
-from pml_ext.training.batches import BatchReader, WorkerDataset, epoch_batches
+from pml_ext.training.batches import BatchReader, epoch_batches
 from pml_ext.training.engine import Engine, NotFiniteError, Objective, first_nonfinite
+from pml_ext.training.loader import WorkerDataset
 
 CPU = torch.device("cpu")
 EPOCHS = 2

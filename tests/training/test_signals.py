@@ -23,16 +23,17 @@ def send(number=signal.SIGTERM):
 def test_a_signal_is_waited_for_or_ends_at_once(number, capfd):
     before = signal.getsignal(number)
     with signals.listening():
-        with signals.waiting():
+        with signals.deferred():
             assert signals.received() is None
             send(number)
             assert signals.received() == number
             with pytest.raises(StoppedError, match=f"^stopped by {number.name} after epoch 3$") as caught:
                 signals.check("after epoch 3")
             assert caught.value.exit_code == 128 + number
-            with pytest.raises(StoppedError), signals.waiting(False):
+            with pytest.raises(StoppedError), signals.at_once():
                 pytest.fail("a noted signal ends what may end at once")
-        assert "a checkpoint written; once more ends at once" in capfd.readouterr().err
+        error = capfd.readouterr().err
+        assert "ends once the iteration is done and a checkpoint written; once more ends at once" in error
     assert signal.getsignal(number) is before
     with signals.listening(), pytest.raises(StoppedError, match=f"^stopped by {number.name}$"):
         send(number)
@@ -49,7 +50,7 @@ def test_a_tool_handles_signals(capfd):
 
 
 def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
-    with signals.listening(), signals.waiting():
+    with signals.listening(), signals.deferred():
         send()
         with pytest.raises(StoppedError, match="at once; what the last checkpoint does not have is lost"):
             send(signal.SIGINT)
@@ -59,7 +60,7 @@ def test_a_second_signal_ends_at_once_and_a_third_is_not_caught():
 @pytest.mark.parametrize("name", ["TORCHELASTIC_RUN_ID", signals.PASSED_ON])
 def test_a_signal_that_is_passed_on_as_well_is_one(monkeypatch, name):
     monkeypatch.setenv(name, "1")
-    with signals.listening(), signals.waiting():
+    with signals.listening(), signals.deferred():
         send()
         send()
         assert signals.received() == signal.SIGTERM

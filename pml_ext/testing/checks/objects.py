@@ -7,7 +7,6 @@ import copy
 import io
 import itertools
 import multiprocessing
-import os
 import pickle
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...training.workers import end_with_the_parent
 from ..batches import CLOSE, Batch, batch_of
 from ..calling import call, error_location, error_summary, needs, outcome, result_of, seeded
 from ..comparing import close, gradient, gradients, weighted
@@ -190,14 +190,7 @@ def _worker() -> concurrent.futures.ProcessPoolExecutor:
 def _start_worker() -> None:
     """Compute with one thread, and end when the process that started the worker is killed."""
     torch.set_num_threads(1)
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-
-
-def _end_with_the_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+    threading.Thread(target=end_with_the_parent, daemon=True).start()
 
 
 def _check_that_processes_start() -> None:

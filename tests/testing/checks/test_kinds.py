@@ -1,4 +1,4 @@
-"""Checks of miners, distances, samplers and reducers: planted bugs are found and named."""
+"""Checks of miners, distances and reducers: planted bugs are found and named."""
 
 import re
 

@@ -70,7 +70,7 @@ plant(
     "SameEveryEpoch",
     FewClasses,
     "draws the same in every epoch",
-    "check_sampler_in_the_long_run",
+    "check_sampler_passes_differ",
     "two passes in a row are equal",
 )(__iter__=lambda self: (self.generator.manual_seed(self.seed), FewClasses.__iter__(self))[1])
 plant(
@@ -105,20 +105,24 @@ plant("QueueUnsaved", Indices, "does not save its queue", "check_sampler_state",
     state_dict=lambda self: FewClasses.state_dict(self)
 )
 plant(
-    "Of20Classes", FewClasses, "draws among the first 20 classes", "check_sampler_in_the_long_run", "20 of 40 classes"
+    "Of20Classes",
+    FewClasses,
+    "draws among 20 classes alone",
+    "check_sampler_draws_many_classes",
+    "20 of 40 classes",
 )(some=lambda self, classes: FewClasses.some(self, classes[:20]))
 plant(
     "FewOfSmall",
     FewClasses,
     "takes few images of a small class",
-    "check_sampler_in_the_long_run",
+    "check_sampler_small_classes",
     r"a batch has \d+ images, but batch_size is 12, where a class has fewer",
 )(images=lambda self, rows: FewClasses.images(self, rows)[: len(rows)])
 plant(
     "GlobalAbove10",
     FewClasses,
     "draws from many classes by the global generator",
-    "check_sampler_in_the_long_run",
+    "check_sampler_seed",
     "other indices of 40 classes where global generators differ",
 )(
     some=lambda self, classes: (
