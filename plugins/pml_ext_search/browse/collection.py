@@ -79,21 +79,14 @@ class Collection:
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
         """Whether the run was trained on each class; None if the run does not record its classes."""
-
-        def comparable(name: str) -> str:  # ``Greek/character01`` matches the folder ``greek_character01``
-            return re.sub(r"[\W_]+", " ", name.casefold())
-
-        recorded = read_json(self.run.folder / "network.json").get("class_names", ())
-        if set(self.class_names) & set(recorded):  # the same names: those of symbols alone would all be alike
-
-            def comparable(name: str) -> str:
-                return name
-
-        trained_on = {comparable(name) for name in recorded}
+        recorded = set(read_json(self.run.folder / "network.json").get("class_names", ()))
         trained: dict[str, bool | None] = dict.fromkeys(self.class_names, None)
-        if trained_on:
-            for name in self.class_names:
-                trained[name] = comparable(name) in trained_on
+        if not recorded:
+            return trained
+        # What is written otherwise: those of symbols alone would all be alike.
+        others = {_comparable(name) for name in recorded.difference(self.class_names)} - {""}
+        for name in self.class_names:
+            trained[name] = name in recorded or _comparable(name) in others
         return trained
 
     def shown(self, unseen: bool) -> Tensor:
@@ -224,6 +217,11 @@ class Collection:
             with contextlib.suppress(DataError), _READING:  # a damaged file: keep the placeholder
                 image = thumbnail(file, longest=longest)
         return jpeg(image, longest)
+
+
+def _comparable(name: str) -> str:
+    """Return the words of a class's name: the folder ``greek_character01`` may have ``Greek/character01``."""
+    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
 
 
 def jpeg(image: Image.Image, longest: int) -> bytes:

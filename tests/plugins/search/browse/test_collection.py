@@ -173,3 +173,10 @@ def test_classes_of_symbols_are_told_apart(tmp_path):
     write_json(tmp_path / "network.json", {"class_names": ["+", "C#"]})
     collection = made(torch.eye(4), ["+/1.png", "-/1.png", "C#/1.png", "C++/1.png"], run=tmp_path)
     assert collection.trained == {"+": True, "-": False, "C#": True, "C++": False}
+
+
+def test_names_of_classes_are_compared_one_by_one(tmp_path):
+    write_json(tmp_path / "network.json", {"class_names": ["beagle", "Golden Retriever", "a-b"]})
+    paths = ["beagle/1.png", "golden_retriever/1.png", "a-b/1.png", "a b/1.png", "cat/1.png"]
+    collection = made(torch.eye(5), paths, run=tmp_path)
+    assert collection.trained == {"beagle": True, "golden_retriever": True, "a-b": True, "a b": False, "cat": False}
