@@ -46,7 +46,6 @@ from .collection import (
     RetrievalWarning,
     Transaction,
     Vectors,
-    class_of,
     crc_of,
     in_shard,
     is_inside,
@@ -199,6 +198,7 @@ class Gallery:
                 stats=np.array(stats, dtype=np.int64),
                 ids=np.array(ids, dtype=np.int64),
                 class_names=self._index.classes,
+                class_folders=self._index.class_folders,
             )
 
     def check(self) -> tuple[list[str], list[str]]:
@@ -361,16 +361,18 @@ class Gallery:
             label = self._index.classes.index(name)
             numbers = self._numbers_of(current, "WHERE size = ?", label)  # for a vector, the column has its label
             return np.searchsorted(self._numbers, numbers)
-        first = path_bytes(name) + b"/"
-        end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
-        numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", first, end)
-        if len(numbers):
-            return np.searchsorted(self._numbers, numbers)
-        # No first folder has this name; images in shards have their class inside the shard.
+        class_folders = self._index.class_folders
+        if class_folders.are_outermost:
+            first = path_bytes(name) + b"/"
+            end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
+            numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", first, end)
+            if len(numbers):
+                return np.searchsorted(self._numbers, numbers)
+        # No outermost folder has this name, or it names no class; those of images in shards are inside the shard.
         classes: set[str] = set()
         in_class: list[int] = []
         for path, vector in current.connection.execute(_PATHS):
-            found = class_of(os.fsdecode(path))
+            found = class_folders.class_of(os.fsdecode(path))
             classes.add(found)
             if found == name:
                 in_class.append(vector)
@@ -481,11 +483,16 @@ def _with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tu
     Compressed vectors of faiss have others, and so have products of many queries, by a thousandth for equal images.
     """
     distances = torch.full(places.shape, torch.inf, device=points.device)
-    queries_at_once = max(1, _EXACT // max(1, places.shape[1] * points.shape[1]))
-    for start in range(0, len(points), queries_at_once):
+    queries, found = places.shape
+    size = points.shape[1]
+    columns_at_once = max(1, _EXACT // size)
+    queries_at_once = max(1, columns_at_once // max(1, found))
+    for start in range(0, queries, queries_at_once):
         rows = slice(start, start + queries_at_once)
-        found = vectors[places[rows].clamp(min=0).to(vectors.device)]
-        distances[rows] = (found - points[rows, None]).norm(dim=2)
+        for first in range(0, found, columns_at_once):
+            columns = slice(first, first + columns_at_once)
+            neighbors = vectors[places[rows, columns].clamp(min=0).to(vectors.device)]
+            distances[rows, columns] = (neighbors - points[rows, None]).norm(dim=2)
     distances.masked_fill_((places < 0).to(distances.device), torch.inf)
     distances, order = distances.sort(dim=1, stable=True)
     return distances, places.to(order.device).gather(1, order)
@@ -605,11 +612,11 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
 
 
 def _marks_of(embedded: Embedded, vectors: Vectors) -> Numbers:
-    """Return the checksum of each image's id, path, size, time and vector, ``[N]``."""
+    """Return the checksum of each image's id, path, class, size, time and vector, ``[N]``."""
     marks = []
-    columns = (embedded.ids.tolist(), embedded.paths, embedded.stats.tolist(), vectors)
-    for id, path, size_and_mtime, vector in zip(*columns, strict=True):
-        marks.append(crc_of(vector.data, id, path_bytes(path), *size_and_mtime))
+    columns = (embedded.ids.tolist(), embedded.paths, embedded.classes, embedded.stats.tolist(), vectors)
+    for id, path, class_name, size_and_mtime, vector in zip(*columns, strict=True):
+        marks.append(crc_of(vector.data, id, path_bytes(path), class_name, *size_and_mtime))
     return np.array(marks)
 
 
@@ -697,7 +704,8 @@ def match_vectors(
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for start in range(0, len(file.ids), _TILE):
             rows = slice(start, start + _TILE)
-            found = find(names[rows], embedder.embed(file.embeddings[rows]))
+            points = embedder.embed(file.embeddings[rows], file.ids[rows])
+            found = find(names[rows], points)
             yield list(zip(file.ids[rows].tolist(), found, strict=True))
 
     return _write_answers(batches(), out)

@@ -84,7 +84,7 @@ class VectorEmbedder:
         """Return all vectors of a file with their embeddings, without the collection."""
         file = self.read(path)
         classes = tuple(file.class_names) if file.labels is not None else ("",)
-        return self._embedded(file, classes, self.embed(file.embeddings))
+        return self._embedded(file, classes, self.embed(file.embeddings, file.ids))
 
     @contextlib.contextmanager
     def file_pass(self, path: Path) -> Iterator[Embedded]:
