@@ -70,6 +70,9 @@ _LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
 
+_SPLIT_FOLDERS = {"train", "test"}
+_VALIDATION_FOLDERS = {"val", "valid", "validation"}
+
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 
@@ -90,6 +93,40 @@ def _unknown() -> Numbers:
     return np.empty(0, dtype=np.int64)
 
 
+class ClassFolders(BaseModel, frozen=True):
+    """The sub-folders in an image's path that name its class."""
+
+    levels: int | None = 1  # how many, from the outermost; None: all
+    below_splits: bool = False  # whether the outermost sub-folders are train and test, which name no class
+
+    @classmethod
+    def of_paths(cls, paths: Iterable[str], levels: int | None) -> ClassFolders:
+        """Return the folders of classes among these images; those of ``train`` and ``test`` lie inside of them."""
+        outermost = set()
+        for path in paths:
+            outermost.update(_folders_of(path)[:1])
+        below_splits = _SPLIT_FOLDERS <= outermost <= _SPLIT_FOLDERS | _VALIDATION_FOLDERS
+        return cls(levels=levels, below_splits=below_splits)
+
+    @property
+    def are_outermost(self) -> bool:
+        """Whether each class is an outermost sub-folder."""
+        return self.levels == 1 and not self.below_splits
+
+    def class_of(self, path: str) -> str:
+        """Return the class of an image, "" for one that lies in no such folder."""
+        folders = _folders_of(path)
+        if self.below_splits:
+            folders = folders[1:]
+        return "/".join(folders[: self.levels])
+
+
+def _folders_of(path: str) -> list[str]:
+    """Return the sub-folders in a path; of an image in a shard, those in the shard."""
+    inside = path.rpartition(".tar/")[2]
+    return inside.split("/")[:-1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Embedded:
     """Images of a folder, or vectors of a file, and their embeddings; an array that is not known is empty."""
@@ -104,12 +141,13 @@ class Embedded:
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
     unlisted: Sequence[str] = ()  # folders and files that could not be looked at
     class_names: tuple[str, ...] | None = None  # of vectors: by the numbers that are in place of a file's size
+    class_folders: ClassFolders = dataclasses.field(default_factory=ClassFolders)  # of images
 
     @property
     def classes(self) -> Sequence[str]:
-        """The first sub-folder of every image, "" for one that lies in the folder itself; the class of every vector."""
+        """The class of every image, by its sub-folders, "" for one without; the class of every vector."""
         if self.class_names is None:
-            return [class_of(path) for path in self.paths]
+            return [self.class_folders.class_of(path) for path in self.paths]
         return [self.class_names[number] for number in self.stats[:, 0]]
 
 
@@ -118,7 +156,8 @@ class Index(BaseModel, frozen=True):
 
     folder: str  # without links; the file of vectors
     images: int
-    classes: tuple[str, ...] | None = None  # of vectors, by number; None for images, whose class is their sub-folder
+    classes: tuple[str, ...] | None = None  # of vectors, by number; None for images
+    class_folders: ClassFolders = ClassFolders()  # of images
     first: int | None  # row of the first vector if they are contiguous
     factory: str = ""  # of faiss; "" for exact search
     effort: int = 0
@@ -194,12 +233,6 @@ def crc_of(vector: Any, *values: object) -> int:
     return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
 
 
-def class_of(path: str) -> str:
-    """Return the first sub-folder of a path, "" without one; of an image in a shard, the sub-folder in the shard."""
-    inside = path.rpartition(".tar/")[2]
-    return inside.partition("/")[0] if "/" in inside else ""
-
-
 def in_shard(path: str) -> str:
     """Return the path of an image's shard, or its own path if it is in no shard."""
     shard, tar, _ = path.partition(".tar/")
@@ -263,7 +296,9 @@ class Transaction:
     def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
         """Read rows of ``images``, each with whether it and its vector are undamaged."""
         query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
-        classes = None if self.state.index is None else self.state.index.classes
+        index = self.state.index
+        classes = None if index is None else index.classes
+        class_folders = ClassFolders() if index is None else index.class_folders
         for id, path, size, time, vector, crc in self.connection.execute(query, values):
             if isinstance(path, (bytes, str)):
                 text = os.fsdecode(path)
@@ -272,7 +307,7 @@ class Transaction:
             is_intact = self.is_intact(vector, crc, id, path, size, time)
             class_name = ""
             if classes is None:
-                class_name = class_of(text)
+                class_name = class_folders.class_of(text)
             elif isinstance(size, int) and 0 <= size < len(classes):
                 class_name = classes[size]
             else:
@@ -598,7 +633,13 @@ class Collection:
         are_contiguous = numbers[-1] - numbers[0] + 1 == len(numbers)
         first = int(numbers[0]) if are_contiguous else None
         folder = str(embedded.folder.resolve())
-        index = Index(folder=folder, images=len(numbers), first=first, classes=embedded.class_names)
+        index = Index(
+            folder=folder,
+            images=len(numbers),
+            first=first,
+            classes=embedded.class_names,
+            class_folders=embedded.class_folders,
+        )
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
             if faiss.recall is not None and faiss.recall < _MIN_RECALL:

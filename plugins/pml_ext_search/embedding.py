@@ -45,6 +45,7 @@ from pml_ext.tool import (
 )
 
 from .collection import (
+    ClassFolders,
     Collection,
     Embedded,
     StoreWarning,
@@ -108,6 +109,7 @@ class ImageEmbedder:
         listener: Listener | None = None,
         frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
         by: By = "embeddings",
+        class_levels: int | None = 1,  # how many sub-folders of an image name its class; None: all
     ) -> None:
         assert isinstance(network.preprocessing, Preprocessing)  # vectors are for VectorEmbedder
         self.preprocessing = network.preprocessing
@@ -117,6 +119,7 @@ class ImageEmbedder:
         self.replace = replace
         self._workers = workers
         self._listener = listener
+        self.class_levels = class_levels
         self.channels = self.preprocessing.channels
         self.precision = precision
         try:
@@ -311,6 +314,7 @@ class ImageEmbedder:
             new=new,
             numbers=numbers_of_vectors,
             unlisted=listing.unlisted,
+            class_folders=ClassFolders.of_paths(paths, self.class_levels),
         )
 
     def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
