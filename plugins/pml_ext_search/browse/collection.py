@@ -54,7 +54,7 @@ class Pair(NamedTuple):
     trained: bool | None  # whether the run was trained on the query's class; None if unknown
 
 
-class Collection:
+class BrowsedRun:
     """Embedded images of a run; thumbnails are read only from files inside the folder."""
 
     def __init__(self, name: str, run: TrainedRun, embedded: Embedded, store: Store | None = None) -> None:
@@ -239,13 +239,13 @@ def open_collections(
     device: str = "auto",
     tell: Callable[[str], None] = warnings.warn,
     store: str | None = None,
-) -> list[Collection]:
+) -> list[BrowsedRun]:
     """Return the collections of runs, given by the runs' folders.
 
     ``folder`` has the images; its new images are embedded, after a message to ``tell``. By default the images of each
     run's index are shown. ``store`` is the address of a store that has them; it is searched instead of the index.
     """
-    collections: list[Collection] = []
+    collections: list[BrowsedRun] = []
     for place in map(Path, runs):
         run = load_run(place, device)
         _ = run.images  # refuses vectors, which the page cannot show
@@ -261,7 +261,7 @@ def open_collections(
         else:
             title = place.name
         opened_store = None if store is None else run.open_filled_store(store)
-        collections.append(Collection(title, run, embedded, opened_store))
+        collections.append(BrowsedRun(title, run, embedded, opened_store))
     folders = sorted({str(collection.folder.resolve()) for collection in collections})
     if len(folders) > 1:
         raise ConfigError(f"the indexes of the runs are of {' and '.join(folders)}; name one FOLDER for both")
