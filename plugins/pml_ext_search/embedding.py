@@ -39,6 +39,7 @@ from pml_ext.tool import (
     num_processes,
     path_bytes,
     rank,
+    share_of,
     shortened,
     use_channels_last,
     write_atomically,
@@ -261,7 +262,8 @@ class ImageEmbedder:
             found, gone = from_rank_0(self._find_listed(listing, keys, root) if first else None)
             missing = [number for number, key in enumerate(keys) if key not in found]
             results: dict[int, int | str] = {}
-            for part in from_ranks(self._embed_missing(listing, keys, _share_of_rank(missing), batch_size)):
+            mine = missing[share_of(len(missing), rank(), num_processes())]
+            for part in from_ranks(self._embed_missing(listing, keys, mine, batch_size)):
                 results |= part
             vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
 
@@ -475,13 +477,6 @@ class ImageEmbedder:
             f"{self.run}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
             "train it again, with a lower optimizer.lr"
         )
-
-
-def _share_of_rank(numbers: Sequence[int]) -> Sequence[int]:
-    """Return the part of a list that this process embeds."""
-    start = len(numbers) * rank() // num_processes()
-    end = len(numbers) * (rank() + 1) // num_processes()
-    return numbers[start:end]
 
 
 def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:

@@ -40,6 +40,7 @@ from pml_ext.tool import (
     needs_extra,
     one_line,
     path_bytes,
+    share_of,
     shortened,
     write_atomically,
 )
@@ -152,7 +153,7 @@ class Work:
             last = max(1, parts)
             raise ConfigError(f"--part {part}/{parts}: wanted 1/{last} to {last}/{last}")
         count = len(self.segments)
-        return range(count * (part - 1) // parts, count * part // parts)
+        return range(count)[share_of(count, part - 1, parts)]
 
     def pending(self, part: int, parts: int, out: Path, identity: str) -> list[int]:
         """Return a part's segments that are not written, or whose images have changed.
