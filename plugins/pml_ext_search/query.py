@@ -50,7 +50,7 @@ from .collection import (
     in_shard,
     is_inside,
 )
-from .faiss_index import sampled_recall
+from .faiss_index import RecallSample
 from .stores import BATCH, Rows, SearchFilter, SearchResult, Store
 from .vectors import changes_of
 
@@ -589,10 +589,10 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
     """
     ids = embedded.ids
     vectors = embedded.embeddings.cpu().numpy()
-    marks = _marks_of(embedded, vectors)
-    stored = store.marks()
+    checksums = _checksums_of(embedded, vectors)
+    stored = store.checksums()
     before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)  # -1: not in the store
-    differs = np.flatnonzero(before != marks)
+    differs = np.flatnonzero(before != checksums)
     all_classes = embedded.classes
 
     def batches() -> Iterator[Rows]:
@@ -600,7 +600,7 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
             part: Numbers = differs[start : start + BATCH]
             names = [_text(embedded.paths[place]) for place in part]
             classes = [_text(all_classes[place]) for place in part]
-            yield Rows(ids[part], marks[part], names, classes, vectors[part])
+            yield Rows(ids[part], checksums[part], names, classes, vectors[part])
 
     gone = sorted(stored.keys() - set(ids.tolist()))
     for start in range(0, len(gone), BATCH):
@@ -611,13 +611,13 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
     return Changes(new=new, changed=len(differs) - new, gone=len(gone), same=len(ids) - len(differs))
 
 
-def _marks_of(embedded: Embedded, vectors: Vectors) -> Numbers:
+def _checksums_of(embedded: Embedded, vectors: Vectors) -> Numbers:
     """Return the checksum of each image's id, path, class, size, time and vector, ``[N]``."""
-    marks = []
+    checksums = []
     columns = (embedded.ids.tolist(), embedded.paths, embedded.classes, embedded.stats.tolist(), vectors)
     for id, path, class_name, size_and_mtime, vector in zip(*columns, strict=True):
-        marks.append(crc_of(vector.data, id, path_bytes(path), class_name, *size_and_mtime))
-    return np.array(marks)
+        checksums.append(crc_of(vector.data, id, path_bytes(path), class_name, *size_and_mtime))
+    return np.array(checksums)
 
 
 def recall_of(embedded: Embedded, store: CheckedStore) -> float | None:
@@ -641,7 +641,7 @@ def recall_of(embedded: Embedded, store: CheckedStore) -> float | None:
             rows.append(row + [-1] * missing)
         return torch.tensor(rows)
 
-    return sampled_recall(embeddings)(search)
+    return RecallSample(embeddings).recall_at_10(search)
 
 
 def answers_from(
