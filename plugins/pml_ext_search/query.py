@@ -184,19 +184,23 @@ class Gallery:
         """The paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
             paths = []
+            class_numbers = []
             stats = []
             ids = []
             for row, fits in current.images("ORDER BY vector"):
                 image = self._checked(row, fits)
                 paths.append(image.path)
-                stats.append((image.size, image.time))
+                stats.append(image.stat)
                 ids.append(image.id)
+                if image.class_number is not None:
+                    class_numbers.append(image.class_number)
             return Embedded(
                 folder=self.folder,
                 paths=paths,
                 embeddings=self._vectors,
                 stats=np.array(stats, dtype=np.int64),
                 ids=np.array(ids, dtype=np.int64),
+                class_numbers=np.array(class_numbers, dtype=np.int64),
                 class_names=self._index.classes,
                 class_folders=self._index.class_folders,
             )
@@ -226,7 +230,7 @@ class Gallery:
             size_and_mtime = file_stat(self.folder / (shard if is_packed else image.path))
             if size_and_mtime is None:
                 gone.append(image.path)
-            elif not is_packed and size_and_mtime != (image.size, image.time):
+            elif not is_packed and size_and_mtime != image.stat:
                 changed.append(image.path)
         return gone, changed
 
@@ -359,7 +363,7 @@ class Gallery:
             if name not in self._index.classes:
                 raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, self._index.classes)}")
             label = self._index.classes.index(name)
-            numbers = self._numbers_of(current, "WHERE size = ?", label)  # for a vector, the column has its label
+            numbers = self._numbers_of(current, "WHERE class_number = ?", label)
             return np.searchsorted(self._numbers, numbers)
         class_folders = self._index.class_folders
         if class_folders.are_outermost:
@@ -612,7 +616,7 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
 
 
 def _checksums_of(embedded: Embedded, vectors: Vectors) -> Numbers:
-    """Return the checksum of each image's id, path, class, size, time and vector, ``[N]``."""
+    """Return the checksum of each image's id, path, class, size, fingerprint and vector, ``[N]``."""
     checksums = []
     columns = (embedded.ids.tolist(), embedded.paths, embedded.classes, embedded.stats.tolist(), vectors)
     for id, path, class_name, size_and_mtime, vector in zip(*columns, strict=True):

@@ -83,7 +83,7 @@ def test_files_of_a_collection_have_the_documented_format(make, images):
     assert names == [".lock", "images.sqlite", "vectors.f32"]
     vectors = np.memmap(images.parent / "store" / "vectors.f32", np.float32, "r").reshape(-1, 64)
     with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection:
-        table = connection.execute("SELECT id, path, size, time, vector FROM images").fetchall()
+        table = connection.execute("SELECT id, path, size, fingerprint, vector FROM images").fetchall()
     for id, path, size, modified, vector in table:
         number = embedded.paths.index(path.decode())
         about = (images / path.decode()).stat()

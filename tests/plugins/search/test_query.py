@@ -283,7 +283,7 @@ def test_distances_are_those_of_the_embeddings(make, factory):
 
 def test_a_query_is_left_out_by_its_path_and_not_by_its_number():
     """Numbers are those of one collection, and a store may be filled from another."""
-    image = Image(4, "a.png", 1, 1, 0, "")
+    image = Image(4, "a.png", class_number=None, size=1, fingerprint=1, vector=0, class_name="")
     results = [SearchResult(9, "a.png", "", 0.0), SearchResult(4, "b.png", "", 0.1)]
     (answer,) = answers_of(["/photos/a.png"], [image], [results], QueryOptions(k=1), "")
     assert answer.paths == ["b.png"]
