@@ -107,8 +107,10 @@ class FeatureCache:
         try:
             return self._features_of(images, keys)
         except UnwritableError as error:
+            if num_processes() > 1:  # the others wait for this process, or have features in the store
+                raise
             temporary = _temporary_folder(self.store.folder.name)
-            if num_processes() > 1 or self.store.folder == temporary:
+            if self.store.folder == temporary:
                 raise
             _warn_not_kept(error)
             self.store = self._store_in(temporary)
