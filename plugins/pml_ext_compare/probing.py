@@ -21,6 +21,7 @@ from pml_ext.tool import (
     build_network,
     choose_device,
     load_recipe,
+    open_run,
     percent,
     preprocessing_of,
     render,
@@ -165,17 +166,21 @@ class _Prober:
         return runs
 
     def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[str]) -> list[dict[str, Any]]:
-        """Train a recipe in a folder, or go on with the run in it."""
-        return train(
+        """Train a recipe in a folder, or go on with the run in it; DataError if that is of other images."""
+        has_run = folder.exists()
+        runs = train(
             recipe,
             out=folder,
             seed=seed,
             device=self.device,
             data=self.data,
             overrides=settings,
-            resume=folder.exists(),
+            resume=has_run,
             listener=self.listener,
         )
+        if has_run:  # a finished run is returned without a look at the data
+            open_run(folder, seed, choose_device(self.device), self.data)
+        return runs
 
 
 def _trunk_table(trunk: str) -> str:

@@ -31,7 +31,7 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import Embedded, Numbers, Vectors, class_of
+from .collection import Embedded, Numbers, Vectors
 from .pictures import PictureReader
 
 AUTO = "auto"
@@ -244,7 +244,7 @@ def _draw_sheet(grouping: Grouping, cluster: Cluster, reader: PictureReader, poo
     pictures = list(pool.map(lambda file: reader.image(file, CELL), files))
     if cluster.share is None:
         return contact_sheet(title, pictures)
-    names = [class_of(embedded.paths[member]) for member in shown]
+    names = [embedded.class_folders.class_of(embedded.paths[member]) for member in shown]
     if cluster.number == NOISE:
         return contact_sheet(title, pictures, names)
     return contact_sheet(title, pictures, names, strange=[name != cluster.name for name in names])

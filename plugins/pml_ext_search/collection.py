@@ -62,13 +62,16 @@ _SCHEMA = (
     "CREATE TABLE collection (about TEXT NOT NULL, crc INTEGER NOT NULL)",
     "CREATE TABLE embedded (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, vector INTEGER, crc INTEGER) "
     "WITHOUT ROWID",
-    "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, size INTEGER, time INTEGER, "
-    "vector INTEGER UNIQUE, crc INTEGER)",
+    "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, class_number INTEGER, size INTEGER, "
+    "fingerprint INTEGER, vector INTEGER UNIQUE, crc INTEGER)",
 )
 _LIVE = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY vector"
 _LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
+
+_SPLIT_FOLDERS = {"train", "test"}
+_VALIDATION_FOLDERS = {"val", "valid", "validation"}
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -90,6 +93,40 @@ def _unknown() -> Numbers:
     return np.empty(0, dtype=np.int64)
 
 
+class ClassFolders(BaseModel, frozen=True):
+    """The sub-folders in an image's path that name its class."""
+
+    levels: int | None = 1  # how many, from the outermost; None: all
+    below_splits: bool = False  # whether the outermost sub-folders are train and test, which name no class
+
+    @classmethod
+    def of_paths(cls, paths: Iterable[str], levels: int | None) -> ClassFolders:
+        """Return the folders of classes among these images; those of ``train`` and ``test`` lie inside of them."""
+        outermost = set()
+        for path in paths:
+            outermost.update(_folders_of(path)[:1])
+        below_splits = _SPLIT_FOLDERS <= outermost <= _SPLIT_FOLDERS | _VALIDATION_FOLDERS
+        return cls(levels=levels, below_splits=below_splits)
+
+    @property
+    def are_outermost(self) -> bool:
+        """Whether each class is an outermost sub-folder."""
+        return self.levels == 1 and not self.below_splits
+
+    def class_of(self, path: str) -> str:
+        """Return the class of an image, "" for one that lies in no such folder."""
+        folders = _folders_of(path)
+        if self.below_splits:
+            folders = folders[1:]
+        return "/".join(folders[: self.levels])
+
+
+def _folders_of(path: str) -> list[str]:
+    """Return the sub-folders in a path; of an image in a shard, those in the shard."""
+    inside = path.rpartition(".tar/")[2]
+    return inside.split("/")[:-1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Embedded:
     """Images of a folder, or vectors of a file, and their embeddings; an array that is not known is empty."""
@@ -98,19 +135,21 @@ class Embedded:
     paths: Sequence[str]  # relative to the folder; of vectors their ids
     embeddings: Tensor  # [N, D], of length 1
     skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
-    stats: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and times of the files, [N, 2]
+    stats: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and fingerprints, [N, 2]; see Image
     new: int | None = None  # how many were embedded now
     numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
     ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
     unlisted: Sequence[str] = ()  # folders and files that could not be looked at
-    class_names: tuple[str, ...] | None = None  # of vectors: by the numbers that are in place of a file's size
+    class_numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of vectors, in class_names, [N]
+    class_names: tuple[str, ...] | None = None  # of vectors
+    class_folders: ClassFolders = dataclasses.field(default_factory=ClassFolders)  # of images
 
     @property
     def classes(self) -> Sequence[str]:
-        """The first sub-folder of every image, "" for one that lies in the folder itself; the class of every vector."""
+        """The class of every image, by its sub-folders, "" for one without; the class of every vector."""
         if self.class_names is None:
-            return [class_of(path) for path in self.paths]
-        return [self.class_names[number] for number in self.stats[:, 0]]
+            return [self.class_folders.class_of(path) for path in self.paths]
+        return [self.class_names[number] for number in self.class_numbers]
 
 
 class Index(BaseModel, frozen=True):
@@ -118,7 +157,8 @@ class Index(BaseModel, frozen=True):
 
     folder: str  # without links; the file of vectors
     images: int
-    classes: tuple[str, ...] | None = None  # of vectors, by number; None for images, whose class is their sub-folder
+    classes: tuple[str, ...] | None = None  # of vectors, by number; None for images
+    class_folders: ClassFolders = ClassFolders()  # of images
     first: int | None  # row of the first vector if they are contiguous
     factory: str = ""  # of faiss; "" for exact search
     effort: int = 0
@@ -164,17 +204,20 @@ def _state_of(about: str, crc: int) -> State:
 
 
 class Image(NamedTuple):
-    """A row of the table ``images``; the path is relative to the indexed folder.
-
-    Of a vector, the path is its id, the size is the number of its class, and the time is the CRC-32 of its numbers.
-    """
+    """A row of the table ``images``, which is an image of the indexed folder or a vector of the indexed file."""
 
     id: int
-    path: str
-    size: int
-    time: int
+    path: str  # relative to the folder; of a vector its id
+    class_number: int | None  # of a vector, among the index's classes
+    size: int  # of the file, or of the vector's numbers, in bytes
+    fingerprint: int  # the file's time of modification; of a vector the CRC-32 of its numbers
     vector: int
     class_name: str
+
+    @property
+    def stat(self) -> FileStat:
+        """Size and fingerprint."""
+        return self.size, self.fingerprint
 
 
 class Changes(NamedTuple):
@@ -192,12 +235,6 @@ class Changes(NamedTuple):
 def crc_of(vector: Any, *values: object) -> int:
     """Return the CRC-32 of a row's values and of its vector, whose number may change."""
     return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
-
-
-def class_of(path: str) -> str:
-    """Return the first sub-folder of a path, "" without one; of an image in a shard, the sub-folder in the shard."""
-    inside = path.rpartition(".tar/")[2]
-    return inside.partition("/")[0] if "/" in inside else ""
 
 
 def in_shard(path: str) -> str:
@@ -262,22 +299,24 @@ class Transaction:
 
     def images(self, where: str = "", *values: object) -> Iterator[tuple[Image, bool]]:
         """Read rows of ``images``, each with whether it and its vector are undamaged."""
-        query = f"SELECT id, path, size, time, vector, crc FROM images {where}"
-        classes = None if self.state.index is None else self.state.index.classes
-        for id, path, size, time, vector, crc in self.connection.execute(query, values):
+        query = f"SELECT id, path, class_number, size, fingerprint, vector, crc FROM images {where}"
+        index = self.state.index
+        classes = None if index is None else index.classes
+        class_folders = ClassFolders() if index is None else index.class_folders
+        for id, path, class_number, size, fingerprint, vector, crc in self.connection.execute(query, values):
             if isinstance(path, (bytes, str)):
                 text = os.fsdecode(path)
             else:
                 text = repr(path)
-            is_intact = self.is_intact(vector, crc, id, path, size, time)
+            is_intact = self.is_intact(vector, crc, id, path, class_number, size, fingerprint)
             class_name = ""
             if classes is None:
-                class_name = class_of(text)
-            elif isinstance(size, int) and 0 <= size < len(classes):
-                class_name = classes[size]
+                class_name = class_folders.class_of(text)
+            elif isinstance(class_number, int) and 0 <= class_number < len(classes):
+                class_name = classes[class_number]
             else:
                 is_intact = False
-            yield Image(id, text, size, time, vector, class_name), is_intact
+            yield Image(id, text, class_number, size, fingerprint, vector, class_name), is_intact
 
 
 class Collection:
@@ -598,7 +637,13 @@ class Collection:
         are_contiguous = numbers[-1] - numbers[0] + 1 == len(numbers)
         first = int(numbers[0]) if are_contiguous else None
         folder = str(embedded.folder.resolve())
-        index = Index(folder=folder, images=len(numbers), first=first, classes=embedded.class_names)
+        index = Index(
+            folder=folder,
+            images=len(numbers),
+            first=first,
+            classes=embedded.class_names,
+            class_folders=embedded.class_folders,
+        )
         if chosen := chosen_factory(factory, len(numbers)):
             faiss = FaissIndex.build(chosen, torch.from_numpy(self.vectors_of(numbers)))
             if faiss.recall is not None and faiss.recall < _MIN_RECALL:
@@ -627,7 +672,7 @@ class Collection:
             for image, fits in current.images():
                 if fits and is_below(image.path, places):
                     paths.append(image.path)
-                    stats.append((image.size, image.time))
+                    stats.append(image.stat)
                     numbers.append(image.vector)
         if not paths:
             return embedded
@@ -654,24 +699,26 @@ class Collection:
         next_id = state.next_id
         changed = 0
         rows = []
-        stats = embedded.stats.tolist()
-        vectors = embedded.numbers.tolist()
-        for name, (size, time), vector in zip(embedded.paths, stats, vectors, strict=True):
+        class_numbers: list[int | None] = [None] * len(embedded.paths)
+        if embedded.class_names is not None:
+            class_numbers = embedded.class_numbers.tolist()
+        columns = (embedded.paths, class_numbers, embedded.stats.tolist(), embedded.numbers.tolist())
+        for name, class_number, stat, vector in zip(*columns, strict=True):
             image = known.get(name)
             if image is None:
                 id = next_id
                 next_id += 1
             else:
                 id = image.id
-                if (image.size, image.time) != (size, time):
+                if (image.class_number, *image.stat) != (class_number, *stat):
                     changed += 1
-            values = (id, path_bytes(name), size, time)
+            values = (id, path_bytes(name), class_number, *stat)
             crc = crc_of(current.vectors[vector].data, *values)
             rows.append((*values, vector, crc))
         new = next_id - state.next_id
         kept = len(rows) - new
         current.connection.execute("DELETE FROM images")
-        current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?)", rows)
+        current.connection.executemany("INSERT INTO images VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         current.save(version=state.version + 1, next_id=next_id, index=index)
         if before is not None:
             return Changes(new, changed, len(known) - kept, kept - changed)

@@ -39,12 +39,14 @@ from pml_ext.tool import (
     num_processes,
     path_bytes,
     rank,
+    share_of,
     shortened,
     use_channels_last,
     write_atomically,
 )
 
 from .collection import (
+    ClassFolders,
     Collection,
     Embedded,
     StoreWarning,
@@ -108,6 +110,7 @@ class ImageEmbedder:
         listener: Listener | None = None,
         frozen: bool = False,  # whether the trunk is frozen: its features are cached and shared by runs
         by: By = "embeddings",
+        class_levels: int | None = 1,  # how many sub-folders of an image name its class; None: all
     ) -> None:
         assert isinstance(network.preprocessing, Preprocessing)  # vectors are for VectorEmbedder
         self.preprocessing = network.preprocessing
@@ -117,6 +120,7 @@ class ImageEmbedder:
         self.replace = replace
         self._workers = workers
         self._listener = listener
+        self.class_levels = class_levels
         self.channels = self.preprocessing.channels
         self.precision = precision
         try:
@@ -258,7 +262,8 @@ class ImageEmbedder:
             found, gone = from_rank_0(self._find_listed(listing, keys, root) if first else None)
             missing = [number for number, key in enumerate(keys) if key not in found]
             results: dict[int, int | str] = {}
-            for part in from_ranks(self._embed_missing(listing, keys, _share_of_rank(missing), batch_size)):
+            mine = missing[share_of(len(missing), rank(), num_processes())]
+            for part in from_ranks(self._embed_missing(listing, keys, mine, batch_size)):
                 results |= part
             vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
 
@@ -311,6 +316,7 @@ class ImageEmbedder:
             new=new,
             numbers=numbers_of_vectors,
             unlisted=listing.unlisted,
+            class_folders=ClassFolders.of_paths(paths, self.class_levels),
         )
 
     def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
@@ -471,13 +477,6 @@ class ImageEmbedder:
             f"{self.run}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
             "train it again, with a lower optimizer.lr"
         )
-
-
-def _share_of_rank(numbers: Sequence[int]) -> Sequence[int]:
-    """Return the part of a list that this process embeds."""
-    start = len(numbers) * rank() // num_processes()
-    end = len(numbers) * (rank() + 1) // num_processes()
-    return numbers[start:end]
 
 
 def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:

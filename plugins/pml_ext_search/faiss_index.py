@@ -76,14 +76,14 @@ class FaissIndex:
             built.index.add(rows)
         except RuntimeError as error:
             raise _refused(factory, error) from None
-        efforts = {"nprobe": (1, built.most), "efSearch": (64, _MOST_CANDIDATES), "": (0, 0)}
-        built.effort, most = efforts[built.setting]
+        least, most = built._range_of_effort()
+        built.effort = least
         if len(points) < 2:  # a single image has no neighbors
             return built
-        recall_of = sampled_recall(points)
+        sample = RecallSample(points)
         tried = dict[int, float]()
         while True:
-            tried[built.effort] = recall_of(lambda queries, k: built.search(queries, k)[1])
+            tried[built.effort] = sample.recall_at_10(lambda queries, k: built.search(queries, k)[1])
             if tried[built.effort] >= TARGET or built.effort >= most:
                 break
             built.effort = min(2 * built.effort, most)
@@ -95,6 +95,14 @@ class FaissIndex:
                 built.recall = recall
                 break
         return built
+
+    def _range_of_effort(self) -> tuple[int, int]:
+        """Return the least and the largest effort that are tried; 0 and 0 for an index without this setting."""
+        if self.setting == "nprobe":
+            return 1, self.most
+        if self.setting == "efSearch":
+            return 64, _MOST_CANDIDATES
+        return 0, 0
 
     @classmethod
     def read(cls, path: Path, factory: str, effort: int, recall: float | None) -> FaissIndex:
@@ -141,10 +149,13 @@ class FaissIndex:
             effort = max(effort, k)  # k answers need at least k candidates
         self._set(effort)
         distances, numbers = self.index.search(rows, k)
-        while self.setting and effort < self.most and (short := (numbers < 0).any(1)).any():
+        while self.setting and effort < self.most:
+            has_too_few = (numbers < 0).any(1)
+            if not has_too_few.any():
+                break
             effort = min(2 * effort, self.most)
             self._set(effort)
-            distances[short], numbers[short] = self.index.search(rows[short], k)
+            distances[has_too_few], numbers[has_too_few] = self.index.search(rows[has_too_few], k)
         return torch.from_numpy(distances).clamp(min=0).sqrt(), torch.from_numpy(numbers)
 
     def within(self, points: Tensor, squared: float) -> Tensor:
@@ -161,30 +172,35 @@ class FaissIndex:
             self._effort_set = effort
 
 
-def sampled_recall(points: Tensor) -> Callable[[Callable[[Tensor, int], Tensor]], float]:
-    """Return a function from a search to its recall@10 against exact search, for at most 200 of the points.
+class RecallSample:
+    """At most 200 of the points of an index, and their exact nearest points, with which a search is compared."""
 
-    ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 if there are fewer than k.
-    """
-    count = len(points)
-    k = min(_NEIGHBORS, len(points) - 1)
-    chosen = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
+    def __init__(self, points: Tensor) -> None:
+        count = len(points)
+        self._points = points
+        self._k = min(_NEIGHBORS, count - 1)
+        self._queries = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
+        _, nearest = nearest_of(points[self._queries], self._k + 1, points)
+        distances, counts = self._distances(nearest)
+        # An answer is right if it is as near as the farthest exact one: duplicates have equal distances.
+        self._farthest = distances.where(counts, -torch.inf).amax(1, keepdim=True)
 
-    def distances(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    def recall_at_10(self, search: Callable[[Tensor, int], Tensor]) -> float:
+        """Return the share of a search's answers that are right.
+
+        ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 if there are fewer than k.
+        """
+        found = search(self._points[self._queries], self._k + 1).to(self._points.device)
+        distances, counts = self._distances(found)
+        right = counts & (distances <= self._farthest + 1e-6)
+        return int(right.sum()) / (len(self._queries) * self._k)
+
+    def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """Return exact distances of answers, and a mask of the first k that are neither missing nor the query."""
-        apart = (points[numbers] - points[chosen][:, None]).norm(dim=2)
-        others = (numbers >= 0) & (numbers != chosen[:, None])
-        return apart, others & (others.cumsum(1) <= k)
-
-    exact, counted = distances(nearest_of(points[chosen], k + 1, points)[1])
-    # An answer is right if it is as near as the farthest exact one: duplicates have equal distances.
-    farthest = exact.where(counted, -torch.inf).amax(1, keepdim=True)
-
-    def recall(search: Callable[[Tensor, int], Tensor]) -> float:
-        found, counted = distances(search(points[chosen], k + 1).to(points.device))
-        return int((counted & (found <= farthest + 1e-6)).sum()) / (len(chosen) * k)
-
-    return recall
+        queries = self._queries[:, None]
+        distances = (self._points[numbers] - self._points[queries]).norm(dim=2)
+        others = (numbers >= 0) & (numbers != queries)
+        return distances, others & (others.cumsum(1) <= self._k)
 
 
 def _refused(factory: str, error: RuntimeError) -> ConfigError:

@@ -40,11 +40,12 @@ from pml_ext.tool import (
     needs_extra,
     one_line,
     path_bytes,
+    share_of,
     shortened,
     write_atomically,
 )
 
-from .collection import Collection, Embedded, Vectors, class_of, is_inside
+from .collection import ClassFolders, Collection, Embedded, Vectors, is_inside
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
 
@@ -136,6 +137,12 @@ class Work:
                 identified_by.append([segment.names])
         return _digest(identified_by)
 
+    @functools.cached_property
+    def has_split_folders(self) -> bool:
+        """Whether the images lie in the folders train and test."""
+        names = itertools.chain.from_iterable(segment.names for segment in self.segments)
+        return ClassFolders.of_paths(names, levels=None).below_splits
+
     def file(self, number: int) -> str:
         """Return the name of a segment's file."""
         return f"embeddings-{number:05d}-of-{len(self.segments):05d}.parquet"
@@ -146,7 +153,7 @@ class Work:
             last = max(1, parts)
             raise ConfigError(f"--part {part}/{parts}: wanted 1/{last} to {last}/{last}")
         count = len(self.segments)
-        return range(count * (part - 1) // parts, count * part // parts)
+        return range(count)[share_of(count, part - 1, parts)]
 
     def pending(self, part: int, parts: int, out: Path, identity: str) -> list[int]:
         """Return a part's segments that are not written, or whose images have changed.
@@ -340,6 +347,7 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
         "time": pyarrow.int64(),
         "embedding": pyarrow.list_(pyarrow.float32(), embedder.collection.size),
     }
+    class_folders = ClassFolders(levels=embedder.class_levels, below_splits=work.has_split_folders)
     for number in numbers:
         segment = work.segments[number]
         rows: list[dict[str, Any]] = []
@@ -357,8 +365,8 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
                 elif not _is_utf8(name):
                     skipped[name] = f"{name!a}: its name is no UTF-8"
                 else:
-                    row = {"path": name, "class": class_of(name), "size": size, "time": time, "embedding": point}
-                    rows.append(row)
+                    row = {"path": name, "class": class_folders.class_of(name), "size": size, "time": time}
+                    rows.append({**row, "embedding": point})
         warn_of_skipped(skipped)
         about = {
             "identity": embedder.collection.identity,
@@ -506,7 +514,16 @@ def parts_pass(embedder: ImageEmbedder, place: Path, folder: Path | None) -> Ite
             raise DataError(f"{place}: {shortened(name, 200)} is there twice; give images names of their own")
         every_number = np.array(numbers, dtype=np.int64)
         mapped = torch.from_numpy(collection.vectors_of(every_number))
-        yield Embedded(folder, names, mapped, skipped, np.array(stats, dtype=np.int64), new, every_number)
+        yield Embedded(
+            folder,
+            paths=names,
+            embeddings=mapped,
+            skipped=skipped,
+            stats=np.array(stats, dtype=np.int64),
+            new=new,
+            numbers=every_number,
+            class_folders=ClassFolders.of_paths(names, embedder.class_levels),
+        )
         collection.compact()
 
 

@@ -46,12 +46,11 @@ from .collection import (
     RetrievalWarning,
     Transaction,
     Vectors,
-    class_of,
     crc_of,
     in_shard,
     is_inside,
 )
-from .faiss_index import sampled_recall
+from .faiss_index import RecallSample
 from .stores import BATCH, Rows, SearchFilter, SearchResult, Store
 from .vectors import changes_of
 
@@ -185,20 +184,25 @@ class Gallery:
         """The paths, vectors, sizes, times and ids of all images, read on first access."""
         with self.reading() as current:
             paths = []
+            class_numbers = []
             stats = []
             ids = []
             for row, fits in current.images("ORDER BY vector"):
                 image = self._checked(row, fits)
                 paths.append(image.path)
-                stats.append((image.size, image.time))
+                stats.append(image.stat)
                 ids.append(image.id)
+                if image.class_number is not None:
+                    class_numbers.append(image.class_number)
             return Embedded(
                 folder=self.folder,
                 paths=paths,
                 embeddings=self._vectors,
                 stats=np.array(stats, dtype=np.int64),
                 ids=np.array(ids, dtype=np.int64),
+                class_numbers=np.array(class_numbers, dtype=np.int64),
                 class_names=self._index.classes,
+                class_folders=self._index.class_folders,
             )
 
     def check(self) -> tuple[list[str], list[str]]:
@@ -226,7 +230,7 @@ class Gallery:
             size_and_mtime = file_stat(self.folder / (shard if is_packed else image.path))
             if size_and_mtime is None:
                 gone.append(image.path)
-            elif not is_packed and size_and_mtime != (image.size, image.time):
+            elif not is_packed and size_and_mtime != image.stat:
                 changed.append(image.path)
         return gone, changed
 
@@ -359,18 +363,20 @@ class Gallery:
             if name not in self._index.classes:
                 raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, self._index.classes)}")
             label = self._index.classes.index(name)
-            numbers = self._numbers_of(current, "WHERE size = ?", label)  # for a vector, the column has its label
+            numbers = self._numbers_of(current, "WHERE class_number = ?", label)
             return np.searchsorted(self._numbers, numbers)
-        first = path_bytes(name) + b"/"
-        end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
-        numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", first, end)
-        if len(numbers):
-            return np.searchsorted(self._numbers, numbers)
-        # No first folder has this name; images in shards have their class inside the shard.
+        class_folders = self._index.class_folders
+        if class_folders.are_outermost:
+            first = path_bytes(name) + b"/"
+            end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
+            numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", first, end)
+            if len(numbers):
+                return np.searchsorted(self._numbers, numbers)
+        # No outermost folder has this name, or it names no class; those of images in shards are inside the shard.
         classes: set[str] = set()
         in_class: list[int] = []
         for path, vector in current.connection.execute(_PATHS):
-            found = class_of(os.fsdecode(path))
+            found = class_folders.class_of(os.fsdecode(path))
             classes.add(found)
             if found == name:
                 in_class.append(vector)
@@ -481,11 +487,16 @@ def _with_exact_distances(points: Tensor, vectors: Tensor, places: Tensor) -> tu
     Compressed vectors of faiss have others, and so have products of many queries, by a thousandth for equal images.
     """
     distances = torch.full(places.shape, torch.inf, device=points.device)
-    queries_at_once = max(1, _EXACT // max(1, places.shape[1] * points.shape[1]))
-    for start in range(0, len(points), queries_at_once):
+    queries, found = places.shape
+    size = points.shape[1]
+    columns_at_once = max(1, _EXACT // size)
+    queries_at_once = max(1, columns_at_once // max(1, found))
+    for start in range(0, queries, queries_at_once):
         rows = slice(start, start + queries_at_once)
-        found = vectors[places[rows].clamp(min=0).to(vectors.device)]
-        distances[rows] = (found - points[rows, None]).norm(dim=2)
+        for first in range(0, found, columns_at_once):
+            columns = slice(first, first + columns_at_once)
+            neighbors = vectors[places[rows, columns].clamp(min=0).to(vectors.device)]
+            distances[rows, columns] = (neighbors - points[rows, None]).norm(dim=2)
     distances.masked_fill_((places < 0).to(distances.device), torch.inf)
     distances, order = distances.sort(dim=1, stable=True)
     return distances, places.to(order.device).gather(1, order)
@@ -582,10 +593,10 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
     """
     ids = embedded.ids
     vectors = embedded.embeddings.cpu().numpy()
-    marks = _marks_of(embedded, vectors)
-    stored = store.marks()
+    checksums = _checksums_of(embedded, vectors)
+    stored = store.checksums()
     before = np.array([stored.get(id, -1) for id in ids.tolist()], dtype=np.int64)  # -1: not in the store
-    differs = np.flatnonzero(before != marks)
+    differs = np.flatnonzero(before != checksums)
     all_classes = embedded.classes
 
     def batches() -> Iterator[Rows]:
@@ -593,7 +604,7 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
             part: Numbers = differs[start : start + BATCH]
             names = [_text(embedded.paths[place]) for place in part]
             classes = [_text(all_classes[place]) for place in part]
-            yield Rows(ids[part], marks[part], names, classes, vectors[part])
+            yield Rows(ids[part], checksums[part], names, classes, vectors[part])
 
     gone = sorted(stored.keys() - set(ids.tolist()))
     for start in range(0, len(gone), BATCH):
@@ -604,13 +615,13 @@ def copy_to_store(embedded: Embedded, store: CheckedStore) -> Changes:
     return Changes(new=new, changed=len(differs) - new, gone=len(gone), same=len(ids) - len(differs))
 
 
-def _marks_of(embedded: Embedded, vectors: Vectors) -> Numbers:
-    """Return the checksum of each image's id, path, size, time and vector, ``[N]``."""
-    marks = []
-    columns = (embedded.ids.tolist(), embedded.paths, embedded.stats.tolist(), vectors)
-    for id, path, size_and_mtime, vector in zip(*columns, strict=True):
-        marks.append(crc_of(vector.data, id, path_bytes(path), *size_and_mtime))
-    return np.array(marks)
+def _checksums_of(embedded: Embedded, vectors: Vectors) -> Numbers:
+    """Return the checksum of each image's id, path, class, size, fingerprint and vector, ``[N]``."""
+    checksums = []
+    columns = (embedded.ids.tolist(), embedded.paths, embedded.classes, embedded.stats.tolist(), vectors)
+    for id, path, class_name, size_and_mtime, vector in zip(*columns, strict=True):
+        checksums.append(crc_of(vector.data, id, path_bytes(path), class_name, *size_and_mtime))
+    return np.array(checksums)
 
 
 def recall_of(embedded: Embedded, store: CheckedStore) -> float | None:
@@ -634,7 +645,7 @@ def recall_of(embedded: Embedded, store: CheckedStore) -> float | None:
             rows.append(row + [-1] * missing)
         return torch.tensor(rows)
 
-    return sampled_recall(embeddings)(search)
+    return RecallSample(embeddings).recall_at_10(search)
 
 
 def answers_from(
@@ -697,7 +708,8 @@ def match_vectors(
     def batches() -> Iterator[list[tuple[str, Answer]]]:
         for start in range(0, len(file.ids), _TILE):
             rows = slice(start, start + _TILE)
-            found = find(names[rows], embedder.embed(file.embeddings[rows]))
+            points = embedder.embed(file.embeddings[rows], file.ids[rows])
+            found = find(names[rows], points)
             yield list(zip(file.ids[rows].tolist(), found, strict=True))
 
     return _write_answers(batches(), out)

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,7 @@ class TrainedRun(LoadedRun):
                 listener=listener,
                 frozen=self.recipe.model.freeze == "trunk",
                 by=self.by,
+                class_levels=_class_levels(self.recipe.data.name, self.recipe.data.settings),
             )
         self.collection = self._embedder.collection
         self._gallery: Gallery | None = None
@@ -167,7 +168,8 @@ class TrainedRun(LoadedRun):
         """
         if self.takes_vectors:
             if isinstance(images, (str, os.PathLike)):
-                images = self.vectors.read(Path(images)).embeddings
+                file = self.vectors.read(Path(images))
+                return self.vectors.embed(file.embeddings, file.ids)
             return self.vectors.embed(images)
         if isinstance(images, str) and not images:  # pathlib reads "" as the current folder
             raise ConfigError("the path '' is empty; wanted an image or a folder")
@@ -361,7 +363,7 @@ class TrainedRun(LoadedRun):
             shown = [f"vector {number}" for number in range(len(points))]
         elif len(texts) == 1 and is_vector_file(texts[0]) and os.path.isfile(texts[0]):
             file = self.vectors.read(Path(texts[0]))
-            points = self.vectors.embed(file.embeddings)
+            points = self.vectors.embed(file.embeddings, file.ids)
             names = self._names_in_index(file)
             shown = file.ids.tolist()
         else:  # ids
@@ -508,6 +510,15 @@ class TrainedRun(LoadedRun):
         check_clusters(clusters, smallest)
         grouping = group(self.embed_folder(folder), clusters, smallest)
         return write_clusters(place, grouping, self.images.channels)
+
+
+def _class_levels(data_set: str, settings: Mapping[str, Any]) -> int | None:
+    """Return how many sub-folders name a class, None for all, as where a run was trained on a folder."""
+    if not data_set.startswith("folder:"):
+        return 1
+    if settings.get("classes") == "leaf":
+        return None
+    return settings.get("levels") or 1
 
 
 def _texts_of(queries: Any) -> list[str] | None:

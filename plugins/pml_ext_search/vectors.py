@@ -25,8 +25,8 @@ _BLOCK = 1 << 15  # vectors that go through the head together
 class VectorEmbedder:
     """A trained head on vectors, and the collection of its embeddings.
 
-    In the collection, the name of a vector is its id, in place of a path; the number of its class and the CRC-32 of
-    its numbers are in place of a file's size and time.
+    In the collection, the name of a vector is its id, in place of a path, and its fingerprint is the CRC-32 of its
+    numbers, in place of a file's time.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class VectorEmbedder:
         """Return all vectors of a file with their embeddings, without the collection."""
         file = self.read(path)
         classes = tuple(file.class_names) if file.labels is not None else ("",)
-        return self._embedded(file, classes, self.embed(file.embeddings))
+        return self._embedded(file, classes, self.embed(file.embeddings, file.ids))
 
     @contextlib.contextmanager
     def file_pass(self, path: Path) -> Iterator[Embedded]:
@@ -94,7 +94,7 @@ class VectorEmbedder:
         with self.collection.locked(self.replace):
             known, classes = self._indexed_before(path)
             classes = _all_classes(classes, file)
-            stats = _stats_of(file, classes)
+            stats = _stats_of(file)
             numbers = _known_numbers(file, stats, known)
             missing = np.flatnonzero(numbers < 0)
             for start in range(0, len(missing), _BLOCK):
@@ -127,7 +127,7 @@ class VectorEmbedder:
         new: int | None = None,
     ) -> Embedded:
         if stats is None:
-            stats = _stats_of(file, classes)
+            stats = _stats_of(file)
         if numbers is None:
             numbers = np.empty(0, dtype=np.int64)
         return Embedded(
@@ -137,6 +137,7 @@ class VectorEmbedder:
             stats=stats,
             new=new,
             numbers=numbers,
+            class_numbers=_class_numbers_of(file, classes),
             class_names=classes,
         )
 
@@ -150,15 +151,19 @@ def _all_classes(before: tuple[str, ...], file: VectorFile) -> tuple[str, ...]:
     return tuple(dict.fromkeys([*before, *of_file]))
 
 
-def _stats_of(file: VectorFile, classes: tuple[str, ...]) -> Numbers:
-    """Return the number of the class and the CRC-32 of each vector, ``[N, 2]``."""
-    stats = np.zeros((len(file.embeddings), 2), dtype=np.int64)
+def _class_numbers_of(file: VectorFile, classes: tuple[str, ...]) -> Numbers:
+    """Return the number of the class of each vector, ``[N]``."""
     numbers = {name: number for number, name in enumerate(classes)}
     if file.labels is None:
-        stats[:, 0] = numbers[""]
-    else:
-        of_file = np.array([numbers[name] for name in file.class_names], dtype=np.int64)
-        stats[:, 0] = of_file[file.labels]
+        return np.full(len(file.embeddings), numbers[""], dtype=np.int64)
+    of_file = np.array([numbers[name] for name in file.class_names], dtype=np.int64)
+    return of_file[file.labels]
+
+
+def _stats_of(file: VectorFile) -> Numbers:
+    """Return the bytes and the CRC-32 of each vector, ``[N, 2]``."""
+    count, length = file.embeddings.shape
+    stats = np.full((count, 2), 4 * length, dtype=np.int64)
     stats[:, 1] = [zlib.crc32(vector) for vector in _rows(file.embeddings)]
     return stats
 
@@ -178,21 +183,22 @@ def _known_numbers(file: VectorFile, stats: Numbers, known: dict[str, Image]) ->
         return numbers
     for row, (id, crc) in enumerate(zip(file.ids.tolist(), stats[:, 1].tolist(), strict=True)):
         image = known.get(id)
-        if image is not None and image.time == crc:
+        if image is not None and image.fingerprint == crc:
             numbers[row] = image.vector
     return numbers
 
 
 def changes_of(file: VectorFile, images: list[Image], classes: tuple[str, ...]) -> tuple[list[str], list[str]]:
     """Return the ids of indexed vectors that a file has no longer, and of those whose numbers or class are others."""
-    stats = _stats_of(file, _all_classes(classes, file)).tolist()
-    now = dict(zip(file.ids.tolist(), stats, strict=True))
+    class_numbers = _class_numbers_of(file, _all_classes(classes, file))
+    rows = np.column_stack([class_numbers, _stats_of(file)]).tolist()
+    now = dict(zip(file.ids.tolist(), rows, strict=True))
     gone = []
     changed = []
     for image in images:
         if image.path not in now:
             gone.append(image.path)
-        elif now[image.path] != [image.size, image.time]:
+        elif now[image.path] != [image.class_number, *image.stat]:
             changed.append(image.path)
     return gone, changed
 

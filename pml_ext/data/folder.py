@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import errno
 import os
 import re
@@ -17,6 +18,10 @@ from .splits import DataSplits, LabeledImages, check_trainable, divide
 _ADVICE_ON_LEAVES = "--set data.classes=leaf takes each innermost folder as a class"
 GONE = (errno.ENOENT, errno.ELOOP)  # errors of a file that vanished, or of a link that leads nowhere
 CLUSTERS_TABLE = "clusters.csv"  # written by pml-ext cluster, beside its contact sheets
+_SPLITS = ("train", "test")
+_VALIDATION = ("val", "valid", "validation")
+# Endings of images that are not read; of files in a class's folder, others are no images.
+_OTHER_IMAGES = (".heic", ".heif", ".avif", ".jfif", ".gif", ".jp2", ".jxl", ".dng", ".cr2", ".nef", ".arw")
 CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
 
 
@@ -51,8 +56,8 @@ def folder(
         levels: instead of ``classes``: depth of the class folders, named by their paths, for a hierarchy of classes.
 
     Raises:
-        ConfigError: a setting outside its range, or one of a split where the folder has ``train`` and ``test``.
-        DataError: the folder is missing, or has no images or only one class.
+        ConfigError: a setting outside its range.
+        DataError: the folder is missing, has no images or only one class, or folders of splits of other names.
     """
     if levels is not None and (levels < 1 or classes != "outer"):
         raise ConfigError(
@@ -65,17 +70,19 @@ def folder(
     if not os.path.isdir(place):
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
     depth = None if classes == "leaf" else levels or 1
-    divided = (place / "train").is_dir() and (place / "test").is_dir()
+    divided = all((place / part).is_dir() for part in _SPLITS)
+    notes: list[str] = []
+    parts = [place]
     if divided:
-        for name, value in (("split", split), ("train_fraction", train_fraction), ("seed", seed)):
-            if value is not None:
-                raise ConfigError(f"{name}: found {value!r}, and {place} has the folders train and test; leave one out")
-        parts = [place / "train", place / "test"]
-    else:
-        parts = [place]
+        parts = [place / part for part in _SPLITS]
+        notes += _unused_validation(place)
+        given = {"split": split, "train_fraction": train_fraction, "seed": seed}
+        unused = [name for name, value in given.items() if value is not None]
+        if unused:
+            notes.append(f"{place} has the folders train and test, so that {', '.join(unused)} has no effect")
 
-    runs: list[Path] = []
-    found = [_files_by_class(part, depth, runs) for part in parts]
+    skipped = _Skipped()
+    found = [_files_by_class(part, depth, skipped) for part in parts]
     names = sorted(set().union(*found))
     labeled = [_labeled(files, names, channels) for files in found]
     nested = _first_nested_folder(labeled, parts)
@@ -83,6 +90,7 @@ def folder(
     if divided:
         train, test = labeled
     else:
+        _check_classes(place, names)
         if len(names) == 1:
             if nested:
                 remedy = _ADVICE_ON_LEAVES
@@ -95,13 +103,54 @@ def folder(
         advice = "; --set data.split=image divides the images of each class"
     check_trainable(place, train, test, advice)
 
-    notes = []
     if nested and classes == "outer" and levels is None:
         found_inside = f"{nested} is a folder inside of a class's folder, whose class its images get"
         notes.append(f"{found_inside}; {_ADVICE_ON_LEAVES}")
-    if runs:
-        notes.append(f"{runs[0]} is the folder of a run, whose figures are not read as images")
+    notes += skipped.notes()
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note="; ".join(notes))
+
+
+@dataclasses.dataclass
+class _Skipped:
+    """What a folder has that is not read as images of a class."""
+
+    runs: list[Path] = dataclasses.field(default_factory=list)
+    linked_folders: list[Path] = dataclasses.field(default_factory=list)
+    other_images: list[Path] = dataclasses.field(default_factory=list)  # in formats that are not read
+
+    def notes(self) -> list[str]:
+        """Return a line for each kind."""
+        notes = []
+        if self.runs:
+            notes.append(f"{self.runs[0]} is the folder of a run, whose figures are not read as images")
+        if self.linked_folders:
+            count = len(self.linked_folders)
+            first = min(self.linked_folders)
+            notes.append(f"links to folders are not followed: {count}, {first} first; put the folders in their place")
+        if self.other_images:
+            count = len(self.other_images)
+            first = min(self.other_images)
+            notes.append(f"images of these endings are not read: {count}, {first} first; save them as .jpg or .png")
+        return notes
+
+
+def _unused_validation(place: Path) -> list[str]:
+    """Return a note for each folder of validation images beside ``train`` and ``test``."""
+    notes = []
+    for name in sorted(_entries(place)):
+        if name.lower() in _VALIDATION:
+            notes.append(f"{place / name}: not used; train and test are the split")
+    return notes
+
+
+def _check_classes(place: Path, names: Collection[str]) -> None:
+    """Raise DataError for folders that are splits of other names than ``train`` and ``test``, and would be classes."""
+    outermost = sorted({name.partition("/")[0] for name in names})
+    if all(name.lower() in (*_SPLITS, *_VALIDATION) for name in outermost):
+        raise DataError(
+            f"{place}: found {' and '.join(outermost)}, which are splits and no classes; wanted the two folders train "
+            "and test, so named, each with a sub-folder per class"
+        )
 
 
 def _first_nested_folder(labeled: list[LabeledImages], parts: list[Path]) -> Path | None:
@@ -157,10 +206,10 @@ def _is_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
         raise DataError(f"{entry.path}: cannot be read ({error.strerror}); check its permissions") from None
 
 
-def _files_by_class(place: Path, depth: int | None, runs: list[Path]) -> dict[str, list[Path]]:
+def _files_by_class(place: Path, depth: int | None, skipped: _Skipped) -> dict[str, list[Path]]:
     """Return image files by class, the first ``depth`` folders of a path (None: all); skip hidden and other files.
 
-    Runs are skipped and appended to ``runs``.
+    What else may be meant as images is added to ``skipped``.
     """
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
@@ -170,11 +219,13 @@ def _files_by_class(place: Path, depth: int | None, runs: list[Path]) -> dict[st
         folder = waiting.pop()
         entries = _entries(folder)
         if folder != place and is_run(folder, entries):
-            runs.append(folder)
+            skipped.runs.append(folder)
             continue
         for name, entry in sorted(entries.items(), reverse=True):
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(folder / name)
+            elif entry.is_symlink() and os.path.isdir(entry.path):
+                skipped.linked_folders.append(folder / name)
         if folder == place:
             continue
         sheets = contact_sheets(folder, entries)
@@ -182,11 +233,14 @@ def _files_by_class(place: Path, depth: int | None, runs: list[Path]) -> dict[st
         for name, entry in entries.items():
             if name not in sheets and _is_image(entry, IMG_EXTENSIONS):
                 images.append(folder / name)
+            elif name.lower().endswith(_OTHER_IMAGES):
+                skipped.other_images.append(folder / name)
         if images:
             name = "/".join(folder.relative_to(place).parts[:depth])
             found.setdefault(name, []).extend(images)
     if not found:
-        raise DataError(f"{place}: no images in sub-folders; wanted one sub-folder of .jpg, .png, ... files per class")
+        wanted = "wanted one sub-folder of .jpg, .png, ... files per class"
+        raise DataError("; ".join([f"{place}: no images in sub-folders", wanted, *skipped.notes()]))
     return found
 
 

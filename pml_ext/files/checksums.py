@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import final_path, reading, write_atomically, write_text
+from . import DamagedError, final_path, reading, write_atomically, write_text
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\\]+)")
@@ -63,15 +63,20 @@ def _write(folder: Path, sums: Mapping[str, str]) -> None:
     write_text(folder / SUMS, "".join(lines))
 
 
-def replace_file(folder: Path, name: str, write: Callable[[Path], Any]) -> None:
+def replace_file(folder: Path, name: str, write: Callable[[Path], Any], expected: str | None = None) -> None:
     """Write a file's new checksum, then replace the file, each atomically.
+
+    Raise DamagedError, and keep the old file, if the new one has another checksum than ``expected``.
 
     A process that is killed between the two leaves the file under a temporary name; :func:`recover` moves it.
     """
 
     def write_new_checksum(temporary: Path) -> None:
+        digest = sha256_of(temporary)
+        if expected not in (None, digest):
+            raise DamagedError(f"{folder / name}: its checksum is not the one expected")
         sums = read_sums(folder)
-        sums[name] = sha256_of(temporary)
+        sums[name] = digest
         _write(folder, sums)
 
     write_atomically(folder / name, write, ready=write_new_checksum)

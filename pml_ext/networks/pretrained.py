@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -173,26 +173,31 @@ def hf_trunk(
             if weights is None:
                 config = transformers.AutoConfig.from_pretrained(name)
                 model = auto_model.from_config(config)
-                missing = []
+                missing = set()
             else:
                 model, loaded = auto_model.from_pretrained(name, output_loading_info=True)
-                missing = loaded["missing_keys"]
+                missing = {weight.removeprefix("vision_model.") for weight in loaded["missing_keys"]}
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{HF}{name}: cannot be had ({one_line(error)}); without a network, save the model elsewhere by "
             f"model.save_pretrained(FOLDER), and type trunk = '{HF}FOLDER'"
         ) from None
-    if any("pooler" in weight for weight in missing):  # transformers adds a random one to a classifier's weights
-        if pool == "pooled":
-            raise ConfigError(
-                f"model.trunk.pool: found 'pooled', and the weights of {HF}{name} have no pooling of their own; wanted "
-                "'cls' or 'mean'"
-            )
-        pool = "cls" if pool == "auto" else pool
     trunk = _Pooled(getattr(model, "vision_model", model), pool)
+    if trunk.remove_poolers(missing) and pool == "pooled":
+        raise ConfigError(
+            f"model.trunk.pool: found 'pooled', and the weights of {HF}{name} have no pooling of their own; wanted "
+            "'cls' or 'mean'"
+        )
     if in_channels == 3:
         return trunk
     return nn.Sequential(RepeatedGray(), trunk)
+
+
+class _NoPooling(nn.Module):
+    """Pooling of a model whose weights have none: its output has no pooled features."""
+
+    def forward(self, *args: Any) -> None:
+        """Return None."""
 
 
 class _Pooled(nn.Module):
@@ -204,6 +209,28 @@ class _Pooled(nn.Module):
     def extra_repr(self) -> str:
         """Return the setting that no parameter shows."""
         return f"pool={self.pool!r}"
+
+    def remove_poolers(self, missing: Collection[str]) -> bool:
+        """Remove the model's own pooling where its weights are missing; return whether there was one.
+
+        transformers adds a pooling with random weights to the weights of a classifier.
+        """
+        removed = False
+        for name, part in list(self.model.named_modules()):
+            parent, _, child = name.rpartition(".")
+            if child.endswith("pooler") and any(f"{name}.{weight}" in missing for weight in part.state_dict()):
+                setattr(self.model.get_submodule(parent), child, _NoPooling())
+                removed = True
+        if removed and self.pool == "auto":
+            self.pool = "cls"
+        return removed
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any) -> None:
+        """Load weights; those of a trunk that was trained without the model's own pooling have none."""
+        if self.pool != "pooled":
+            missing = {name for name in self.model.state_dict() if f"{prefix}model.{name}" not in state_dict}
+            self.remove_poolers(missing)
+        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
 
     def forward(self, images: Tensor) -> Tensor:
         output = self.model(pixel_values=images)

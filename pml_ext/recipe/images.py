@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 BATCH = 64  # images, at most
 SIDE = 64  # pixels, at most
 FEWEST_ITERATIONS = 20  # in an epoch of a recipe for photographs
-IN_MEMORY = 20_000  # images that are cached
+IN_MEMORY = 20_000 * 3 * SIDE * SIDE * 1.5  # bytes of images that are cached: 20,000 color photographs of 3:2
+_CACHE = "data.cache=memory"
 SAMPLED_FILES = 200  # files whose size is looked at
 
 
@@ -79,14 +80,14 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         options["split"] = split
         data.append(f"data.split={split}")
     parts = parts_of(name, options, root)
-    if sum(len(part) for part in parts) <= IN_MEMORY:
-        data.append("data.cache=memory")
-
     images_per_class = items_per_class(parts)
     trained_per_class = items_per_class(parts[:1])
     image_sizes = _sample_of_sizes(parts)
+    aspect = float(np.median([max(size) / min(size) for size in image_sizes]))
     chosen_size = options.get("image_size")
     side = int(chosen_size or _fitting_side(image_sizes))
+    if _fits_in_memory(sum(len(part) for part in parts), side, aspect):
+        data.append(_CACHE)
     small = [
         f"data.image_size={side}",
         f"data.images.resize={round(side * 8 / 7)}",
@@ -99,7 +100,6 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     ]
     trained_labels = set(parts[0].labels.tolist())
     tested_labels = set(parts[-1].labels.tolist())
-    aspects = [max(size) / min(size) for size in image_sizes]
     return OwnImages(
         name=name,
         data=data,
@@ -111,7 +111,7 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         tested_images=sum(len(part) for part in parts[1:]),
         splits_by_class=trained_labels.isdisjoint(tested_labels),
         side=side,
-        aspect=float(np.median(aspects)),
+        aspect=aspect,
         chosen_size=None if chosen_size is None else int(chosen_size),
     )
 
@@ -129,6 +129,9 @@ def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
         image_settings["crop"] = images.chosen_size
         image_settings["resize"] = images.chosen_size
     settings = list(images.data)
+    side = image_settings.get("resize") or image_settings["crop"]
+    if _CACHE in settings and not _fits_in_memory(images.training_images + images.tested_images, side, images.aspect):
+        settings.remove(_CACHE)
     for name, value in image_settings.items():
         settings.append(f"data.images.{name}={json.dumps(value)}")
     return (*settings, *batches, f"sampler.iterations={iterations_of(images)}")
@@ -170,6 +173,12 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")
     return sizes
+
+
+def _fits_in_memory(images: int, side: int, aspect: float) -> bool:
+    """Return whether images are few and small enough to be cached; ``side`` is the shorter, in pixels."""
+    values_of_image = 3 * side * side * aspect
+    return images * values_of_image <= IN_MEMORY
 
 
 def _fitting_side(sizes: list[tuple[int, int]]) -> int:

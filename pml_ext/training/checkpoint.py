@@ -24,8 +24,8 @@ import torch
 
 from .. import __version__
 from ..errors import DataError, PluginWarning, shortened
-from ..files import reading
-from ..files.checksums import SUMS, is_unchanged, read_sums, replace_file, sha256_of
+from ..files import DamagedError, reading
+from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
 from ..pairwise.generators import generator_states, set_generator_states
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
@@ -57,9 +57,20 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
 def save_last(path: Path, state: Mapping[str, Any]) -> None:
     """Write ``last.pt``; the old one becomes ``previous.pt``, unless it is damaged and would replace a good one."""
-    if is_unchanged(path.parent.parent, f"{path.parent.name}/{path.name}"):
-        replace_file(path.parent.parent, f"{path.parent.name}/previous.pt", functools.partial(shutil.copyfile, path))
+    if path.is_file():
+        _keep_as_previous(path)
     save(path, state)
+
+
+def _keep_as_previous(path: Path) -> None:
+    """Copy ``last.pt`` to ``previous.pt`` if it is intact: by its checksum or, without one, if it can be loaded."""
+    folder = path.parent.parent
+    wanted = read_sums(folder).get(f"{path.parent.name}/{path.name}")
+    copy = functools.partial(shutil.copyfile, path)
+    with contextlib.suppress(DamagedError, DataError):  # a damaged one must not replace a good one
+        if wanted is None:
+            load(path)
+        replace_file(folder, f"{path.parent.name}/previous.pt", copy, expected=wanted)
 
 
 def load(

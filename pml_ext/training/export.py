@@ -23,9 +23,11 @@ from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..evaluation.metrics import title_of
 from ..files import DamagedError, read_json, write_atomically
 from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
+from ..networks.cut import HEAD
 from ..networks.network import By, Network, Preprocessing, VectorInput
 from ..networks.pretrained import is_file, is_pretrained, merged_lora
 from ..recipe import Recipe
+from ..recipe.schema import Freeze, cut_of, frozen_patterns
 from ..registry.lazy import require_packages
 
 WEIGHTS = "model.safetensors"
@@ -195,8 +197,8 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     if about["by"] == "features":
         phases = {"after": "features", "before": "frozen"}
     values = {key: measured.get(phase) or {} for key, phase in phases.items()}
-    keeps_trunk = recipe.model.freeze == "trunk" and about["by"] == "features"
-    values["trained"] = measured.get("best_epoch") != 0 and not keeps_trunk
+    are_of_untrained_trunk = about["by"] == "features" and not _trains_trunk(recipe)
+    values["trained"] = measured.get("best_epoch") != 0 and not are_of_untrained_trunk
     values["alike"] = "of one class" if recipe.data.listed is None else "that belong together"
     values["title"] = html.escape(_title(str(measured.get("recipe") or recipe.loss.name)), quote=False)
     values["description"] = html.escape(recipe.description, quote=False)
@@ -208,6 +210,21 @@ def card(run: Path, recipe: Recipe, about: Mapping[str, Any]) -> str:
     else:
         values["weights"] = weights
     return str(template.render(values, about={"onnx": None, **about}, recipe=recipe, title_of=title_of))
+
+
+def _trains_trunk(recipe: Recipe) -> bool:
+    """Return whether a part of the trunk is trained in one of the stages."""
+    if _freezes_trunk(recipe.model.freeze):
+        return False
+    return not all(_freezes_trunk(stage.freeze) for stage in recipe.all_stages())
+
+
+def _freezes_trunk(freeze: Freeze) -> bool:
+    """Return whether a setting freezes the whole trunk."""
+    cut = cut_of(freeze)
+    if cut is not None:
+        return cut.until == HEAD
+    return "*" in frozen_patterns(freeze)
 
 
 def _title(recipe: str) -> str:

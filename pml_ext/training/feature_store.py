@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import DataError, one_line
+from ..errors import DataError, UnwritableError, one_line
 from ..files import locked_folder, writing
 from ..files.stat import FileStat
 
@@ -103,7 +103,10 @@ class FeatureStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Run a block in one transaction that writes; DataError for a damaged database."""
+        """Run a block in one transaction that writes.
+
+        DataError for a damaged database; UnwritableError for an intact one that is locked, read-only or on a full disk.
+        """
         try:
             with contextlib.closing(sqlite3.connect(self._database, timeout=_WAIT, isolation_level=None)) as connection:
                 connection.execute("BEGIN IMMEDIATE")
@@ -114,5 +117,9 @@ class FeatureStore:
                     raise
                 connection.execute("COMMIT")
         except sqlite3.Error as error:
-            text = f"{self._database}: damaged or not writable ({one_line(error)})"
+            name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+            if isinstance(error, sqlite3.OperationalError) and name != "SQLITE_ERROR":  # that is of a missing table
+                text = f"{self._database}: cannot be written now ({one_line(error)})"
+                raise UnwritableError(f"{text}; what was written before stays") from error
+            text = f"{self._database}: damaged ({one_line(error)})"
             raise DataError(f"{text}; delete {self.folder}, and it is computed again") from error

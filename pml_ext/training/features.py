@@ -30,13 +30,17 @@ from torch import Tensor, nn
 from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, num_processes, rank
 from ..distributed.processes import gather_objects, share_of
-from ..errors import DataError, one_line
+from ..errors import ConfigError, DataError, UnwritableError, one_line
 from ..files.stat import MISSING, FileStat, file_stat, path_bytes
 from ..networks.modes import preserved_modes
 from .batches import Batches, embed_batches
 from .feature_store import FeatureStore, Vectors
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object without a representation of its own, in that of a module
+# Names of batch norms, and the order of what timm's hold, differ in a network that several processes have trained.
+_BATCH_NORM = re.compile(r"\b_?(Sync|Joined)?BatchNorm(Act)?([123]d)?\(")
+_ACT_BEFORE_DROP = re.compile(r"( *\(act\): .*\n)( *\(drop\): .*\n)")
+_PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
 _PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
 
@@ -85,15 +89,56 @@ class FeatureCache:
         self._tell = tell
         self._batch_size = batch_size
         self._workers = workers
-        self.store = FeatureStore(_writable_folder(_digest(trunk, about)), math.prod(self._shape), dtype)
+        self._dtype = dtype
+        self.store = self._store_in(_writable_folder(_digest(trunk, about)))
+
+    def _store_in(self, folder: Path) -> FeatureStore:
+        return FeatureStore(folder, math.prod(self._shape), self._dtype)
 
     def of(self, images: LabeledImages, view: int = 0) -> Features:
         """Return the features of transformed images; compute those that the store lacks.
 
-        Several processes compute a part each; another run waits and takes what the first has computed. DataError for
-        a feature that is NaN or infinite.
+        Several processes compute a part each; another run waits and takes what the first has computed. Where the store
+        cannot be written, one process computes all of them into a temporary one, with a warning. DataError for a
+        feature that is NaN or infinite.
         """
+        self._share_store()
         keys = [key + b"\0%d" % view for key in _keys(images)]
+        try:
+            return self._features_of(images, keys)
+        except UnwritableError as error:
+            if num_processes() > 1:  # the others wait for this process, or have features in the store
+                raise
+            temporary = _temporary_folder(self.store.folder.name)
+            if self.store.folder == temporary:
+                raise
+            _warn_not_kept(error)
+            self.store = self._store_in(temporary)
+            return self._features_of(images, keys)
+
+    def _share_store(self) -> None:
+        """Take the store of rank 0 in every process, since they exchange the numbers of its rows.
+
+        ConfigError if one of them cannot see it: a folder of the same name may be on another machine.
+        """
+        if num_processes() == 1:
+            return
+        with contextlib.ExitStack() as stack:
+            name = None
+            if rank() == 0:
+                file = stack.enter_context(tempfile.NamedTemporaryFile(dir=self.store.folder, prefix=".seen-"))
+                name = file.name
+            seen = Path(from_rank_0(name))
+            seen_by_rank = gather_objects(seen.exists())
+        if not all(seen_by_rank):
+            raise ConfigError(
+                f"model.freeze: process {seen_by_rank.index(False)} does not see {seen.parent}, the store of process "
+                "0; wanted a folder that all of them share: XDG_CACHE_HOME=FOLDER"
+            )
+        self.store = self._store_in(seen.parent)
+
+    def _features_of(self, images: LabeledImages, keys: Sequence[bytes]) -> Features:
+        """Return the features of images with these keys."""
         with self.store.locked() if rank() == 0 else contextlib.nullcontext():
             numbers = self._numbers(images, keys)
             vectors = torch.from_numpy(self.store.vectors())
@@ -186,25 +231,34 @@ def _writable_folder(name: str) -> Path:
     try:
         folder = cache_folder("features") / name
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:  # permissions say nothing of a read-only or full disk
+            file.write(_PROBE)
         return folder
     except OSError as error:  # UnwritableError is one
-        text = f"features are not kept for other runs: {one_line(error)}; XDG_CACHE_HOME=FOLDER names a writable folder"
-        warnings.warn(text, UserWarning, stacklevel=3)
-        return _temporary_folder() / name
+        _warn_not_kept(error)
+        return _temporary_folder(name)
+
+
+def _warn_not_kept(error: OSError) -> None:
+    text = f"features are not kept for other runs: {one_line(error)}; XDG_CACHE_HOME=FOLDER names a writable folder"
+    warnings.warn(text, UserWarning, stacklevel=4)
 
 
 @functools.cache
-def _temporary_folder() -> Path:
+def _temporary_folder(name: str) -> Path:
     """Return a temporary folder that ends with this process."""
-    folder = tempfile.TemporaryDirectory(prefix="pml-ext-features-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
+    parent = tempfile.TemporaryDirectory(prefix="pml-ext-features-")
+    atexit.register(parent.cleanup)
+    folder = Path(parent.name) / name
+    folder.mkdir()
+    return folder
 
 
 def _digest(trunk: nn.Module, about: Any) -> str:
     """Return the digest of all that features depend on: modules, their settings, weights, steps, augmentation."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    digest.update(_ADDRESS.sub("", str(trunk)).encode())
+    modules = _BATCH_NORM.sub("BatchNorm(", _ADDRESS.sub("", str(trunk)))
+    digest.update(_ACT_BEFORE_DROP.sub(r"\2\1", modules).encode())
     for name, tensor in trunk.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from ..distributed import join, max_over_ranks
 from ..errors import TrainingError
 from ..evaluation.listed import tuple_metrics
-from ..losses.relations import Relation
 from ..networks.modes import is_batch_norm
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import parts_named
 from ..pairwise import ListedTuples
 from ..recipe.schema import frozen_patterns
+from ..relations import Relation
 from .batches import Batches, indices_of
 from .engine import first_nonfinite_weight
 from .run import Run

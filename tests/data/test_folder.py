@@ -10,7 +10,7 @@ from PIL import Image
 from pml_ext.data import (
     folder,
 )
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import DataError
 
 
 def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
@@ -114,8 +114,48 @@ def test_a_class_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "value"), [("split", "image"), ("train_fraction", 0.9), ("seed", 0)])
-def test_settings_of_a_split_are_refused_where_the_folder_has_one(tmp_path, name, value):
+def test_settings_of_a_split_are_noted_where_the_folder_has_one(tmp_path, name, value):
     photos(tmp_path / "train")
     photos(tmp_path / "test")
-    with pytest.raises(ConfigError, match=f"{name}: found .* has the folders train and test; leave one out"):
-        folder(path=str(tmp_path), **{name: value})
+    splits = folder(path=str(tmp_path), **{name: value})
+    assert splits.note == f"{tmp_path} has the folders train and test, so that {name} has no effect"
+    assert splits.train.paths == folder(path=str(tmp_path)).train.paths
+
+
+@pytest.mark.parametrize("names", [["train", "val"], ["Train", "Test"], ["train", "validation"], ["valid"]])
+@pytest.mark.parametrize("classes", ["outer", "leaf"])
+def test_splits_of_other_names_are_no_classes(tmp_path, names, classes):
+    for name in names:
+        photos(tmp_path / name, classes=2)
+    found = " and ".join(sorted(names))
+    with pytest.raises(
+        DataError, match=f"found {found}, which are splits and no classes; wanted the two folders train"
+    ):
+        folder(path=str(tmp_path), classes=classes)
+    photos(tmp_path / "cats")
+    assert "cats" in folder(path=str(tmp_path), split="image").train.class_names
+
+
+def test_a_folder_of_validation_images_is_named(tmp_path):
+    for name in ("train", "test", "val"):
+        photos(tmp_path / name)
+    splits = folder(path=str(tmp_path))
+    assert splits.note == f"{tmp_path / 'val'}: not used; train and test are the split"
+    assert len(splits.train) + len(splits.test) == 48
+
+
+def test_images_that_are_not_read_are_named(tmp_path):
+    place = photos(tmp_path / "photos")
+    photos(tmp_path / "elsewhere", classes=1)
+    (place / "class9").symlink_to(tmp_path / "elsewhere" / "class0")
+    for name in ("b.HEIC", "a.avif", "notes.txt"):
+        (place / "class1" / name).write_bytes(b"of another format")
+    splits = folder(path=str(place), split="image")
+    assert splits.train.class_names == [f"class{label}" for label in range(4)]
+    links, others = splits.note.split("; ")[::2]
+    assert links == f"links to folders are not followed: 1, {place / 'class9'} first"
+    assert others == f"images of these endings are not read: 2, {place / 'class1' / 'a.avif'} first"
+    (tmp_path / "phone" / "cats").mkdir(parents=True)
+    (tmp_path / "phone" / "cats" / "1.heic").touch()
+    with pytest.raises(DataError, match=r"no images in sub-folders; wanted .*1\.heic first; save them as \.jpg"):
+        folder(path=str(tmp_path / "phone"))

@@ -75,6 +75,34 @@ def test_a_pooling_that_the_weights_lack_is_not_taken_at_random(tmp_path):
         hf_trunk(3, 32, str(tmp_path), "DEFAULT", "pooled")
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("pool", ["auto", "mean"])
+def test_a_loaded_trunk_pools_as_the_trained_one(tmp_path, channels, pool):
+    """A finished run is opened without the pretrained weights, from the weights of its checkpoint alone."""
+    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+    config = transformers.ViTConfig(**SIZES, image_size=32)
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    images = torch.randn(2, channels, 32, 32)
+    trained = hf_trunk(channels, 32, str(tmp_path), "DEFAULT", pool).eval()
+    loaded = hf_trunk(channels, 32, str(tmp_path), None, pool).eval()
+    loaded.load_state_dict(trained.state_dict())
+    with torch.no_grad():
+        assert torch.equal(loaded(images), trained(images))
+    assert str(loaded) == str(trained)
+
+
+def test_a_trunk_with_its_own_pooling_loads_it(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="the extra hf is not installed")
+    transformers.ViTModel(transformers.ViTConfig(**SIZES, image_size=32)).save_pretrained(tmp_path)
+    images = torch.randn(2, 3, 32, 32)
+    trained = hf_trunk(3, 32, str(tmp_path), "DEFAULT").eval()
+    loaded = hf_trunk(3, 32, str(tmp_path)).eval()
+    loaded.load_state_dict(trained.state_dict())
+    with torch.no_grad():
+        wanted = trained.model(pixel_values=images).pooler_output
+        assert torch.equal(loaded(images), wanted)
+
+
 def test_a_model_that_cannot_be_had_is_one_line(tmp_path):
     pytest.importorskip("transformers", reason="the extra hf is not installed")
     with pytest.raises(

@@ -200,3 +200,14 @@ def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
     chosen = settings_for_recipe(recipe, describe_images(photos, ["data.image_size=96"]))
     assert {"data.images.crop=160", "data.images.resize=160"} <= set(by_default)
     assert {"data.images.crop=96", "data.images.resize=96"} <= set(chosen)
+
+
+def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
+    """24 photographs of 4:3: at 48 pixels 220 kB, at 96 pixels and as the recipe has them, at 160, more."""
+    monkeypatch.setattr("pml_ext.recipe.images.IN_MEMORY", 300_000)
+    cached = "data.cache=memory"
+    assert cached in describe_images(photos).data
+    assert cached not in describe_images(photos, ["data.image_size=96"]).data
+    assert cached not in settings_for_recipe("pml/photographs-pretrained", describe_images(photos))
+    monkeypatch.undo()
+    assert cached in settings_for_recipe("pml/photographs-pretrained", describe_images(photos))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pml_ext.errors import DataError
+from pml_ext.files import checksums
 from pml_ext.training import checkpoint
 
 from .whole_runs import Ear, quick, same
@@ -57,3 +58,33 @@ def test_a_damaged_checkpoint_does_not_replace_the_one_before_it(tmp_path):
     assert checkpoint.load(previous)["epoch"] == 1
     checkpoint.save_last(last, {"epoch": 4})
     assert checkpoint.load(previous)["epoch"] == 3
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_checkpoint_without_its_checksum_is_kept_if_intact(tmp_path, damaged):
+    (tmp_path / "checkpoints").mkdir()
+    last = tmp_path / "checkpoints" / "last.pt"
+    for epoch in (1, 2):
+        checkpoint.save_last(last, {"epoch": epoch})
+    (tmp_path / "SHA256SUMS").unlink()
+    if damaged:
+        last.write_bytes(last.read_bytes()[:500])
+    checkpoint.save_last(last, {"epoch": 3})
+    assert checkpoint.load(last.with_name("previous.pt"))["epoch"] == (1 if damaged else 2)
+
+
+def test_each_checkpoint_is_hashed_once(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints").mkdir()
+    last = tmp_path / "checkpoints" / "last.pt"
+    checkpoint.save_last(last, {"epoch": 1})
+    hashed = []
+    sha256_of = checksums.sha256_of
+
+    def counted(path):
+        hashed.append(path.name)
+        return sha256_of(path)
+
+    monkeypatch.setattr(checksums, "sha256_of", counted)
+    monkeypatch.setattr(checkpoint, "sha256_of", counted)
+    checkpoint.save_last(last, {"epoch": 2})
+    assert len(hashed) == 2  # the copy, and the new one

@@ -13,8 +13,10 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from pml_ext import load_run
+from pml_ext.data import read_image
 from pml_ext.errors import ConfigError
 from pml_ext.files.checksums import changed_files
+from pml_ext.recipe.schema import CutTable
 from pml_ext.training import export
 from pml_ext.training.export import Normalized, write_onnx
 
@@ -255,4 +257,25 @@ def test_a_card_says_that_nothing_was_trained(runs, tmp_path):
     frozen = trained.recipe.model.model_copy(update={"freeze": "trunk"})
     recipe = trained.recipe.model_copy(update={"model": frozen})
     assert "Trained on `digits`" in export.card(runs[0], recipe, about)
-    assert "Nothing was trained; the trunk is" in export.card(runs[0], recipe, {**about, "by": "features"})
+    for freeze in ("trunk", ["*"], CutTable(until="head")):
+        frozen = trained.recipe.model.model_copy(update={"freeze": freeze})
+        recipe = trained.recipe.model_copy(update={"model": frozen})
+        assert "Nothing was trained; the trunk is" in export.card(runs[0], recipe, {**about, "by": "features"})
+    frozen = trained.recipe.model.model_copy(update={"freeze": CutTable(until="last")})
+    recipe = trained.recipe.model_copy(update={"model": frozen})
+    assert "Trained on `digits`" in export.card(runs[0], recipe, {**about, "by": "features"})
+
+
+def test_the_lines_of_a_card_turn_an_image_upright(exported, runs, tmp_path):
+    pixels = torch.randint(256, (8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    image = Image.fromarray(pixels.numpy())
+    exif = image.getexif()
+    exif[0x0112] = 6  # turned by a quarter
+    image.save(tmp_path / "photo.png", exif=exif)
+    lines = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.S)[0]
+    names = {}
+    exec(lines.replace("photo.jpg", str(tmp_path / "photo.png")), names)
+    run = load_run(runs[0], "cpu")
+    _, transform = run.network.preprocessing.transforms()
+    assert torch.equal(names["images"][0], transform(read_image(tmp_path / "photo.png", channels=1)))
+    assert not torch.equal(names["images"][0], transform(pixels[None]))

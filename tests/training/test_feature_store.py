@@ -1,12 +1,14 @@
 """Vectors on the disk by key: found, appended by several processes, and damaged."""
 
+import contextlib
 import multiprocessing
+import sqlite3
 import threading
 
 import numpy as np
 import pytest
 
-from pml_ext.errors import DataError
+from pml_ext.errors import DataError, UnwritableError
 from pml_ext.training.feature_store import FeatureStore
 
 SIZE = 5
@@ -86,10 +88,20 @@ def test_rows_before_half_a_number_are_found(store):
 def test_a_damaged_database_is_named_with_what_to_delete(store):
     store.append(keys(0, 1), stats(1), rows(0, 1))
     (store.folder / "keys.sqlite").write_bytes(b"no database" * 100)
-    text = r"keys.sqlite: damaged or not writable \(DatabaseError: .*\); delete .*store, and it is computed again"
+    text = r"keys.sqlite: damaged \(DatabaseError: .*\); delete .*store, and it is computed again"
     for call in (lambda: store.find({b"0.png": (1, 1)}), lambda: store.append(keys(1, 1), stats(1), rows(1, 1))):
         with pytest.raises(DataError, match=text):
             call()
+
+
+def test_a_locked_database_is_not_called_damaged(store, monkeypatch):
+    monkeypatch.setattr("pml_ext.training.feature_store._WAIT", 0.0)
+    store.append(keys(0, 1), stats(1), rows(0, 1))
+    with contextlib.closing(sqlite3.connect(store.folder / "keys.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(UnwritableError, match=r"keys.sqlite: cannot be written now \(OperationalError: .*locked"):
+            store.find({b"0.png": stats(1)[0]})
+    assert store.find({b"0.png": stats(1)[0]}) == ({b"0.png": 0}, 0)
 
 
 def test_an_error_while_rows_are_written_leaves_no_key(store, monkeypatch):

@@ -1,6 +1,8 @@
 """Frozen trunks: cached features equal the trunk in the loop, and nothing wrong is ever taken from the cache."""
 
+import contextlib
 import shutil
+import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +12,7 @@ from PIL import Image
 from torch import nn
 
 from pml_ext.data import LabeledImages
+from pml_ext.distributed import synchronize_batch_norm
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.networks.trunks import embedder, fit_whitened_pca
 from pml_ext.recipe import load_recipe, reported_phases
@@ -207,8 +210,84 @@ def test_what_is_wrong_is_not_kept(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pml_ext.training.feature_store.os.fsync", full)
-    with pytest.raises(UnwritableError, match=r"vectors\.f32: cannot be written \(No space left on device\)"):
-        cache(Counted(3.0)).of(images)
+    with (
+        pytest.warns(UserWarning, match="features are not kept for other runs"),
+        pytest.raises(UnwritableError, match=r"vectors\.f32: cannot be written \(No space left on device\)"),
+    ):
+        cache(Counted(3.0)).of(images)  # the disk of temporary files is full too
+
+
+def test_features_of_a_store_that_is_locked_are_computed_and_it_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr("pml_ext.training.feature_store._WAIT", 0.0)
+    images = photographs(tmp_path / "photos")
+    trunk = Counted()
+    shared = cache(trunk)
+    shared.of(images)
+    place = shared.store.folder
+    with contextlib.closing(sqlite3.connect(place / "keys.sqlite", isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.warns(UserWarning, match="not kept for other runs: .*locked.*XDG_CACHE_HOME=FOLDER names"):
+            features = shared.of(images)
+    assert features[:][:, 0].tolist() == list(range(10))
+    assert trunk.seen == 20
+    cache(trunk).of(images)
+    assert trunk.seen == 20  # the shared store has its features still
+
+
+def test_a_cache_on_a_full_disk_is_replaced_by_a_temporary_one(tmp_path, monkeypatch):
+    def full(*_, **__):
+        monkeypatch.undo()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("pml_ext.training.features.tempfile.TemporaryFile", full)
+    with pytest.warns(UserWarning, match="not kept for other runs: .*No space left.*XDG_CACHE_HOME=FOLDER names"):
+        found = cache(Counted())
+    assert tmp_path not in found.store.folder.parents
+    assert len(found.of(photographs(tmp_path / "photos"))) == 10
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_processes_share_the_store_of_rank_0(tmp_path, monkeypatch, sees):
+    """A second process whose cache is another folder, as on another machine."""
+    first = cache(Counted()).store.folder
+    seen = first / ".seen-1"
+    if sees:
+        seen.touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    second = cache(Counted())
+    assert second.store.folder != first
+    monkeypatch.setattr("pml_ext.training.features.num_processes", lambda: 2)
+    monkeypatch.setattr("pml_ext.training.features.rank", lambda: 1)
+    monkeypatch.setattr("pml_ext.training.features.from_rank_0", lambda _: str(seen))
+    monkeypatch.setattr("pml_ext.training.features.gather_objects", lambda value: [True, value])
+    if sees:
+        second._share_store()
+        assert second.store.folder == first
+    else:
+        with pytest.raises(
+            ConfigError, match=r"process 1 does not see .*; wanted a folder that all of them share: XDG"
+        ):
+            second._share_store()
+
+
+def batch_norms():
+    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Flatten())
+
+
+def timm_batch_norms():
+    layers = pytest.importorskip("timm.layers", reason="the extra timm is not installed")
+    return nn.Sequential(layers.BatchNormAct2d(4), nn.Flatten())
+
+
+@pytest.mark.parametrize("build", [batch_norms, timm_batch_norms])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_features_are_found_after_a_run_of_several_processes(build, device):
+    trunk = build()
+    plain = cache(trunk).store.folder
+    joined = synchronize_batch_norm(trunk, torch.device(device))
+    assert "Sync" in str(joined) or "Joined" in str(joined)
+    assert cache(joined).store.folder == plain
 
 
 @pytest.mark.usefixtures("without_report")

@@ -9,10 +9,10 @@ from pytorch_metric_learning import losses
 import pml_ext
 from pml_ext.errors import TrainingError
 from pml_ext.files import read_json
-from pml_ext.losses.relations import Hierarchy
 from pml_ext.networks.trunks import convnet
 from pml_ext.pairwise import ListedTuples
 from pml_ext.recipe import load_recipe
+from pml_ext.relations import Hierarchy
 from pml_ext.training import checkpoint
 from pml_ext.training.outcome import collapse, collapse_of_listed, missing_pairs, warn_of_small_batches
 from pml_ext.training.run import Run

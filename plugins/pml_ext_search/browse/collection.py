@@ -54,7 +54,7 @@ class Pair(NamedTuple):
     trained: bool | None  # whether the run was trained on the query's class; None if unknown
 
 
-class Collection:
+class BrowsedRun:
     """Embedded images of a run; thumbnails are read only from files inside the folder."""
 
     def __init__(self, name: str, run: TrainedRun, embedded: Embedded, store: Store | None = None) -> None:
@@ -79,21 +79,14 @@ class Collection:
     @functools.cached_property
     def trained(self) -> dict[str, bool | None]:
         """Whether the run was trained on each class; None if the run does not record its classes."""
-
-        def comparable(name: str) -> str:  # ``Greek/character01`` matches the folder ``greek_character01``
-            return re.sub(r"[\W_]+", " ", name.casefold())
-
-        recorded = read_json(self.run.folder / "network.json").get("class_names", ())
-        if set(self.class_names) & set(recorded):  # the same names: those of symbols alone would all be alike
-
-            def comparable(name: str) -> str:
-                return name
-
-        trained_on = {comparable(name) for name in recorded}
+        recorded = set(read_json(self.run.folder / "network.json").get("class_names", ()))
         trained: dict[str, bool | None] = dict.fromkeys(self.class_names, None)
-        if trained_on:
-            for name in self.class_names:
-                trained[name] = comparable(name) in trained_on
+        if not recorded:
+            return trained
+        # What is written otherwise: those of symbols alone would all be alike.
+        others = {_comparable(name) for name in recorded.difference(self.class_names)} - {""}
+        for name in self.class_names:
+            trained[name] = name in recorded or _comparable(name) in others
         return trained
 
     def shown(self, unseen: bool) -> Tensor:
@@ -226,6 +219,11 @@ class Collection:
         return jpeg(image, longest)
 
 
+def _comparable(name: str) -> str:
+    """Return the words of a class's name: the folder ``greek_character01`` may have ``Greek/character01``."""
+    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
+
+
 def jpeg(image: Image.Image, longest: int) -> bytes:
     """Return an image as JPEG; a tiny drawing is enlarged without interpolation."""
     factor = max(1, longest // max(image.size))
@@ -241,13 +239,13 @@ def open_collections(
     device: str = "auto",
     tell: Callable[[str], None] = warnings.warn,
     store: str | None = None,
-) -> list[Collection]:
+) -> list[BrowsedRun]:
     """Return the collections of runs, given by the runs' folders.
 
     ``folder`` has the images; its new images are embedded, after a message to ``tell``. By default the images of each
     run's index are shown. ``store`` is the address of a store that has them; it is searched instead of the index.
     """
-    collections: list[Collection] = []
+    collections: list[BrowsedRun] = []
     for place in map(Path, runs):
         run = load_run(place, device)
         _ = run.images  # refuses vectors, which the page cannot show
@@ -263,7 +261,7 @@ def open_collections(
         else:
             title = place.name
         opened_store = None if store is None else run.open_filled_store(store)
-        collections.append(Collection(title, run, embedded, opened_store))
+        collections.append(BrowsedRun(title, run, embedded, opened_store))
     folders = sorted({str(collection.folder.resolve()) for collection in collections})
     if len(folders) > 1:
         raise ConfigError(f"the indexes of the runs are of {' and '.join(folders)}; name one FOLDER for both")

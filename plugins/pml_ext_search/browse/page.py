@@ -18,7 +18,7 @@ from pml_ext.tool import COLORS, FORMATS, SHAPES, ConfigError, DataError, PmlExt
 
 from ..clusters import NOISE, SHEET, Cluster, Grouping
 from ..pictures import thumbnail
-from .collection import Collection, Pair, jpeg
+from .collection import BrowsedRun, Pair, jpeg
 
 MAX_PIXELS = 50_000_000  # of an upload
 UPLOADS = 8  # maximum number of stored uploads
@@ -38,7 +38,7 @@ _TEMPLATES.globals |= {"SHEET": SHEET, "PAIRS": PAIRS, "CARDS": CARDS}
 class Page:
     """Page of collections; uploaded photographs are stored in a folder."""
 
-    def __init__(self, collections: Sequence[Collection], uploads: Path) -> None:
+    def __init__(self, collections: Sequence[BrowsedRun], uploads: Path) -> None:
         self.collections = collections
         self.uploads = uploads
         if len(collections) == 2:

@@ -20,7 +20,7 @@ from urllib.parse import urlencode
 
 from pml_ext.tool import ConfigError, DataError, needs_extra
 
-from .collection import Collection
+from .collection import BrowsedRun
 from .page import Page
 
 with needs_extra("browse", "pml-ext browse"):
@@ -49,7 +49,7 @@ _HEADERS = {
 }
 
 
-def application(collections: Sequence[Collection], uploads: Path) -> Starlette:
+def application(collections: Sequence[BrowsedRun], uploads: Path) -> Starlette:
     """Return an ASGI application that serves the page of collections and saves uploaded photographs in a folder."""
     page = Page(collections, uploads)
     computing = asyncio.Lock()  # one query at a time
@@ -121,7 +121,7 @@ def listening(port: int) -> socket.socket:
 
 
 def serve(
-    collections: Sequence[Collection], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
+    collections: Sequence[BrowsedRun], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
 ) -> None:
     """Serve the page of collections on a socket until Ctrl-C; call ``ready`` with its address."""
     address = f"http://{HOST}:{bound.getsockname()[1]}"

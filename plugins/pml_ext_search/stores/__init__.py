@@ -21,7 +21,7 @@ class Rows(NamedTuple):
     """A batch of N images of an index."""
 
     ids: Numbers  # [N]
-    marks: Numbers  # [N], checksums of the images' rows in the index, below 2^32
+    checksums: Numbers  # [N], of the images' rows in the index, below 2^32
     paths: Sequence[str]  # relative to the indexed folder; bytes that are not valid UTF-8 are escaped
     classes: Sequence[str]  # "" for images without a class
     vectors: Vectors  # [N, D], of length 1
@@ -64,8 +64,8 @@ class Store(Protocol):
     def count(self) -> int:
         """Return the number of images; 0 if there is no table."""
 
-    def marks(self) -> Mapping[int, int]:
-        """Return the mark of each image by its id; marks show what has changed, also after a failed write."""
+    def checksums(self) -> Mapping[int, int]:
+        """Return the checksum of each image by its id: they show what has changed, also after a failed write."""
 
 
 def builtin_stores() -> dict[str, Callable[..., Store]]:

@@ -14,7 +14,7 @@ from pml_ext.tool import PluginError, PmlExtError, counted, one_line, registry, 
 
 from . import Rows, SearchFilter, SearchResult, Store, Vectors
 
-METHODS = ("write", "search", "delete", "count", "marks")
+METHODS = ("write", "search", "delete", "count", "checksums")
 TOLERANCE = 1e-4  # of distances between vectors of length 1 that a store computes in float32
 
 
@@ -97,15 +97,16 @@ class CheckedStore:
             raise self._error("count", shortened(repr(answer), 100), "the number of images")
         return int(answer)
 
-    def marks(self) -> Mapping[int, int]:
-        """Return the mark of each image by its id."""
-        with _guarded(f"marks of {self._owner}"):
-            answer = self._store.marks()
+    def checksums(self) -> Mapping[int, int]:
+        """Return the checksum of each image by its id."""
+        with _guarded(f"checksums of {self._owner}"):
+            answer = self._store.checksums()
         if not isinstance(answer, Mapping):
-            raise self._error("marks", shortened(repr(answer), 100), "a mapping from ids to marks")
-        for id, mark in answer.items():
-            if not isinstance(id, Integral) or not isinstance(mark, Integral):
-                raise self._error("marks", f"{shortened(repr({id: mark}), 100)}", "whole numbers, as they were written")
+            raise self._error("checksums", shortened(repr(answer), 100), "a mapping from ids to checksums")
+        for id, checksum in answer.items():
+            if not isinstance(id, Integral) or not isinstance(checksum, Integral):
+                found = shortened(repr({id: checksum}), 100)
+                raise self._error("checksums", found, "whole numbers, as they were written")
         return answer
 
     def check_count(self, wanted: int) -> None:

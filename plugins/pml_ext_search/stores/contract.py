@@ -31,7 +31,7 @@ def check_contract(factory: Callable[..., Any], address: str) -> str:
     interface of stores does not allow, AddressError if nothing can be opened there; other errors are the store's own.
     """
     images = _made_up(_IMAGES, first=0, seed=0)
-    others = _made_up(10, first=35, seed=1)  # five of the images with other vectors and marks, and five new ones
+    others = _made_up(10, first=35, seed=1)  # five of the images with other vectors and checksums, and five new ones
 
     try:
         store = _opened(factory, address, "pml_ext_check")
@@ -89,7 +89,7 @@ def _part(rows: Rows, start: int, end: int) -> Rows:
     """Return a copy of some rows."""
     return Rows(
         rows.ids[start:end].copy(),
-        rows.marks[start:end].copy(),
+        rows.checksums[start:end].copy(),
         rows.paths[start:end],
         rows.classes[start:end],
         rows.vectors[start:end].copy(),
@@ -97,8 +97,8 @@ def _part(rows: Rows, start: int, end: int) -> Rows:
 
 
 def _by_id(rows: Rows) -> dict[int, tuple[int, str, str, Any]]:
-    """Return mark, path, class and vector of each image by its id."""
-    columns = (rows.marks.tolist(), rows.paths, rows.classes, rows.vectors)
+    """Return checksum, path, class and vector of each image by its id."""
+    columns = (rows.checksums.tolist(), rows.paths, rows.classes, rows.vectors)
     return dict(zip(rows.ids.tolist(), zip(*columns, strict=True), strict=True))
 
 
@@ -117,16 +117,16 @@ def _write(store: CheckedStore, batches: list[Rows]) -> None:
 
 
 def _check_held(store: CheckedStore, held: dict[int, Any], when: str) -> None:
-    """Fail unless a store has these images and their marks."""
+    """Fail unless a store has these images and their checksums."""
     count = store.count()
     if count != len(held):
         raise PluginError(f"count() is {count} {when}; wanted {len(held)}")
-    marks = dict(store.marks())
+    checksums = dict(store.checksums())
     wanted = {id: image[0] for id, image in held.items()}
-    if marks != wanted:
-        differing = sorted(id for id in marks.keys() | wanted.keys() if marks.get(id) != wanted.get(id))
+    if checksums != wanted:
+        differing = sorted(id for id in checksums.keys() | wanted.keys() if checksums.get(id) != wanted.get(id))
         id = differing[0]
-        text = f"marks() has {marks.get(id)} for the image {id} {when}; wanted {wanted.get(id)}"
+        text = f"checksums() has {checksums.get(id)} for the image {id} {when}; wanted {wanted.get(id)}"
         raise PluginError(f"{text} ({len(differing)} of {len(wanted)} differ)")
 
 
@@ -177,6 +177,6 @@ def _check_stopped_write(store: CheckedStore, held: dict[int, Any]) -> None:
         raise PluginError(f"{text}; wanted the same error, which says what to do") from error
     else:
         raise PluginError("write returns although reading the batches failed; wanted the error")
-    lost = held.keys() - dict(store.marks()).keys()
+    lost = held.keys() - dict(store.checksums()).keys()
     if lost:
         raise PluginError(f"a write that is stopped loses {len(lost)} images that were written before; wanted all kept")

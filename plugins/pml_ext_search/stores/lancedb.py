@@ -43,7 +43,12 @@ class LanceDB:
         with self._errors():
             for batch in rows:
                 vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(batch.vectors.reshape(-1)), self._size)
-                columns = {"id": batch.ids, "mark": batch.marks, "path": [*batch.paths], "class": [*batch.classes]}
+                columns = {
+                    "id": batch.ids,
+                    "checksum": batch.checksums,
+                    "path": [*batch.paths],
+                    "class": [*batch.classes],
+                }
                 table = pyarrow.table(columns | {"embedding": vectors})
                 if self._table is None:
                     self._table = lancedb.connect(self._address).create_table(self._title, table)
@@ -96,10 +101,10 @@ class LanceDB:
                 return int(self._table.count_rows())
             return 0
 
-    def marks(self) -> Mapping[int, int]:
-        """Read all ids and marks."""
+    def checksums(self) -> Mapping[int, int]:
+        """Read all ids and checksums."""
         if self._table is None:
             return {}
         with self._errors():
-            table = self._table.search().select(["id", "mark"]).limit(max(1, self.count())).to_arrow()
-        return dict(zip(table["id"].to_pylist(), table["mark"].to_pylist(), strict=True))
+            table = self._table.search().select(["id", "checksum"]).limit(max(1, self.count())).to_arrow()
+        return dict(zip(table["id"].to_pylist(), table["checksum"].to_pylist(), strict=True))

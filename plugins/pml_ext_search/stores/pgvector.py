@@ -60,7 +60,7 @@ class PgVector:
     def write(self, rows: Iterable[Rows]) -> None:
         """Copy each batch in a transaction; the first call then builds the graph, later calls extend it."""
         with self._errors():
-            columns = f"id bigint PRIMARY KEY, mark bigint, path text, class text, embedding vector({self._size})"
+            columns = f"id bigint PRIMARY KEY, checksum bigint, path text, class text, embedding vector({self._size})"
             self._execute(f"CREATE TABLE IF NOT EXISTS {{table}} ({columns})")
             self._there = True
             for batch in rows:
@@ -68,11 +68,12 @@ class PgVector:
                     self._execute("CREATE TEMP TABLE batch (LIKE {table}) ON COMMIT DROP")
                     with self._connection.cursor().copy("COPY batch FROM STDIN (FORMAT BINARY)") as copy:
                         copy.set_types(("int8", "int8", "text", "text", "vector"))
-                        for id, mark, *row in zip(*batch, strict=True):
-                            copy.write_row((int(id), int(mark), *row))
+                        for id, checksum, *row in zip(*batch, strict=True):
+                            copy.write_row((int(id), int(checksum), *row))
                     self._execute(
-                        "INSERT INTO {table} SELECT * FROM batch ON CONFLICT (id) DO UPDATE SET mark = excluded.mark, "
-                        "path = excluded.path, class = excluded.class, embedding = excluded.embedding"
+                        "INSERT INTO {table} SELECT * FROM batch ON CONFLICT (id) DO UPDATE SET "
+                        "checksum = excluded.checksum, path = excluded.path, class = excluded.class, "
+                        "embedding = excluded.embedding"
                     )
             with self._connection.transaction():
                 # a graph that does not fit into this memory takes ten times as long to build
@@ -135,11 +136,11 @@ class PgVector:
                 return int(self._execute("SELECT count(*) FROM {table}").fetchone()[0])
             return 0
 
-    def marks(self) -> Mapping[int, int]:
-        """Read all ids and marks."""
+    def checksums(self) -> Mapping[int, int]:
+        """Read all ids and checksums."""
         with self._errors():
             if self._there:
-                return dict(self._execute("SELECT id, mark FROM {table}").fetchall())
+                return dict(self._execute("SELECT id, checksum FROM {table}").fetchall())
             return {}
 
 

@@ -21,7 +21,7 @@ _SENT = 1000  # points per request
 
 
 class Qdrant:
-    """A Qdrant collection with Euclidean distance; a point's payload is path, class and mark."""
+    """A Qdrant collection with Euclidean distance; a point's payload is path, class and checksum."""
 
     def __init__(self, address: str, table: str, size: int) -> None:
         self._table = table
@@ -57,9 +57,9 @@ class Qdrant:
             for batch in rows:
                 for start in range(0, len(batch.ids), _SENT):
                     part = slice(start, start + _SENT)
-                    columns = batch.paths[part], batch.classes[part], batch.marks[part].tolist()
+                    columns = batch.paths[part], batch.classes[part], batch.checksums[part].tolist()
                     rows_of = zip(*columns, strict=True)
-                    payloads = [{"path": path, "class": name, "mark": mark} for path, name, mark in rows_of]
+                    payloads = [{"path": path, "class": name, "checksum": checksum} for path, name, checksum in rows_of]
                     ids = batch.ids[part].tolist()
                     vectors = batch.vectors[part].tolist()
                     self._client.upsert(self._table, models.Batch(ids=ids, vectors=vectors, payloads=payloads))
@@ -91,15 +91,15 @@ class Qdrant:
                 return int(self._client.count(self._table, exact=True).count)
             return 0
 
-    def marks(self) -> Mapping[int, int]:
-        """Read all ids and marks."""
+    def checksums(self) -> Mapping[int, int]:
+        """Read all ids and checksums."""
         found = dict[int, int]()
         after = None
         more = self._there
         with self._errors():
             while more:
-                points, after = self._client.scroll(self._table, limit=BATCH, offset=after, with_payload=["mark"])
-                found |= {int(point.id): point.payload["mark"] for point in points}
+                points, after = self._client.scroll(self._table, limit=BATCH, offset=after, with_payload=["checksum"])
+                found |= {int(point.id): point.payload["checksum"] for point in points}
                 more = after is not None
         return found
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pml_ext.errors import ConfigError
+from pml_ext.errors import ConfigError, DataError
 from pml_ext.training.loop import train_run
 from pml_ext_compare.probing import probe
 
@@ -76,7 +76,10 @@ def test_few_classes_are_enough_for_features(tmp_path):
             pixels = (60 * label + generator.integers(0, 60, (16, 16, 3))).astype(np.uint8)
             Image.fromarray(pixels).save(tmp_path / "photos" / f"class {label}" / f"{number}.png")
     settings = ["data.image_size=16", "model.embedding_size=2"]
-    (found,) = probe(
-        f"folder:{tmp_path / 'photos'}", ["mlp=random"], tmp_path / "out", device="cpu", overrides=settings
-    )
+    arguments = (f"folder:{tmp_path / 'photos'}", ["mlp=random"], tmp_path / "out")
+    (found,) = probe(*arguments, device="cpu", overrides=settings)
     assert 0 < found.metrics["frozen"]["recall_at_1"]["mean"] <= 1
+    assert probe(*arguments, device="cpu", overrides=settings)[0].metrics == found.metrics
+    next((tmp_path / "photos" / "class 3").iterdir()).unlink()
+    with pytest.raises(DataError, match="the images are not those of this run: .*; put them back, .* another --out"):
+        probe(*arguments, device="cpu", overrides=settings)

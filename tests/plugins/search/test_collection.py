@@ -19,8 +19,9 @@ from filelock import FileLock
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import embedding
-from pml_ext_search.collection import Collection, StoreWarning
+from pml_ext_search.collection import ClassFolders, Collection, StoreWarning
 from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.trained import _class_levels
 
 from .conftest import flip, full, killed
 from .drawings import write_some
@@ -82,7 +83,7 @@ def test_files_of_a_collection_have_the_documented_format(make, images):
     assert names == [".lock", "images.sqlite", "vectors.f32"]
     vectors = np.memmap(images.parent / "store" / "vectors.f32", np.float32, "r").reshape(-1, 64)
     with contextlib.closing(sqlite3.connect(images.parent / "store" / "images.sqlite")) as connection:
-        table = connection.execute("SELECT id, path, size, time, vector FROM images").fetchall()
+        table = connection.execute("SELECT id, path, size, fingerprint, vector FROM images").fetchall()
     for id, path, size, modified, vector in table:
         number = embedded.paths.index(path.decode())
         about = (images / path.decode()).stat()
@@ -426,3 +427,38 @@ def test_progress_is_reported(make, images, command, runs, monkeypatch):
     lines = done.stderr.splitlines()
     assert len(lines) == 3
     assert re.fullmatch(r"embedded 128 of 130 images: \d+ images/s, \d:\d\d:\d\d left", lines[1])
+
+
+@pytest.mark.parametrize(
+    ("levels", "paths", "classes"),
+    [
+        (1, ["cats/a/1.png", "dogs/2.png", "3.png"], ["cats", "dogs", ""]),
+        (2, ["cats/a/old/1.png", "dogs/2.png"], ["cats/a", "dogs"]),
+        (None, ["cats/a/old/1.png", "dogs/2.png"], ["cats/a/old", "dogs"]),
+        (1, ["train/cats/1.png", "test/dogs/old/2.png", "val/cats/3.png"], ["cats", "dogs", "cats"]),
+        (None, ["train/cats/a/1.png", "test/dogs/2.png", "test/3.png"], ["cats/a", "dogs", ""]),
+        (1, ["train/1.png", "test/2.png", "cats/3.png"], ["train", "test", "cats"]),
+        (1, ["x.tar/cats/1.png", "x.tar/2.png"], ["cats", ""]),
+    ],
+)
+def test_classes_are_named_by_sub_folders(levels, paths, classes):
+    folders = ClassFolders.of_paths(paths, levels)
+    assert [folders.class_of(path) for path in paths] == classes
+
+
+def test_an_index_names_classes_as_its_run_does(make, tmp_path):
+    assert _class_levels("folder:photos", {}) == 1
+    assert _class_levels("folder:photos", {"levels": 2}) == 2
+    assert _class_levels("folder:photos", {"classes": "leaf"}) is None
+    assert _class_levels("digits", {}) == 1
+    write_some(tmp_path / "photos" / "train", range(14))
+    write_some(tmp_path / "photos" / "test" / "outer", range(14, 21))
+    run = make()
+    run.images.class_levels = 2
+    gallery = run.index(tmp_path / "photos")
+    trained = {f"class {number}" for number in range(7)}
+    assert {*gallery.embedded.classes} == trained | {f"outer/{name}" for name in trained}
+    (answer,) = run.query(tmp_path / "photos" / "test" / "outer" / "class 0" / "0014.png", k=2, within="class 0")
+    assert answer.query_class == "outer/class 0"
+    assert sorted(answer.paths) == ["train/class 0/0000.png", "train/class 0/0007.png"]
+    assert answer.classes == ["class 0", "class 0"]

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from pml_ext_search.faiss_index import FaissIndex, sampled_recall
+from pml_ext_search.faiss_index import FaissIndex, RecallSample
 from pml_ext_search.query import QueryOptions
 
 from .conftest import made_up
@@ -59,7 +59,7 @@ def test_measured_recall_is_that_of_a_plain_count():
     points[1::2] = points[::2]  # every image twice: several right answers
     index = FaissIndex.build("IVF16,Flat", points)
     chosen = index.effort
-    measured = sampled_recall(points)
+    sample_of_index = RecallSample(points)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     distances.fill_diagonal_(torch.inf)
     for index.effort in (1, 4, 16):
@@ -69,7 +69,7 @@ def test_measured_recall_is_that_of_a_plain_count():
             numbers = [number for number in index.search(points[row][None], 11)[1][0].tolist() if number != row]
             near = distances[row].topk(10, largest=False).values[-1] + 1e-6
             right += int((distances[row, numbers[:10]] <= near).sum())
-        found = measured(lambda queries, k: index.search(queries, k)[1])
+        found = sample_of_index.recall_at_10(lambda queries, k: index.search(queries, k)[1])
         assert found == pytest.approx(right / 2000, abs=1e-3)
         if index.effort == chosen:
             assert index.recall == found

@@ -241,6 +241,28 @@ def test_many_queries_at_once_have_exact_distances():
     torch.testing.assert_close(distances[:, 1], wanted)
 
 
+@pytest.mark.parametrize("most", [16, 80, 1000])
+def test_exact_distances_are_computed_in_parts(monkeypatch, most):
+    """Of queries, and of the many answers to one."""
+    points = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)))
+    places = torch.stack([torch.randperm(50, generator=torch.Generator().manual_seed(seed)) for seed in range(3)])
+    largest = []
+
+    class Vectors:
+        device = points.device
+
+        def __getitem__(self, rows):
+            largest.append(rows.numel() * 8)
+            return points[rows]
+
+    monkeypatch.setattr("pml_ext_search.query._EXACT", most)
+    distances, rows = _with_exact_distances(points[:3], Vectors(), places)
+    assert max(largest) <= most
+    wanted = (points[:3, None] - points).norm(dim=2)
+    torch.testing.assert_close(distances, wanted.sort(dim=1).values)
+    torch.testing.assert_close(wanted.gather(1, rows), distances)
+
+
 @pytest.mark.parametrize("factory", ["", "IVF4,PQ8x4"])
 def test_distances_are_those_of_the_embeddings(make, factory):
     """faiss has others, of codes."""
@@ -261,7 +283,7 @@ def test_distances_are_those_of_the_embeddings(make, factory):
 
 def test_a_query_is_left_out_by_its_path_and_not_by_its_number():
     """Numbers are those of one collection, and a store may be filled from another."""
-    image = Image(4, "a.png", 1, 1, 0, "")
+    image = Image(4, "a.png", class_number=None, size=1, fingerprint=1, vector=0, class_name="")
     results = [SearchResult(9, "a.png", "", 0.0), SearchResult(4, "b.png", "", 0.1)]
     (answer,) = answers_of(["/photos/a.png"], [image], [results], QueryOptions(k=1), "")
     assert answer.paths == ["b.png"]

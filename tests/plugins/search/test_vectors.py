@@ -67,6 +67,24 @@ def test_an_embedding_is_the_normalized_output_of_the_head(indexed, file):
     assert torch.allclose(loaded.embed(rows[7]), wanted[7:8], atol=1e-6)
 
 
+def test_an_embedding_that_is_not_finite_is_named_by_its_id(indexed, tmp_path, monkeypatch):
+    loaded, _ = indexed
+    rows = load_digits().data[:40].astype(np.float32)
+    rows[7] = 3e38  # finite, and its embedding is not
+    file = write(tmp_path / "large.npz", slice(0, 40), embeddings=rows)
+    text = "NaN or infinity for 1 of .* vectors, digits/7 first"
+    monkeypatch.setattr("pml_ext_search.query._TILE", 4)
+    calls = [
+        lambda: loaded.embed(file),
+        lambda: loaded.query(str(file)),
+        lambda: loaded.vectors.embedded(file),
+        lambda: loaded.match(str(file), tmp_path / "found.jsonl"),
+    ]
+    for call in calls:
+        with pytest.raises(DataError, match=text):
+            call()
+
+
 def test_a_query_by_id_finds_what_a_loop_finds(indexed, file):
     loaded, gallery = indexed
     points = gallery.embedded.embeddings

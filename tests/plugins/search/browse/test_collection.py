@@ -13,7 +13,7 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.files import write_json
-from pml_ext_search.browse import Collection, open_collections
+from pml_ext_search.browse import BrowsedRun, open_collections
 from pml_ext_search.collection import Embedded
 
 
@@ -21,7 +21,7 @@ def made(points, paths, folder="/nowhere", run=None):
     """A collection of made-up embeddings."""
     points = torch.nn.functional.normalize(torch.as_tensor(points, dtype=torch.float32))
     embedded = Embedded(Path(folder), paths, points, {})
-    return Collection("made", SimpleNamespace(folder=run), embedded)
+    return BrowsedRun("made", SimpleNamespace(folder=run), embedded)
 
 
 def pixels(content):
@@ -76,7 +76,7 @@ def test_right_and_wrong_against_a_loop(pair, monkeypatch):
     )
     monkeypatch.setattr("pml_ext_search.browse.collection.MIN_QUERIES", 20)
     monkeypatch.setattr("pml_ext_search.browse.collection.MAX_PAIRS", 0)
-    few, note = Collection("few", collection.run, collection.embedded).leave_one_out()
+    few, note = BrowsedRun("few", collection.run, collection.embedded).leave_one_out()
     assert (len(few), note) == (20, "20 of 200 images, drawn at random")
 
 
@@ -173,3 +173,10 @@ def test_classes_of_symbols_are_told_apart(tmp_path):
     write_json(tmp_path / "network.json", {"class_names": ["+", "C#"]})
     collection = made(torch.eye(4), ["+/1.png", "-/1.png", "C#/1.png", "C++/1.png"], run=tmp_path)
     assert collection.trained == {"+": True, "-": False, "C#": True, "C++": False}
+
+
+def test_names_of_classes_are_compared_one_by_one(tmp_path):
+    write_json(tmp_path / "network.json", {"class_names": ["beagle", "Golden Retriever", "a-b"]})
+    paths = ["beagle/1.png", "golden_retriever/1.png", "a-b/1.png", "a b/1.png", "cat/1.png"]
+    collection = made(torch.eye(5), paths, run=tmp_path)
+    assert collection.trained == {"beagle": True, "golden_retriever": True, "a-b": True, "a b": False, "cat": False}

@@ -23,7 +23,7 @@ class Lines:
 
     def write(self, rows):
         for batch in rows:
-            columns = (batch.marks.tolist(), batch.paths, batch.classes, batch.vectors.tolist())
+            columns = (batch.checksums.tolist(), batch.paths, batch.classes, batch.vectors.tolist())
             self.rows |= dict(zip(batch.ids.tolist(), zip(*columns, strict=True), strict=True))
             self.save()
 
@@ -47,7 +47,7 @@ class Lines:
     def count(self):
         return len(self.rows)
 
-    def marks(self):
+    def checksums(self):
         return {id: row[0] for id, row in self.rows.items()}
 
 
@@ -133,14 +133,14 @@ class NoCount(Lines):
         return None
 
 
-class NoMarks(Lines):
-    def marks(self):
+class NoChecksums(Lines):
+    def checksums(self):
         return None
 
 
-class TextMarks(Lines):
-    def marks(self):
-        return {str(id): mark for id, mark in super().marks().items()}
+class TextChecksums(Lines):
+    def checksums(self):
+        return {str(id): checksum for id, checksum in super().checksums().items()}
 
 
 class FindsNothing(Lines):

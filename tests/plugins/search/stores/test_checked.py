@@ -42,7 +42,7 @@ def test_a_right_store_answers_as_it_would_alone(tmp_path):
     store.write([images])
     store.delete([0, 999])
     alone = careless.Lines(str(tmp_path), "table", 8)
-    assert (store.count(), dict(store.marks())) == (29, alone.marks())
+    assert (store.count(), dict(store.checksums())) == (29, alone.checksums())
     where = SearchFilter("cats", 1.5)
     assert store.search(images.vectors[:3], 5, where) == alone.search(images.vectors[:3], 5, where)
     store.check_count(29)
@@ -98,8 +98,8 @@ WRONG = {
     "AnyClass": "search of the store 'mine' .* returned an image of the class .* within 'cats'",
     "AnyRadius": "search of the store 'mine' .* for the radius 0.7; wanted no image beyond it",
     "NoCount": "count of the store 'mine' .* returned None; wanted the number of images",
-    "NoMarks": "marks of the store 'mine' .* returned None; wanted a mapping from ids to marks",
-    "TextMarks": "marks of the store 'mine' .* returned {'0': 0}; wanted whole numbers, as they were written",
+    "NoChecksums": "checksums of the store 'mine' .* returned None; wanted a mapping from ids to checksums",
+    "TextChecksums": "checksums of the store 'mine' .* returned {'0': 0}; wanted whole numbers, as they were written",
 }
 
 
@@ -113,7 +113,7 @@ def test_a_wrong_answer_names_store_plugin_and_method(name, text, tmp_path):
         for where in (SearchFilter(), SearchFilter("cats"), SearchFilter(None, 0.7)):
             store.search(images.vectors[:2], 5, where)
         store.count()
-        store.marks()
+        store.checksums()
 
     with pytest.raises(PluginError, match=text):
         ask()
@@ -128,7 +128,7 @@ from pml_ext.plugin import hookimpl
 class Fails:
     def count(self):
         raise {error}
-    write = search = delete = marks = count
+    write = search = delete = checksums = count
 
 def opened(address, table, size):
     return Fails() if size else 1 / size

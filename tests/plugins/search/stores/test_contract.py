@@ -16,15 +16,15 @@ BUGS = {
     "WritesNothing": "write reads 0 of 2 batches; wanted all",
     "WritesHalf": r"count\(\) is 21 after the write of two batches; wanted 40",
     "WritesFirst": "write reads 1 of 2 batches; wanted all",
-    "Appends": r"marks\(\) has None for the image 25 after the write of two batches; wanted 4294967120",
+    "Appends": r"checksums\(\) has None for the image 25 after the write of two batches; wanted 4294967120",
     "HidesErrors": "write returns although reading the batches failed; wanted the error",
     "ChangesErrors": "an error while batches are read becomes .* failed: KeyError: 'rows'; wanted the same error",
     "LosesBefore": "a write that is stopped loses 44 images that were written before; wanted all kept",
     "DeletesNothing": r"count\(\) is 45 after delete\(\[0, 1, 999\]\), where 999 is unknown; wanted 43",
     "DeletesKnown": "delete of the store failed: KeyError: 999",
     "NoCount": "count of the store returned None; wanted the number of images",
-    "NoMarks": "marks of the store returned None; wanted a mapping from ids to marks",
-    "TextMarks": r"marks of the store returned \{'0': 4294967295\}; wanted whole numbers",
+    "NoChecksums": "checksums of the store returned None; wanted a mapping from ids to checksums",
+    "TextChecksums": r"checksums of the store returned \{'0': 4294967295\}; wanted whole numbers",
     "FindsNothing": "search of the store returned None for 2 vectors; wanted a list for each vector",
     "FindsFewer": "search of the store returned 1 list for 2 vectors",
     "Flat": r"search of the store returned 0 lists for 2 vectors; wanted a list for each vector",
@@ -96,5 +96,6 @@ def test_a_factory_that_fails_is_no_reason_to_skip():
     result = result_of(lambda address, table, size: 1 / 0)
     assert (result.status, "ZeroDivisionError" in result.text) == ("failed", True)
     result = result_of(lambda address, table, size: None)
-    text = "the store is a NoneType without the method write and search and delete and count and marks; wanted those of"
+    methods = "write and search and delete and count and checksums"
+    text = f"the store is a NoneType without the method {methods}; wanted those of"
     assert (result.status, text in result.text) == ("failed", True)

@@ -28,7 +28,7 @@ def test_points_are_sent_in_requests_and_read_in_pages(store, monkeypatch):
     store.write([images])
     assert [id for ids in sent for id in ids] == images.ids.tolist()
     assert [len(ids) for ids in sent] == [7] * 6 + [3]
-    assert store.marks() == dict(zip(images.ids.tolist(), images.marks.tolist(), strict=True))
+    assert store.checksums() == dict(zip(images.ids.tolist(), images.checksums.tolist(), strict=True))
     assert store.count() == 45
 
 
@@ -44,7 +44,7 @@ def test_answers_have_path_class_and_distance(store):
 def test_an_error_is_one_line_with_the_address(store, tmp_path):
     images = rows(3)
     store.write([images])
-    wrong = Rows(images.ids, images.marks, images.paths, images.classes, np.zeros((3, 5), dtype=np.float32))
+    wrong = Rows(images.ids, images.checksums, images.paths, images.classes, np.zeros((3, 5), dtype=np.float32))
     with pytest.raises(DataError, match=f"qdrant:{tmp_path / 'points'} failed") as caught:
         store.write([wrong])
     assert "\n" not in str(caught.value)

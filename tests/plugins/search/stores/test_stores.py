@@ -31,7 +31,7 @@ def test_a_store_finds_what_a_loop_finds(address):
     images = rows(300)
     assert store.count() == 0
     assert store.search(images.vectors[:2], 3, SearchFilter()) == [[], []]
-    assert dict(store.marks()) == {}
+    assert dict(store.checksums()) == {}
     store.write([Rows(*(column[start : start + 100] for column in images)) for start in range(0, 300, 100)])
     queries = rows(5, seed=1).vectors
     classes = images.classes[1]
@@ -51,7 +51,7 @@ def test_a_store_finds_what_a_loop_finds(address):
             assert {each.class_name for each in found} <= {where.within} or where.within is None
     assert nearest(images, queries[0], 10, classes, 0.9)
     assert store.count() == 300
-    assert store.marks() == dict(zip(images.ids.tolist(), images.marks.tolist(), strict=True))
+    assert store.checksums() == dict(zip(images.ids.tolist(), images.checksums.tolist(), strict=True))
 
 
 def test_rows_are_replaced_deleted_and_kept(address):
@@ -64,7 +64,7 @@ def test_rows_are_replaced_deleted_and_kept(address):
     store.delete([0, 1, 999])
     store.delete([])
     assert store.count() == 33
-    assert store.marks()[27] == others.marks[2]
+    assert store.checksums()[27] == others.checksums[2]
     assert store.search(others.vectors[2:3], 1, SearchFilter())[0][0].id == 27
     assert 0 not in {each.id for each in store.search(images.vectors[:1], 33, SearchFilter())[0]}
     del store
@@ -77,7 +77,7 @@ def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monke
     shutil.copytree(folder, images)
     run.index(images)
     store = run.open_store(address)
-    store.delete([*store.marks()])
+    store.delete([*store.checksums()])
     monkeypatch.setattr(run, "open_store", lambda _: store)
     changes, recall = run.copy_to_store(address)
     assert (changes, recall) == ((200, 0, 0, 0), 1.0)
@@ -93,7 +93,7 @@ def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monke
     assert run.copy_to_store(address)[0] == (1, 1, 1, 198)
     assert sum(len(each.ids) for each in written) == 2
     embedded = run.gallery().embedded
-    assert {*store.marks()} == {*embedded.ids.tolist()}
+    assert {*store.checksums()} == {*embedded.ids.tolist()}
     assert all(ids[path] == id for path, id in zip(embedded.paths, embedded.ids.tolist(), strict=True) if path in ids)
     for options in ({}, {"within": "3"}, {"radius": 0.8}):
         mine, theirs = (run.query([names[5], names[9]], store=store, **options) for store in (None, address))
@@ -110,7 +110,7 @@ def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monk
     run = make()
     run.index(folder)
     store = run.open_store(address)
-    store.delete([*store.marks()])
+    store.delete([*store.checksums()])
     monkeypatch.setattr(run, "open_store", lambda _: store)
     monkeypatch.setattr("pml_ext_search.query.BATCH", 60)
     write = store.write
@@ -167,7 +167,7 @@ def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
     assert not new.exists()
     store = opened(f"{scheme}:{new}")
     store.delete([1])
-    assert (store.count(), dict(store.marks()), store.search(rows(1).vectors, 1, SearchFilter())) == (0, {}, [[]])
+    assert (store.count(), dict(store.checksums()), store.search(rows(1).vectors, 1, SearchFilter())) == (0, {}, [[]])
     assert not new.exists()
     store.write([rows(3)])
     assert store.count() == 3
