@@ -126,12 +126,14 @@ if TYPE_CHECKING:
     from .recipe import load_recipes as load_recipes
     from .recipe import merged as merged
     from .recipe import nested as nested
+    from .recipe import override as override
     from .recipe import paper_values as paper_values
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of
     from .recipe import ranges_of as ranges_of
     from .recipe import reported_phases as reported_phases
     from .recipe import tables_of_papers as tables_of_papers
+    from .recipe import validate as validate
     from .recipe.schema import TuneTable as TuneTable
     from .registry.lazy import lazily as lazily
     from .report import ReportFigure as ReportFigure
