@@ -88,6 +88,8 @@ if TYPE_CHECKING:
     from .evaluation.fonts import font_file as font_file
     from .evaluation.fonts import short_name as short_name
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
+    from .evaluation.metrics import is_of_clusters as is_of_clusters
+    from .evaluation.metrics import is_share as is_share
     from .evaluation.metrics import title_of as title_of
     from .evaluation.neighbors import nearest_of as nearest_of
     from .evaluation.neighbors import without as without
@@ -126,7 +128,7 @@ if TYPE_CHECKING:
     from .recipe import load_recipes as load_recipes
     from .recipe import merged as merged
     from .recipe import nested as nested
-    from .recipe import override as override
+    from .recipe import overridden as overridden
     from .recipe import paper_values as paper_values
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of

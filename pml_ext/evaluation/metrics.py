@@ -238,17 +238,39 @@ def title_of(name: str) -> str:
 
     A name that is not in the table, such as that of a plugin's metric, stays as it is.
     """
+    return _known_title(name) or name
+
+
+def is_share(name: str) -> bool:
+    """Return whether a metric lies between 0 and 1, as all of the table do; those of plugins may not."""
+    return _known_title(name) is not None
+
+
+def is_of_clusters(name: str) -> bool:
+    """Return whether a metric is of clusters, which tests of training images and of learned metrics leave out."""
+    metric = _metric_called(name)
+    return metric is not None and metric.clusters > 0
+
+
+def _metric_called(name: str) -> Metric | None:
     numbers = [int(number) for number in re.findall(r"[1-9]\d{0,8}", name)]
     for metric in metrics_of(numbers, numbers, numbers, numbers, numbers, verification=True):
         if metric.name == name:
-            return metric.title
+            return metric
+    return None
+
+
+def _known_title(name: str) -> str | None:
+    metric = _metric_called(name)
+    if metric is not None:
+        return metric.title
     for titles in OF_LISTED.values():
         if name in titles:
             return titles[name]
     protocol, _, top = name.partition("_top_")
     if protocol in _PROTOCOLS and top:
         return f"{_PROTOCOLS[protocol]}, top-{top}"
-    return name
+    return None
 
 
 def headline_metric(metrics: Mapping[str, Any]) -> str:

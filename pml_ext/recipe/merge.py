@@ -185,7 +185,7 @@ def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, T
     return {full_name: recipe.tune for full_name, recipe in load_recipes(name, overrides, check=False).items()}
 
 
-def override(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> Tables:
+def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> Tables:
     """Return tables with other values of dotted keys.
 
     Names of components and data sets go first, whatever the order, since another name begins its table anew.
@@ -369,7 +369,7 @@ def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
         for choice in choices:
             variant = merged(variant, nested(choice.key, choice.value))
             fixed_keys |= choice.fixed_keys()
-        variant = _without_ranges(override(variant, settings), fixed_keys)
+        variant = _without_ranges(overridden(variant, settings), fixed_keys)
         full_name = f"{base}@{label}" if sweep else base
         variants[full_name] = _with_row_of_variant(variant, label)
 

@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.recipe import load_recipes, origin_of, override, ranges_of, read_tables, variant_tables
+from pml_ext.recipe import load_recipes, origin_of, overridden, ranges_of, read_tables, variant_tables
 from pml_ext.recipe.build import merged
 
 
@@ -233,6 +233,6 @@ def test_what_a_variant_inherits_is_tuned(tmp_path):
 
 def test_names_go_before_settings():
     tables = {"optimizer": {"name": "adam", "lr": 1}}
-    found = override(tables, [("optimizer.lr", 2), ("optimizer.name", "sgd")])
+    found = overridden(tables, [("optimizer.lr", 2), ("optimizer.name", "sgd")])
     assert found == {"optimizer": {"name": "sgd", "lr": 2}}
     assert tables == {"optimizer": {"name": "adam", "lr": 1}}

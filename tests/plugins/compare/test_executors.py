@@ -11,6 +11,7 @@ import torch
 
 from pml_ext.errors import ConfigError, StoppedError
 from pml_ext.files import read_json
+from pml_ext.recipe import load_recipes
 from pml_ext.training import signals
 from pml_ext_compare import executors
 from pml_ext_compare.executors import Executor, JobResult, OnRay, OnSlurm, Processes, do, minutes_of
@@ -32,7 +33,7 @@ def one_thread():
 def jobs(tmp_path, seeds=1, more=""):
     file = tmp_path / "one.toml"
     file.write_text(SMALL + more)
-    return [RunJob(plan, "cpu", None) for plan in plans_of(str(file), tmp_path, seeds)]
+    return [RunJob(plan, "cpu", None) for plan in plans_of(load_recipes(str(file)), tmp_path, seeds)]
 
 
 def metrics(mine, executor, on_progress=silent):
