@@ -14,6 +14,8 @@ from pml_ext_compare.runs import RunJob, plans_of, recipes_of_table, reported_of
 
 from .examples import SMALL, compare, finished_run, silent
 
+UNSEEN = SMALL.replace("batch_size = 20", "batch_size = 4") + "data = { name = 'digits-unseen' }\n"
+
 
 @pytest.mark.usefixtures("without_report")
 def test_two_comparisons_of_one_folder_do_a_run_once(recipe, tmp_path, begun):
@@ -39,7 +41,7 @@ def test_two_comparisons_of_one_folder_do_a_run_once(recipe, tmp_path, begun):
 @pytest.mark.usefixtures("without_report")
 def test_folds_are_disjoint_classes_and_one_value_per_seed(tmp_path):
     file = tmp_path / "one.toml"
-    file.write_text(SMALL.replace("batch_size = 20", "batch_size = 4") + "data = { name = 'digits-unseen' }\n")
+    file.write_text(UNSEEN)
     plans = plans_of(load_recipes(str(file)), tmp_path / "out", seeds=2, folds=2)
     assert [plan.folder.name for plan in plans] == ["seed-0-fold-1", "seed-1-fold-1", "seed-0-fold-2", "seed-1-fold-2"]
     (group,) = rows_of(plans, [], Executor(), silent, "cpu")
@@ -98,7 +100,7 @@ def test_folds_leave_each_variant_its_own_evaluation(tmp_path):
 evaluation = { validation = 0.5, select = "nmi" }
 [sweep.rows.last]
 """
-    file.write_text(SMALL + "data = { name = 'digits-unseen' }\n" + sweep)
+    file.write_text(UNSEEN + sweep)
     plans = plans_of(load_recipes(str(file)), tmp_path / "out", folds=2)
     found = {(plan.name.partition("@")[2], plan.recipe.evaluation.fold): plan.recipe.evaluation for plan in plans}
     assert len(found) == 8
@@ -111,7 +113,7 @@ evaluation = { validation = 0.5, select = "nmi" }
 
 def test_a_fold_that_fails_in_every_seed_leaves_no_value(tmp_path, monkeypatch):
     file = tmp_path / "one.toml"
-    file.write_text(SMALL + "data = { name = 'digits-unseen' }\n")
+    file.write_text(UNSEEN)
 
     def execute_first_fold(plan, *_, **__):
         if plan.recipe.evaluation.fold == 2:

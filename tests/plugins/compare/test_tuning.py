@@ -262,30 +262,29 @@ def test_fewer_trials_do_not_use_those_of_a_longer_tuning(recipe, tmp_path, monk
 
 
 class Killing(Executor):
-    """An executor whose workers die a number of times, in place of the trial's training."""
+    """An executor whose workers die, in place of the trial's training; ``deaths`` by number of the job."""
 
     def __init__(self, deaths):
         super().__init__()
         self.deaths = deaths
 
     def ended(self, on_progress):
-        if not self.deaths:
-            yield from super().ended(on_progress)
-            return
-        for key in [*self.running]:
-            self.deaths -= 1
-            yield self.running.pop(key), JobResult(died=True)
+        for job in [*self.running]:
+            if self.deaths.get(job.number, 0) > 0:
+                self.deaths[job.number] -= 1
+                yield self.running.pop(job), JobResult(died=True)
+        yield from super().ended(on_progress)
 
 
 def test_jobs_that_die_are_made_again_until_all_trials_have_ended(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "train_and_validate", constant())
     studies = studies_of(recipe, tmp_path, trials=3)
     begun = []
-    recipes, failed = tuned(studies, Killing(deaths=2), silent, begin=begun.append)
+    recipes, failed = tuned(studies, Killing({0: 2}), silent, begin=begun.append)
     assert (begun, failed) == ([3, 1], [])
     assert recipes[recipe].loss.settings["neg_margin"] == studies[0].best()["loss.neg_margin"]
     studies = studies_of(recipe, tmp_path / "again", trials=3)
-    recipes, (row,) = tuned(studies, Killing(deaths=99), silent)
+    recipes, (row,) = tuned(studies, Killing({0: 99, 1: 99, 2: 99}), silent)
     assert recipes == {}
     (error,) = row.errors.values()
     assert error.startswith("0 of 3 trials have ended; the same command does the others (its worker died 2 times")
@@ -318,7 +317,7 @@ def test_nothing_but_validation_classes_that_do_not_train_is_tested(recipe, tmp_
 
 def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):
     text = SMALL.replace("low = 0.2, high = 2.0", "low = 0, high = 2").replace("choices = [2]", "low = 2, high = 4")
-    (tmp_path / "one.toml").write_text(text + "loss.neg_margin = 0.5\n".replace("loss.", "[loss]\n"))
+    (tmp_path / "one.toml").write_text(text + "[loss]\nneg_margin = 0.5\n")
     monkeypatch.setattr(tuning, "train_and_validate", constant())
     (study,) = studies_of(str(tmp_path / "one.toml"), tmp_path, trials=2)
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
