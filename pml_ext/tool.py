@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from .evaluation.fonts import short_name as short_name
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
     from .evaluation.metrics import is_known_metric as is_known_metric
+    from .evaluation.metrics import is_of_clusters as is_of_clusters
     from .evaluation.metrics import title_of as title_of
     from .evaluation.neighbors import nearest_of as nearest_of
     from .evaluation.neighbors import without as without
@@ -127,12 +128,14 @@ if TYPE_CHECKING:
     from .recipe import load_recipes as load_recipes
     from .recipe import merged as merged
     from .recipe import nested as nested
+    from .recipe import overridden as overridden
     from .recipe import paper_values as paper_values
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of
     from .recipe import ranges_of as ranges_of
     from .recipe import reported_phases as reported_phases
     from .recipe import tables_of_papers as tables_of_papers
+    from .recipe import validate as validate
     from .recipe.schema import TuneTable as TuneTable
     from .registry.lazy import lazily as lazily
     from .report import ReportFigure as ReportFigure

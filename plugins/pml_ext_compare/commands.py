@@ -27,7 +27,7 @@ from pml_ext.tool import (
 )
 
 if TYPE_CHECKING:
-    from pml_ext.tool import Plan
+    from pml_ext.tool import Recipe
 
     from .executors import Executor, Job
     from .groups import Group
@@ -69,6 +69,7 @@ def compare(
     """
     from .comparisons import compare as compare_groups
     from .groups import groups_below
+    from .runs import reported_of
 
     names = runs or []
     folders = [Path(name) for name in names if Path(name).is_dir()]
@@ -92,7 +93,7 @@ def compare(
         overrides=overrides or [],
     )
 
-    metrics = metric or _METRICS
+    metrics = metric or reported_of(phase, _METRICS)
     studies: list[Study] = []
     if out is not None and recipes:
         if not folders:  # their runs may have other metrics
@@ -201,12 +202,21 @@ class _WantedRuns:
     ) -> list[Group]:
         """Do the studies' trials and the missing runs, and return the rows of all runs."""
         from .executors import make_executor
-        from .runs import rows_of
+        from .groups import disambiguate_names
+        from .runs import plans_of, rows_of
 
         with closing(make_executor(jobs, on, self.out, ray_address)) as executor, AllRuns() as progress:
-            tuned_recipes, failed = self._tuned(studies, executor, progress)
+            recipes, failed = self._tuned(studies, executor, progress)
+            plans = plans_of(
+                recipes=recipes,
+                out=self.out,
+                seeds=self.seeds,
+                folds=self.folds,
+                data=self.data,
+                trials=self.tune,
+            )
             groups = rows_of(
-                plans=self._plans(tuned_recipes),
+                plans=plans,
                 folders=self.folders,
                 executor=executor,
                 on_progress=progress.on_progress,
@@ -214,41 +224,31 @@ class _WantedRuns:
                 data=self.data,
                 begin=functools.partial(progress.begin, "runs"),
             )
-        return [*groups, *failed]
+        rows = [*groups, *failed]
+        disambiguate_names(rows)
+        return rows
 
     def _tuned(
         self, studies: list[Study], executor: Executor, progress: AllRuns
-    ) -> tuple[list[tuple[str, list[str]]], list[Group]]:
-        """Return each recipe with its best values as overrides, and a row for each recipe whose trials all failed."""
-        if not studies:
-            untuned: list[tuple[str, list[str]]] = [(name, []) for name in self.recipes]
-            return untuned, []
-        from .tuning import trial_jobs, tuned
+    ) -> tuple[dict[str, Recipe], list[Group]]:
+        """Return the recipes, with their best values, and a row for each recipe whose tuning failed."""
+        if studies:
+            from .tuning import tuned
 
-        trials = trial_jobs(studies, self.device, self.data)
-        progress.begin("trials", len(trials))
-        return tuned(studies, trials, executor, progress.on_progress)
+            begin = functools.partial(progress.begin, "trials")
+            return tuned(studies, executor, progress.on_progress, self.device, self.data, begin)
 
-    def _plans(self, tuned_recipes: list[tuple[str, list[str]]]) -> list[Plan]:
-        from .runs import plans_of
+        from pml_ext.tool import load_recipes
 
-        plans = []
-        for name, best_values in tuned_recipes:
-            plans += plans_of(
-                name=name,
-                out=self.out,
-                seeds=self.seeds,
-                folds=self.folds,
-                data=self.data,
-                overrides=[*self.overrides, *best_values],
-                trials=self.tune,
-            )
-        return plans
+        recipes: dict[str, Recipe] = {}
+        for name in self.recipes:
+            recipes |= load_recipes(name, self.overrides)
+        return recipes, []
 
 
 def _save_recipes(studies: list[Study], out: Path) -> None:
     for study in studies:
-        if study.best():
+        if study.best() and study.count_finished() == study.trials:
             say(f"tuned recipe: {study.save_recipe(out)}")
 
 
@@ -305,7 +305,7 @@ def _print_rows(result: dict[str, Any]) -> None:
 
     lines = []
     for row in best_first(result["recipes"], metrics[0]):
-        cells = [row["recipe"], str(len(row["seeds"]))]
+        cells = [row["recipe"], str(len(row[metrics[0]]["values"]))]
         for metric in metrics:
             measured = row[metric]
             cells.append(mean_and_std(measured) if measured["values"] else "")

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from pml_ext.tool import ConfigError, is_known_metric, percent, phases_of, title_of
 
 from .groups import Group
-from .statistics import LEVEL, Difference, Estimate, estimate, holm, paired_difference, sentence, too_few_for_ranks
-from .tables import direction
+from .statistics import (
+    LEVEL,
+    NO_SPREAD,
+    Difference,
+    Estimate,
+    estimate,
+    holm,
+    paired_difference,
+    sentence,
+    t_test,
+    too_few_for_ranks,
+)
+from .tables import direction, goodness
 
 
 def compare(
@@ -22,18 +36,22 @@ def compare(
     P-values ``p`` are of the t-test as it is, ``p_holm`` corrected for the rows by Holm's procedure.
     """
     base = chosen_baseline(groups, baseline)
+    sentences: list[str] = []
+    if not base.runs and any(group.runs for group in groups):
+        failed = base
+        base = chosen_baseline(groups, None)
+        sentences.append(f"{failed.name} has no finished run; the differences are from {base.name}.")
     _check_reported(base, phase, metrics)
     others = [group for group in groups if group is not base]
 
     differences: list[dict[str, Any]] = [{"recipe": group.name} for group in others]  # metrics follow, by name
-    sentences: list[str] = []
     for metric in metrics:
         found = _differences(base, others, phase, metric)
         corrected = holm([difference.p for difference in found])
         for row, difference, p in zip(differences, found, corrected, strict=True):
             row[metric] = {**asdict(difference), "p_holm": p}
         if metric == metrics[0]:
-            sentences = _sentences(base, others, metric, found, corrected)
+            sentences += _sentences(base, others, metric, found, corrected)
 
     return {
         "phase": phase,
@@ -47,37 +65,59 @@ def compare(
 
 
 def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
-    """Name the row with the best mean of a metric, and the rows that its test does not show to be worse."""
-    ranked = by_mean([group for group in groups if group.runs], phase, metric)
-    if len(ranked) < 2:
+    """Name the row with the best mean of a metric, and the rows that its tests do not show to be worse.
+
+    The best row is chosen by the values that are tested, so that Holm's correction is over all pairs of rows. Where all
+    differences from it are equal, there is no test, and their sign decides.
+    """
+    means: dict[int, float] = {}  # of rows with values, by number
+    for number, group in enumerate(groups):
+        values = group.values(phase, metric)
+        if values:
+            means[number] = fmean(values.values())
+    if len(means) < 2:
         return ""
-    best, *others = ranked
-    found = _differences(best, others, phase, metric)
-    corrected = holm([difference.p for difference in found])
+    best, *others = sorted(means, key=lambda number: goodness(metric, means[number]), reverse=True)
+
+    p_by_pair = _corrected_p_values(groups, [best, *others], phase, metric)
     alike = []
-    for group, difference, p in zip(others, found, corrected, strict=True):
-        is_shown = p is not None and p < LEVEL
+    untested = []
+    for number in others:
+        name = groups[number].name
+        base_values, values = _paired_values(groups[best], groups[number], phase, metric)
+        p = p_by_pair[best, number]
+        if len(values) < 2:
+            untested.append(name)
+            continue
         # On the seeds that both have, a row of fewer seeds may be the better one.
-        is_worse = difference.mean is not None and direction(metric) * difference.mean < 0
-        if not (is_shown and is_worse):
-            alike.append(group.name)
+        lead = goodness(metric, fmean(base_values)) - goodness(metric, fmean(values))
+        is_worse = lead > NO_SPREAD
+        is_shown = p is None or p < LEVEL
+        if not (is_worse and is_shown):
+            alike.append(name)
 
-    mean = estimate(list(best.values(phase, metric).values())).mean
-    text = f"Best by {title_of(metric)}: {best.name}, {percent(mean)} %"
-    if not alike:
-        return f"{text}; all other rows are worse (paired t-tests, p < {LEVEL} after Holm's correction)."
-    rows = ", ".join(alike)
-    return f"{text}. Not told from it (paired t-tests, p < {LEVEL} after Holm's correction): {rows}."
+    text = f"Best by {title_of(metric)}: {groups[best].name}, {percent(means[best])} %"
+    tests = f"paired t-tests, p < {LEVEL} after Holm's correction for all pairs of rows"
+    if not alike and not untested:
+        return f"{text}; all other rows are worse ({tests})."
+    sentences = [f"{text}."]
+    if alike:
+        sentences.append(f"Not told from it ({tests}): {', '.join(alike)}.")
+    if untested:
+        sentences.append(f"Not tested, for lack of two common seeds: {', '.join(untested)}.")
+    return " ".join(sentences)
 
 
-def by_mean(groups: Sequence[Group], phase: str, metric: str) -> list[Group]:
-    """Return groups with runs in the order of the mean of a metric, the best first."""
-
-    def goodness(group: Group) -> float:
-        value = estimate(list(group.values(phase, metric).values())).mean
-        return -math.inf if value is None else direction(metric) * value
-
-    return sorted(groups, key=goodness, reverse=True)
+def _corrected_p_values(
+    groups: Sequence[Group], numbers: Sequence[int], phase: str, metric: str
+) -> dict[tuple[int, int], float | None]:
+    """Return the corrected p-value of the paired t-test of each pair of rows, by their numbers in the given order."""
+    pairs = list(itertools.combinations(numbers, 2))
+    p_values = []
+    for first, second in pairs:
+        one, other = _paired_values(groups[first], groups[second], phase, metric)
+        p_values.append(t_test(np.subtract(other, one)))
+    return dict(zip(pairs, holm(p_values), strict=True))
 
 
 def chosen_baseline(groups: Sequence[Group], name: str | None) -> Group:
@@ -122,7 +162,7 @@ def _row(group: Group, base: Group, phase: str, metrics: Sequence[str]) -> dict[
         "trials": group.trials,
         "seconds": group.seconds(),
         "selection": group.selection(),
-        "marks": group.unequal_settings(base),
+        "unequal_settings": group.unequal_settings(base),
         "errors": group.errors,
         "folders": folders,
     }
@@ -146,19 +186,19 @@ def _differences(base: Group, others: Sequence[Group], phase: str, metric: str) 
     """Return each group's difference from the baseline, over the seeds that both have."""
     tested = [group for group in others if group.runs]
     level = LEVEL / max(1, len(tested))  # for the number of pairs wanted: the strictest of Holm's levels
-    base_values = base.values(phase, metric)
     differences = []
     for group in others:
-        values = group.values(phase, metric)
-        baseline_by_seed = []
-        row_by_seed = []
-        for seed in sorted(base_values.keys() & values.keys()):
-            baseline_by_seed.append(base_values[seed])
-            row_by_seed.append(values[seed])
-        differences.append(
-            paired_difference(baseline_by_seed, row_by_seed, alpha=level, better_is_less=direction(metric) < 0)
-        )
+        base_values, values = _paired_values(base, group, phase, metric)
+        differences.append(paired_difference(base_values, values, alpha=level, better_is_less=direction(metric) < 0))
     return differences
+
+
+def _paired_values(base: Group, group: Group, phase: str, metric: str) -> tuple[list[float], list[float]]:
+    """Return the values of two groups for the seeds that both have, in the same order."""
+    base_by_seed = base.values(phase, metric)
+    by_seed = group.values(phase, metric)
+    seeds = sorted(base_by_seed.keys() & by_seed.keys())
+    return [base_by_seed[seed] for seed in seeds], [by_seed[seed] for seed in seeds]
 
 
 def _sentences(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections import Counter, deque
@@ -17,7 +19,9 @@ from typing import Any, Literal, Protocol
 
 from pml_ext.tool import PASSED_ON, ConfigError, PmlExtError, StoppedError, handle_signals, needs_extra, one_line
 
-_POLL = 0.5  # seconds between polls of running jobs, and before a busy job is retried
+_POLL = 0.5  # seconds between polls of running jobs
+_RETRY_ON_SLURM = 60.0  # seconds before a busy job is submitted again
+_LOCAL_MINUTES = 365 * 24 * 60  # time limit of jobs of submitit without SLURM, which otherwise gives them two minutes
 _ATTEMPTS = 2  # attempts of a job whose worker dies
 _GO_ON = "go on with the same command"
 
@@ -61,12 +65,16 @@ def _ignore_progress(said: float | str) -> None:
     pass
 
 
-def run_job(job: Job, on_progress: ReportProgress = _ignore_progress) -> JobResult:
-    """Execute a job and return its outcome."""
+def run_job(
+    job: Job, on_progress: ReportProgress = _ignore_progress, passed_on: tuple[type[Exception], ...] = ()
+) -> JobResult:
+    """Execute a job and return its outcome; raise errors of the classes ``passed_on``."""
     try:
         with handle_signals():
             job.do(on_progress)
         return JobResult()
+    except passed_on:
+        raise
     except BusyError:
         return JobResult(busy=True)
     except UselessError as error:
@@ -81,6 +89,8 @@ def run_job(job: Job, on_progress: ReportProgress = _ignore_progress) -> JobResu
 
 class Executor:
     """Executor of jobs one by one in this process; subclasses execute them elsewhere."""
+
+    retry_seconds = _POLL  # before a job that another process executes is tried again
 
     def __init__(self, jobs: int = 1) -> None:
         self.jobs = jobs  # number of jobs at a time
@@ -116,12 +126,18 @@ class Processes(Executor):
         """Start a job in an idle process, or in a new one."""
         connection = self._idle_worker() or self._new_worker()
         self.running[connection] = job
-        connection.send(job)
+        with contextlib.suppress(BrokenPipeError):  # the process has just died, as ended() will find
+            connection.send(job)
 
     def _idle_worker(self) -> Connection | None:
-        for connection in self._workers:
-            if connection not in self.running:
+        """Return the pipe of an idle process; forget those that were killed while they were idle."""
+        for connection, process in list(self._workers.items()):
+            if connection in self.running:
+                continue
+            if process.is_alive():
                 return connection
+            connection.close()
+            del self._workers[connection]
         return None
 
     def _new_worker(self) -> Connection:
@@ -255,7 +271,9 @@ class _Submitted:
     job: Job
 
     def __call__(self) -> JobResult:
-        return run_job(self.job)
+        from submitit.core.utils import UncompletedJobError  # raised where the job was requeued too often
+
+        return run_job(self.job, passed_on=(UncompletedJobError,))
 
     def checkpoint(self) -> Any:
         """Return the submission that resumes the job."""
@@ -270,12 +288,19 @@ class OnSlurm(Executor):
     Partition, account, time and GPUs are taken from sbatch's own variables: ``SBATCH_PARTITION``, ``SBATCH_TIMELIMIT``.
     """
 
+    retry_seconds = _RETRY_ON_SLURM
+
     def __init__(self, jobs: int, folder: Path) -> None:
         super().__init__(jobs)
         with needs_extra("slurm", "--on slurm"):
             import submitit
         self._errors = submitit.core.utils.UncompletedJobError
         self._executor = submitit.AutoExecutor(folder=folder)
+        time_limit = os.environ.get("SBATCH_TIMELIMIT")
+        if self._executor.cluster == "local":
+            self._executor.update_parameters(timeout_min=_LOCAL_MINUTES)
+        elif time_limit is not None:  # submitit compares it with a job's time, to tell a timeout from a preemption
+            self._executor.update_parameters(timeout_min=minutes_of(time_limit))
 
     def start(self, job: Job) -> None:
         """Submit a job."""
@@ -303,6 +328,24 @@ class OnSlurm(Executor):
             submitted.cancel(check=False)
 
 
+def minutes_of(time_limit: str) -> int:
+    """Return the minutes of a time limit of sbatch, rounded up: ``"90"``, ``"90:00"``, ``"1:30:00"``, ``"1-12"``.
+
+    ConfigError for another text.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time_limit.strip())
+    if match is None:
+        raise ConfigError(f"SBATCH_TIMELIMIT={time_limit}: wanted minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS")
+    days, first, second, third = match.groups()
+    numbers = [int(number or 0) for number in (first, second, third)]
+    has_hours = days is not None or third is not None
+    if not has_hours:  # MINUTES, MINUTES:SECONDS
+        numbers = [0, *numbers[:2]]
+    hours, minutes, seconds = numbers
+    hours += 24 * int(days or 0)
+    return 60 * hours + minutes + math.ceil(seconds / 60)
+
+
 def make_executor(jobs: int, on: Literal["here", "ray", "slurm"], out: Path, address: str | None = None) -> Executor:
     """Return the executor for a number of concurrent jobs."""
     if on == "ray":
@@ -320,24 +363,27 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
     A job that is busy in another process is tried again later; a job whose worker died is tried once more. A signal
     ends all jobs with a checkpoint; then StoppedError is raised. ConfigError: a setting is wrong for all jobs.
     """
-    queue = _Queue(jobs, on_progress)
+    queue = _Queue(jobs, on_progress, executor.retry_seconds)
     stopping = False
     ended_by: int | None = None  # the signal that a job had, here or where it runs
     with handle_signals(wait=True) as received:
-        while queue.waiting or executor.running:
-            while queue.waiting and len(executor.running) < executor.jobs:
-                executor.start(queue.waiting.popleft())
+        while queue or executor.running:
+            for job in queue.take(executor.jobs - len(executor.running)):
+                executor.start(job)
+            if not executor.running:  # all that is left is busy elsewhere
+                time.sleep(_POLL)
 
             for job, result in executor.ended(on_progress):
-                ended_by = ended_by or result.stopped or None
+                ended_by = received() or ended_by or result.stopped or None
                 # A worker that has just started does not handle signals yet, and dies of one.
-                died_of_signal = result.died and received() is not None
+                died_of_signal = result.died and ended_by is not None
                 if not result.stopped and not died_of_signal:
                     queue.take_result(job, result)
 
             ended_by = received() or ended_by
+            if ended_by is not None:
+                queue.clear()  # also of jobs that were busy, or whose workers died, in this round
             if ended_by is not None and not stopping:
-                queue.waiting.clear()
                 executor.stop()
                 stopping = True
 
@@ -348,21 +394,41 @@ def do(jobs: Iterable[Job], executor: Executor, on_progress: OnProgress) -> dict
 
 
 class _Queue:
-    """The jobs that wait, and what became of the others."""
+    """The jobs that wait, and what became of the others.
 
-    def __init__(self, jobs: Iterable[Job], on_progress: OnProgress) -> None:
-        self.waiting = deque(jobs)
+    A job that is busy elsewhere waits for some seconds before it is tried again.
+    """
+
+    def __init__(self, jobs: Iterable[Job], on_progress: OnProgress, retry_seconds: float) -> None:
         self.errors: dict[Any, str] = {}
+        self._waiting = deque(jobs)
+        self._busy: deque[tuple[float, Job]] = deque()  # times from which to try again, and jobs
+        self._retry_seconds = retry_seconds
         self._deaths = Counter[Job]()
         self._on_progress = on_progress
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._busy)
+
+    def clear(self) -> None:
+        """Drop all jobs."""
+        self._waiting.clear()
+        self._busy.clear()
+
+    def take(self, count: int) -> list[Job]:
+        """Remove and return the next jobs that may start, at most ``count``."""
+        while self._busy and self._busy[0][0] <= time.monotonic():
+            _, job = self._busy.popleft()
+            self._waiting.append(job)
+        count = min(count, len(self._waiting))
+        return [self._waiting.popleft() for _ in range(count)]
 
     def take_result(self, job: Job, result: JobResult) -> None:
         """Let a job wait again, or note that it has ended."""
         if result.useless:
             raise ConfigError(result.error)
         if result.busy:
-            self.waiting.append(job)
-            time.sleep(_POLL)
+            self._busy.append((time.monotonic() + self._retry_seconds, job))
         elif result.died:
             self._replace_worker(job)
         else:
@@ -372,7 +438,7 @@ class _Queue:
         self._deaths[job] += 1
         if self._deaths[job] < _ATTEMPTS:
             self._on_progress(job, f"{job.name}: its worker died; another one resumes it")
-            self.waiting.append(job)
+            self._waiting.append(job)
         else:
             self._end(job, f"its worker died {_ATTEMPTS} times, perhaps for lack of memory")
 

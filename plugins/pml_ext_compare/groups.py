@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +31,6 @@ NOT_SETTINGS = ("paper", "description", "track")  # tables of a recipe on which 
 
 # Settings that a fair comparison shares: the name that a reader sees, and a pattern of dotted keys.
 FAIR_SETTINGS = {
-    "data": r"data\.(name|split)",
     "trunk": r"model\.(trunk\.(?!weights$).*|freeze.*|lora.*|init)",
     "weights": r"model\.trunk\.weights",
     "embedding size": r"model\.embedding_size",
@@ -37,6 +38,7 @@ FAIR_SETTINGS = {
     "batch": r"sampler\.batch_size",
     "iterations": r"sampler\.iterations|schedule\.epochs",
     "augmentation": r"data\.augment.*|data\.images\.(random_crop.*|flip)|(model|data)\.views",
+    "data": r"data\.(?!workers$|cache$|unreadable$).*",  # other than those above
 }
 
 RunMetrics = Mapping[str, Any]  # the content of metrics.json, and the run's "folder"
@@ -51,7 +53,8 @@ class Group:
     runs: dict[int, dict[int, RunMetrics]] = field(default_factory=dict)  # by seed and fold
     paper: dict[str, Any] | None = None  # the recipe's [paper]
     trials: int = 0  # of tuning
-    errors: dict[str, str] = field(default_factory=dict)  # of runs that failed, by "seed 0"
+    errors: dict[str, str] = field(default_factory=dict)  # of runs that failed, by "cbml/a, seed 0, fold 1"
+    wanted_folds: set[int] = field(default_factory=set)  # of each seed, whether or not a run of them exists
     recipe_name: str = field(init=False)  # the first name, without settings
 
     def __post_init__(self) -> None:
@@ -78,7 +81,7 @@ class Group:
 
         Of several folds it is the mean; seeds that lack a fold are left out.
         """
-        all_folds: set[int] = set()
+        all_folds = set(self.wanted_folds)
         for folds in self.runs.values():
             all_folds.update(folds)
 
@@ -123,11 +126,14 @@ class Group:
         texts = []
         different_keys = self._different_keys(baseline)
         for name, pattern in FAIR_SETTINGS.items():
-            key = next((key for key in different_keys if re.fullmatch(pattern, key)), None)
-            if key is not None:
+            keys = [key for key in different_keys if re.fullmatch(pattern, key)]
+            different_keys = [key for key in different_keys if key not in keys]
+            if keys:
+                key = keys[0]
                 value = self.settings.get(key, "default")
                 baseline_value = baseline.settings.get(key, "default")
-                texts.append(f"{name}: {value} ({baseline_value} in {baseline.name})")
+                label = key if name == "data" and key != "data.name" else name
+                texts.append(f"{label}: {value} ({baseline_value} in {baseline.name})")
 
         if self.trials != baseline.trials:
             texts.append(f"trials: {self.trials} ({baseline.trials} in {baseline.name})")
@@ -162,12 +168,12 @@ class Group:
 
 
 def _number(run: RunMetrics, phase: str, metric: str) -> float | None:
-    """Return a metric of a run; None if the run does not have it, or it is not a number."""
+    """Return a metric of a run; None if the run does not have it, or it is not a finite number."""
     metrics = run.get(phase)
     if not isinstance(metrics, dict):
         return None
     value = metrics.get(metric)
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float)) and math.isfinite(value):
         return float(value)
     return None
 
@@ -200,7 +206,7 @@ def add_run(groups: list[Group], folder: Path) -> None:
 
     folds = group.runs.setdefault(about["seed"], {})
     known_metrics = folds.setdefault(fold, metrics)
-    if known_metrics["after"] != metrics["after"]:
+    if json.dumps(known_metrics["after"]) != json.dumps(metrics["after"]):  # as texts, in which NaN equals NaN
         text = f"{folder}: another run has the same recipe, settings and seed, but other results"
         raise ConfigError(f"{text}; name one of both")
 
@@ -224,7 +230,7 @@ def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def disambiguate_names(groups: Sequence[Group]) -> None:
-    """Add to the names of groups of one recipe the settings in which they differ."""
+    """Add to the names of groups of one recipe the settings in which they differ, and the trials if none do."""
     by_name: dict[str, list[Group]] = {}
     for group in groups:
         by_name.setdefault(group.name, []).append(group)
@@ -234,10 +240,17 @@ def disambiguate_names(groups: Sequence[Group]) -> None:
         for group in same_name:
             texts = [_setting(group, key) for key in different_keys]
             group.name = " ".join([name, *texts])
+        if len(same_name) > 1 and not different_keys:
+            for group in same_name:
+                group.name = f"{name} trials={group.trials}"
 
 
 def _keys_that_differ(groups: Sequence[Group]) -> list[str]:
-    """Return the keys whose values are not the same in all groups, in the order of the groups' settings."""
+    """Return the keys whose values are not the same in all groups, in the order of the groups' settings.
+
+    Groups whose tuning failed have no settings, and do not count.
+    """
+    groups = [group for group in groups if group.settings]
     all_keys: dict[str, None] = {}
     for group in groups:
         all_keys |= dict.fromkeys(group.settings)

@@ -21,6 +21,7 @@ from pml_ext.tool import (
     write_csv,
     write_json,
     write_text,
+    writing,
 )
 
 from .groups import Group
@@ -41,6 +42,8 @@ def write_comparison(
     data: Path | None = None,
 ) -> Path:
     """Write ``comparison.json``, ``.csv``, ``.md`` and ``.html``, and with ``latex`` ``.tex``; return the page."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     tables = [rows_table(result)]
     if result["differences"]:
         tables.append(differences_table(result))
@@ -75,17 +78,18 @@ def write_comparison(
 
 def _csv_rows(result: Mapping[str, Any]) -> list[list[Any]]:
     """Return the heads, and a row per recipe and metric."""
-    rows: list[list[Any]] = [[*_ROW_COLUMNS, "metric", "seeds", *_METRIC_COLUMNS, "values", "marks", "errors"]]
+    columns = [*_ROW_COLUMNS, "metric", "seeds", *_METRIC_COLUMNS, "values", "unequal_settings", "errors"]
+    rows: list[list[Any]] = [columns]
     for row in result["recipes"]:
         about_row = [row[key] for key in _ROW_COLUMNS]
-        marks = "; ".join(row["marks"])
+        unequal_settings = "; ".join(row["unequal_settings"])
         errors = "; ".join(row["errors"].values())
         for metric in result["metrics"]:
             estimate = row[metric]
             about_metric = [estimate[key] for key in _METRIC_COLUMNS]
             values = " ".join(map(str, estimate["values"]))
             seeds = len(estimate["values"])
-            rows.append([*about_row, metric, seeds, *about_metric, values, marks, errors])
+            rows.append([*about_row, metric, seeds, *about_metric, values, unequal_settings, errors])
     return rows
 
 
@@ -111,26 +115,26 @@ def _curve_figures(groups: Sequence[Group], metrics: Sequence[str]) -> list[Repo
                 panels[title_of(metric)] = curves
         if panels:
             title = f"Metrics of {images} images over the epochs"
-            found.append(draw(title, functools.partial(epoch_curves, panels), "Means over the seeds."))
+            found.append(draw(title, functools.partial(epoch_curves, panels), "Means over the seeds and folds."))
     return found
 
 
 def curves_of(groups: Sequence[Group], metric: str, images: str) -> Curves:
-    """Return epochs and means over the seeds of a metric that the runs recorded between epochs, by group.
+    """Return epochs and means over the seeds and folds of a metric that the runs recorded between epochs, by group.
 
     ``images``: ``"validation"`` or ``"test"``.
     """
     curves: Curves = {}
     for group in groups:
-        by_seed = []
-        for folder in group.folders.values():
-            recorded = metric_by_epoch(folder, metric)
+        by_run = []
+        for run in group.all_runs():
+            recorded = metric_by_epoch(Path(run["folder"]), metric)
             if images in recorded:
-                by_seed.append(recorded[images])
-        if not by_seed:
+                by_run.append(recorded[images])
+        if not by_run:
             continue
-        epochs, _ = by_seed[0]
-        same_epochs = [series for series in by_seed if series[0] == epochs]
+        epochs, _ = by_run[0]
+        same_epochs = [series for series in by_run if series[0] == epochs]
         if len(epochs) > 1:
             means = np.mean([values for _, values in same_epochs], axis=0)
             curves[group.name] = epochs, means.tolist()

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,22 @@ from pml_ext.tool import (
     choose_device,
     execute,
     is_finished,
+    is_of_clusters,
     keep_freed_memory,
     load_recipes,
     locked_folder,
+    overridden,
     plugins_in,
     reported_phases,
     tables_of_papers,
+    validate,
 )
 
 from .executors import BusyError, Executor, Job, OnProgress, ReportProgress, do
 from .groups import METRICS_FILE, Group, add_run, disambiguate_names, find_group, groups_below, settings_of
 
 MOST_PROGRESS = 0.99  # of a run that trains; tests follow
+PHASES_WITHOUT_CLUSTERS = ("training", "learned_metric", "shortlist")  # tests without metrics of clusters
 
 # Jobs: what an executor does
 
@@ -72,8 +76,10 @@ class RunJob:
 
     @property
     def name(self) -> str:
-        """The recipe and the seed."""
-        return f"{self.plan.name}, seed {self.plan.seed}"
+        """The recipe, the seed and the fold."""
+        name = f"{self.plan.name}, seed {self.plan.seed}"
+        fold = self.plan.recipe.evaluation.fold
+        return name if fold is None else f"{name}, fold {fold}"
 
     def do(self, on_progress: ReportProgress) -> None:
         """Execute the run, once for all comparisons that need it."""
@@ -91,39 +97,45 @@ def fold_numbers(folds: int) -> Sequence[int]:
     return range(1, folds + 1) if folds else [0]
 
 
-def validation_settings(share: float, select: str | None, fold: int = 0) -> list[str]:
-    """Return the overrides that hold out a share, or one fold, of the training classes to choose the epoch by."""
-    settings = {"validation": share, "select": select or "map_at_r", "select_on": "validation"}
+def validation_settings(share: float, select: str | None, fold: int = 0) -> dict[str, Any]:
+    """Return the settings that hold out a share, or one fold, of the training classes to choose the epoch by."""
+    settings = {
+        "evaluation.validation": share,
+        "evaluation.select": select or "map_at_r",
+        "evaluation.select_on": "validation",
+    }
     if fold:
-        settings["fold"] = fold
-    return [f"evaluation.{key}={value}" for key, value in settings.items()]
+        settings["evaluation.fold"] = fold
+    return settings
+
+
+def with_settings(recipe: Recipe, settings: Mapping[str, Any], name: str) -> Recipe:
+    """Return a recipe with other values of dotted keys, validated; ``name`` is the recipe's, for errors."""
+    return validate(overridden(recipe.as_dict(), settings.items()), name)
 
 
 def plans_of(
-    name: str,
+    recipes: Mapping[str, Recipe],
     out: Path,
     seeds: int = 1,
     folds: int = 0,
     data: Path | None = None,
-    overrides: Sequence[str] = (),
     trials: int = 0,
 ) -> list[Plan]:
-    """Return the runs of a recipe's variants, by seed and fold, each in the folder of :func:`digest_of`.
+    """Return the runs of recipes by name, for each seed and fold, each in the folder of :func:`digest_of`.
 
-    ``trials`` is the number of trials of tuning by which the recipe's values were chosen.
+    ``trials`` is the number of trials of tuning by which the recipes' values were chosen.
     """
-    first_variant = next(iter(load_recipes(name, overrides).values()))
-    select = first_variant.evaluation.select
     plans = []
     for fold in fold_numbers(folds):
-        settings = [*overrides]
-        if folds:
-            settings += validation_settings(1 / folds, select, fold)
-        for full_name, recipe in load_recipes(name, settings).items():
-            place = out / "runs" / f"{slug(full_name)}-{digest_of(recipe, data, trials)}"
+        for name, recipe in recipes.items():
+            if folds:
+                settings = validation_settings(1 / folds, recipe.evaluation.select, fold)
+                recipe = with_settings(recipe, settings, name)
+            place = out / "runs" / f"{slug(name)}-{digest_of(recipe, data, trials)}"
             for seed in range(seeds):
                 folder = place / (f"seed-{seed}-fold-{fold}" if fold else f"seed-{seed}")
-                plans.append(Plan(full_name, recipe, seed, folder, trials))
+                plans.append(Plan(name, recipe, seed, folder, trials))
     return plans
 
 
@@ -164,23 +176,35 @@ def check_reported(
     for name in recipes:
         rows |= load_recipes(name, overrides)
 
-    phases: dict[str, None] = {}
+    phases = {name: reported_phases(recipe) for name, recipe in rows.items()}
+    all_phases: dict[str, None] = {}
     known_metrics: dict[str, None] = {}
-    for recipe in rows.values():
-        phases |= dict.fromkeys(reported_phases(recipe))
+    for name, recipe in rows.items():
+        all_phases |= dict.fromkeys(phases[name])
         known_metrics |= dict.fromkeys(recipe.metric_names())
 
-    if phase not in phases:
-        raise ConfigError(f"--phase {phase}: the recipes' runs have {', '.join(phases)}")
+    if phase not in all_phases:
+        raise ConfigError(f"--phase {phase}: the recipes' runs have {', '.join(all_phases)}")
 
     has_relation = any(recipe.data.relation for recipe in rows.values())  # its levels have metrics of their own
+    reported = reported_of(phase, known_metrics)
     for name in metrics:
-        if name not in known_metrics and not has_relation:
-            raise ConfigError(f"--metric {name}: the recipes' runs have {', '.join(known_metrics)}")
+        is_level = has_relation and name not in known_metrics
+        if name not in reported and not is_level:
+            raise ConfigError(f"--metric {name}: the recipes' runs have {', '.join(reported)}")
 
     # A row's name is that of its recipe, perhaps followed by settings.
-    if baseline is not None and not any(f"{baseline} ".startswith(f"{name} ") for name in rows):
+    fitting = [name for name in rows if baseline is None or f"{baseline} ".startswith(f"{name} ")]
+    if not fitting:
         raise ConfigError(f"--baseline {baseline}: no row has the name {baseline!r}; rows: {', '.join(rows)}")
+    if phase not in phases[fitting[0]]:
+        has = ", ".join(phases[fitting[0]])
+        raise ConfigError(f"--phase {phase}: the baseline, {fitting[0]}, has {has}; name another one by --baseline")
+
+
+def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
+    """Return the metrics that runs report in a phase: those of clusters only in some."""
+    return [name for name in metrics if phase not in PHASES_WITHOUT_CLUSTERS or not is_of_clusters(name)]
 
 
 # Rows: the planned runs that exist, and those that have to be done
@@ -199,6 +223,7 @@ class _Rows:
         """Add a run to the row of its settings: one that exists, or a job."""
         fold, settings = settings_of(plan.recipe.as_dict())
         group = self._group_of(plan, settings)
+        group.wanted_folds.add(fold)
         existing = self._existing_run(plan, settings, fold)
         if existing is not None:
             group.runs.setdefault(plan.seed, {})[fold] = existing

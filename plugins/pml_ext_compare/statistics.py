@@ -15,7 +15,7 @@ from pml_ext.tool import counted
 LEVEL = 0.05  # of the tests; intervals cover 1 - LEVEL
 POWER = 0.8
 MOST = 1000  # greatest number of pairs considered for the power
-_NO_SPREAD = 1e-12  # standard deviation below which differences are equal
+NO_SPREAD = 1e-12  # standard deviation below which differences are equal
 _RESAMPLES = 9999  # also the greatest number of sign changes to enumerate
 
 
@@ -52,7 +52,7 @@ def estimate(values: ArrayLike) -> Estimate:
         return Estimate(mean, None, None, None)
 
     std = float(sample.std(ddof=1))
-    if std <= _NO_SPREAD:
+    if std <= NO_SPREAD:
         return Estimate(mean, std, mean, mean)
     standard_error = std / math.sqrt(len(sample))
     low, high = stats.t.interval(1 - LEVEL, len(sample) - 1, mean, standard_error)
@@ -75,10 +75,9 @@ def paired_difference(
     if about.mean is None or about.std is None:
         return Difference(**asdict(about), pairs=pairs)
 
-    p = None
+    p = t_test(change)
     wanted = None
-    if about.std > _NO_SPREAD:
-        p = float(stats.ttest_1samp(change, 0).pvalue)
+    if about.std > NO_SPREAD:
         wanted = pairs_wanted(about.mean / about.std, alpha)
 
     permuted = stats.permutation_test(
@@ -98,9 +97,17 @@ def paired_difference(
     )
 
 
+def t_test(change: ArrayLike) -> float | None:
+    """Return p of the two-sided paired t-test of differences ``[N]``; None for fewer than two, or equal ones."""
+    about = estimate(change)
+    if about.std is None or about.std <= NO_SPREAD:
+        return None
+    return float(stats.ttest_1samp(change, 0).pvalue)
+
+
 def _wins(change: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return 1 for each pair whose change is above 0, 0.5 for none, and 0 below."""
-    is_tie = np.abs(change) <= _NO_SPREAD
+    is_tie = np.abs(change) <= NO_SPREAD
     signs = np.sign(np.where(is_tie, 0, change))
     wins: NDArray[np.float64] = (signs + 1) / 2
     return wins

@@ -29,9 +29,9 @@ def rows_table(result: Mapping[str, Any]) -> ReportTable:
     rows = []
     for row in best_first(result["recipes"], metrics[0]):
         name = row["recipe"]
-        if row["marks"]:  # settings that are unequal to the baseline's
+        if row["unequal_settings"]:
             name += " *"
-        cells = [name, str(len(row["seeds"]))]
+        cells = [name, str(len(row[metrics[0]]["values"]))]
         for metric in metrics:
             cells.append(_interval(row[metric]))
         for metric in printed:
@@ -58,13 +58,13 @@ def direction(metric: str) -> int:
 
 
 def best_first(rows: list[dict[str, Any]], metric: str) -> list[dict[str, Any]]:
-    """Return rows in the order of the mean of a metric, the best first; those without runs last."""
+    """Return rows in the order of the mean of a metric, the best first; those without values last."""
+    return sorted(rows, key=lambda row: goodness(metric, row[metric]["mean"]), reverse=True)
 
-    def goodness(row: dict[str, Any]) -> float:
-        value = row[metric]["mean"]
-        return -math.inf if value is None else direction(metric) * value
 
-    return sorted(rows, key=goodness, reverse=True)
+def goodness(metric: str, mean: float | None) -> float:
+    """Return a number by which means are ordered, the greatest for the best."""
+    return -math.inf if mean is None else direction(metric) * mean
 
 
 def _is_printed(result: Mapping[str, Any], metric: str) -> bool:
@@ -176,15 +176,21 @@ def _range(key: str, range_: Mapping[str, Any]) -> str:
 
 
 def remarks(result: Mapping[str, Any]) -> list[str]:
-    """Return a text for each unequal setting and each failed run."""
+    """Return a text for each unequal setting, each metric that seeds lack, and each failed run."""
     unequal = []
+    lacking = []
     failed = []
     for row in result["recipes"]:
-        for text in row["marks"]:
+        for text in row["unequal_settings"]:
             unequal.append(f"* {row['recipe']}: {text}")
+        for metric in result["metrics"]:
+            values = len(row[metric]["values"])
+            seeds = len(row["seeds"])
+            if values < seeds:
+                lacking.append(f"{row['recipe']}: {values} of {seeds} seeds have a value of {title_of(metric)}")
         for name, error in row["errors"].items():
             failed.append(f"{name} failed: {error}")
-    return [*unequal, *failed]
+    return [*unequal, *lacking, *failed]
 
 
 def markdown_table(table: ReportTable) -> list[str]:
@@ -192,7 +198,7 @@ def markdown_table(table: ReportTable) -> list[str]:
     rule = ["---"] * len(table.columns)
     lines = []
     for row in (table.columns, rule, *table.rows):
-        cells = " | ".join(row)
+        cells = " | ".join(cell.replace("|", r"\|") for cell in row)
         lines.append(f"| {cells} |")
     return lines
 

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ from pml_ext.tool import (
     keep_freed_memory,
     load_recipes,
     locked_folder,
-    merged,
     needs_extra,
-    nested,
     one_line,
+    overridden,
     ranges_of,
     train_and_validate,
     write_text,
@@ -37,7 +36,7 @@ from pml_ext.tool import (
 
 from .executors import BusyError, Executor, OnProgress, ReportProgress, UselessError, do
 from .groups import Group
-from .runs import ProgressShares, digest_of, fold_numbers, run_lock, slug, validation_settings
+from .runs import ProgressShares, digest_of, fold_numbers, run_lock, slug, validation_settings, with_settings
 
 VALIDATION_SHARE = 0.2  # of the training classes, for recipes without validation
 SEED = 0  # of all trials' runs
@@ -45,13 +44,15 @@ VALIDATIONS = 5  # of a trial, over its epochs
 TRIALS_BEFORE_PRUNING = 5
 DEATHS = 3  # of the processes of a trial, after which it counts as failed: memory may run out again and again
 
-# A trial is neither tracked nor reported, and nothing is tested but its validation classes.
-TRIAL_SETTINGS = (
-    "track=[]",
-    "evaluation.baselines=false",
-    "evaluation.figures=few",
-    "evaluation.training_images=0",
-)
+# A trial is neither tracked nor reported, and nothing is tested but its validation classes, which do not train.
+TRIAL_SETTINGS: dict[str, Any] = {
+    "track": [],
+    "evaluation.baselines": False,
+    "evaluation.figures": "few",
+    "evaluation.training_images": 0,
+    "evaluation.test_every": 0,
+    "evaluation.validation_trains": False,
+}
 
 # Studies: what is tuned, and how the trials went
 
@@ -61,8 +62,8 @@ class Study:
     """The tuning of one recipe: its ranges, and the folder with Optuna's journal and the trials' runs."""
 
     name: str  # of the recipe, or of one variant
-    settings: tuple[str, ...]  # overrides, which hold out validation classes too
-    recipe: Recipe  # with these settings
+    own_recipe: Recipe  # as it is run with the best values
+    recipe: Recipe  # as it is run in trials: validation classes are held out, and nothing else is tested
     folds: int
     ranges: Mapping[str, TuneTable]
     trials: int
@@ -108,14 +109,36 @@ class Study:
         """
         import optuna
 
-        number = len(study.get_trials(deepcopy=False))
-        study.sampler = optuna.samplers.TPESampler(seed=number)
-        if number == 0:
+        trials = study.get_trials(deepcopy=False)
+        if not trials:  # a process that was killed here leaves a trial that waits; study.ask takes that one
             study.enqueue_trial(self._recipe_values())
+        number = sum(has_begun(trial) for trial in trials)
+        study.sampler = optuna.samplers.TPESampler(seed=number)
+
+        own_values = flat(self.recipe.as_dict())
         distributions = {}
         for key, range_ in self.ranges.items():
-            distributions[key] = _distribution(range_)
+            distributions[key] = _distribution(range_, own_values.get(key))
         return study.ask(distributions)
+
+    def fail_incomplete_trials(self, study: Any) -> None:
+        """Count trials as failed whose process was killed before it had drawn all values.
+
+        Call it alone in the study's folder, as :meth:`begin`.
+        """
+        from optuna.trial import TrialState
+
+        for trial in study.get_trials(deepcopy=False):
+            if trial.state == TrialState.RUNNING and trial.params.keys() != self.ranges.keys():
+                study.tell(trial.number, state=TrialState.FAIL)
+
+    def own_trials(self, study: Any) -> list[Any]:
+        """Return the first :attr:`trials` trials; the journal has more where the recipe was tuned for longer."""
+        return [trial for trial in study.get_trials(deepcopy=False) if trial.number < self.trials]
+
+    def count_finished(self) -> int:
+        """Return how many of the trials have ended."""
+        return sum(trial.state.is_finished() for trial in self.own_trials(self.optuna_study()))
 
     def _recipe_values(self) -> dict[str, Any]:
         """Return the recipe's own values of the tuned keys, where they are in the ranges."""
@@ -134,13 +157,22 @@ class Study:
     def best(self) -> dict[str, Any]:
         """Return the values of the best trial; empty if no trial ended with a value."""
         try:
-            return dict(self.optuna_study().best_params)
+            return dict(self._study_of_own_trials().best_params)
         except ValueError:
             return {}
 
+    def _study_of_own_trials(self) -> Any:
+        """Return a study in memory with :meth:`own_trials`."""
+        import optuna
+
+        own_trials = self.own_trials(self.optuna_study())
+        study = optuna.create_study(direction="maximize")
+        study.add_trials(own_trials)
+        return study
+
     def about(self) -> dict[str, Any]:
         """Return ranges, all trials, importance of the keys and best values, as plain values."""
-        study = self.optuna_study()
+        study = self._study_of_own_trials()
         if self.folds:
             chosen_on = f"{self.folds} folds of the training classes"
         else:
@@ -171,9 +203,7 @@ class Study:
         metric = self.recipe.evaluation.select
         origin = f"tuned: best of {self.trials} trials by {metric} of validation classes"
 
-        tables: dict[str, Any] = {"extends": parent, "origin": dict.fromkeys(best, origin)}
-        for key, value in best.items():
-            tables = merged(tables, nested(key, value))
+        tables = overridden({"extends": parent, "origin": dict.fromkeys(best, origin)}, best.items())
         path = out / f"{slug(self.name)}-tuned.toml"
         write_text(path, tomli_w.dumps(tables))
         return path
@@ -224,13 +254,14 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
     warnings.warn(f"{journal}: its last line was incomplete and is dropped", stacklevel=4)
 
 
-def _distribution(range_: TuneTable) -> Any:
-    """Return Optuna's distribution of a range."""
+def _distribution(range_: TuneTable, own_value: Any) -> Any:
+    """Return Optuna's distribution of a range: of whole numbers where its ends and the recipe's own value are such."""
     import optuna
 
     if range_.choices:
         return optuna.distributions.CategoricalDistribution(range_.choices)
-    if isinstance(range_.low, int) and isinstance(range_.high, int):
+    numbers = (range_.low, range_.high, range_.low if own_value is None else own_value)
+    if all(isinstance(number, int) for number in numbers):
         return optuna.distributions.IntDistribution(range_.low, range_.high, range_.log)
     return optuna.distributions.FloatDistribution(range_.low, range_.high, range_.log)
 
@@ -245,19 +276,20 @@ def studies_of(
     name: str, out: Path, trials: int, folds: int = 0, data: Path | None = None, overrides: Sequence[str] = ()
 ) -> list[Study]:
     """Return the study of each of a recipe's variants, in the folder of :func:`digest_of`."""
+    recipes = load_recipes(name, overrides)
     studies = []
     for full_name, ranges in ranges_of(name, overrides).items():
         if not ranges:
             example = '"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }'
             raise ConfigError(f"{full_name} has no [tune] table; --tune wants ranges in it, such as {example}")
 
-        settings = [*overrides, *_settings_of_trials(full_name, folds, overrides)]
-        recipe = load_recipes(full_name, settings)[full_name]
+        own_recipe = recipes[full_name]
+        recipe = with_settings(own_recipe, _settings_of_trials(own_recipe, folds), full_name)
         plain_ranges = {key: range_.model_dump() for key, range_ in ranges.items()}
         digest = digest_of(recipe, data, folds, plain_ranges)
         study = Study(
             name=full_name,
-            settings=tuple(settings),
+            own_recipe=own_recipe,
             recipe=recipe,
             folds=folds,
             ranges=ranges,
@@ -268,9 +300,8 @@ def studies_of(
     return studies
 
 
-def _settings_of_trials(name: str, folds: int, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides by which the trials of a recipe are validated, and nothing else is tested."""
-    recipe = load_recipes(name, overrides)[name]
+def _settings_of_trials(recipe: Recipe, folds: int) -> dict[str, Any]:
+    """Return the settings by which the trials of a recipe are validated, and nothing else is tested."""
     evaluation = recipe.evaluation
     if folds:
         share = 1 / folds
@@ -282,7 +313,7 @@ def _settings_of_trials(name: str, folds: int, overrides: Sequence[str]) -> list
     first_fold = min(folds, 1)
     epochs_between = math.ceil(recipe.schedule.epochs / VALIDATIONS)
     held_out = validation_settings(share, evaluation.select, first_fold)
-    return [*held_out, *TRIAL_SETTINGS, f"evaluation.every={epochs_between}"]
+    return {**held_out, **TRIAL_SETTINGS, "evaluation.every": epochs_between}
 
 
 # Trials: the jobs of a study
@@ -308,7 +339,8 @@ class TrialJob:
         study = self.study.optuna_study()
         with contextlib.ExitStack() as locks:
             with locked_folder(self.study.place):
-                trials = study.get_trials(deepcopy=False)
+                self.study.fail_incomplete_trials(study)
+                trials = [trial for trial in self.study.own_trials(study) if has_begun(trial)]
                 unfinished = [trial for trial in trials if not trial.state.is_finished()]
                 left_behind = self._claim_one(unfinished, locks)
                 begun = None
@@ -355,7 +387,7 @@ class _TrialTraining:
         self.job = job
         self.study = study
         self.number: int = trial.number
-        self.tuned = [_override(key, value) for key, value in trial.params.items()]
+        self.tuned = dict(trial.params)
         self.on_progress = on_progress
         self.live_trial = live_trial
         self.values: list[float] = []  # by fold
@@ -407,10 +439,10 @@ class _TrialTraining:
     def _train(self, fold: int) -> float:
         """Return the best value of a run on its validation classes."""
         name = self.job.study.name
-        settings = [*self.job.study.settings, *self.tuned]
+        settings = dict(self.tuned)
         if fold:
-            settings.append(f"evaluation.fold={fold}")
-        recipe = load_recipes(name, settings)[name]
+            settings["evaluation.fold"] = fold
+        recipe = with_settings(self.job.study.recipe, settings, name)
         return train_and_validate(
             recipe=recipe,
             name=name,
@@ -433,15 +465,15 @@ class _TrialTraining:
             raise TrialPruned
 
 
-def _override(key: str, value: Any) -> str:
-    """Return ``KEY=VALUE`` with the value in TOML."""
-    _, _, toml_value = tomli_w.dumps({"value": value}).partition("=")
-    return f"{key}={toml_value.strip()}"
+def has_begun(trial: Any) -> bool:
+    """Return whether a trial has begun, and does not wait in Optuna's queue."""
+    waits: bool = trial.state.name == "WAITING"
+    return not waits
 
 
 def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list[TrialJob]:
     """Return a job for each trial that the studies lack, the studies in turn."""
-    finished = [_count_finished(study) for study in studies]
+    finished = [study.count_finished() for study in studies]
     most_trials = max((study.trials for study in studies), default=0)
     jobs = []
     for number in range(most_trials):
@@ -451,31 +483,60 @@ def trial_jobs(studies: Sequence[Study], device: str, data: Path | None) -> list
     return jobs
 
 
-def _count_finished(study: Study) -> int:
-    finished = 0
-    for trial in study.optuna_study().get_trials(deepcopy=False):
-        if trial.state.is_finished():
-            finished += 1
-    return finished
-
-
 def tuned(
-    studies: Sequence[Study], jobs: Sequence[TrialJob], executor: Executor, on_progress: OnProgress
-) -> tuple[list[tuple[str, list[str]]], list[Group]]:
-    """Do the trials; return the recipes with their best values as overrides, and the rows of recipes without any."""
-    errors = {}  # the last one of each recipe
-    for job, error in do(jobs, executor, on_progress).items():
-        errors[job.study.name] = error
+    studies: Sequence[Study],
+    executor: Executor,
+    on_progress: OnProgress,
+    device: str = "auto",
+    data: Path | None = None,
+    begin: Callable[[int], None] = lambda trials: None,
+) -> tuple[dict[str, Recipe], list[Group]]:
+    """Do the trials; return the recipes with their best values, and the rows of recipes that lack values or trials.
 
-    chosen = []
+    ``begin`` is called with the number of trials that are missing, before the first of them.
+    """
+    errors = _do_trials(studies, executor, on_progress, device, data, begin)
+    recipes = {}
     failed = []
     by_name = {study.name: study for study in studies}  # a recipe may be named twice
     for name, study in by_name.items():
         best = study.best()
-        if best:
-            overrides = [_override(key, value) for key, value in best.items()]
-            chosen.append((name, overrides))
+        finished = study.count_finished()
+        if best and finished == study.trials:
+            recipes[name] = with_settings(study.own_recipe, best, name)
+            continue
+        error = errors.get(name, "no trial ended with a value")
+        if finished < study.trials:
+            error = f"{finished} of {study.trials} trials have ended; the same command does the others ({error})"
+        failed.append(Group(name, {}, trials=study.trials, errors={f"{name}, tuning": error}))
+    return recipes, failed
+
+
+def _do_trials(
+    studies: Sequence[Study],
+    executor: Executor,
+    on_progress: OnProgress,
+    device: str,
+    data: Path | None,
+    begin: Callable[[int], None],
+) -> dict[str, str]:
+    """Do the trials that the studies lack; return the last error of each recipe.
+
+    A trial whose processes are killed uses up more than one job. Jobs are made again until no trial is missing, or two
+    rounds of them have ended none.
+    """
+    errors = {}
+    rounds_in_vain = 0
+    jobs = trial_jobs(studies, device, data)
+    while jobs and rounds_in_vain < 2:
+        begin(len(jobs))
+        for job, error in do(jobs, executor, on_progress).items():
+            errors[job.study.name] = error
+
+        missing = trial_jobs(studies, device, data)
+        if len(missing) == len(jobs):
+            rounds_in_vain += 1
         else:
-            error = errors.get(name, "no trial ended with a value")
-            failed.append(Group(name, {}, errors={f"{name}, tuning": error}))
-    return chosen, failed
+            rounds_in_vain = 0
+        jobs = missing
+    return errors

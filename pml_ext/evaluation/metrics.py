@@ -260,6 +260,12 @@ def is_known_metric(name: str) -> bool:
     return _known_title(name) is not None
 
 
+def is_of_clusters(name: str) -> bool:
+    """Return whether a metric is of clusters, which tests of training images and of learned metrics leave out."""
+    without_count = re.sub(r"_\d+$", "", name)
+    return any(metric.clusters > 0 and metric.name == without_count for metric in _METRICS)
+
+
 def _known_title(name: str) -> str | None:
     if name in _TITLES:
         return _TITLES[name]

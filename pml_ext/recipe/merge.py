@@ -9,7 +9,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,13 +20,14 @@ from ..files import toml_value
 from .check import check_names, check_weights
 from .papers import Printed, PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
-from .tables import merged, nested
+from .tables import flat, inside, merged, nested
 
 with needs_extra("train", "a recipe"):
     from pydantic import ValidationError
 
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
 _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
+_INHERITED = "(inherited)"  # entry of a choice of [sweep] that extends others: the keys that it does not set itself
 _MOST_VARIANTS = 10_000
 # A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
 _DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
@@ -57,6 +58,12 @@ class _Choice(NamedTuple):
     label: str  # its part of the variant's name
     key: str  # dotted; "" if the value is tables
     value: Any
+    inherited: frozenset[str] = frozenset()  # dotted keys of the tables that they extend, and do not set themselves
+
+    def fixed_keys(self) -> set[str]:
+        """Return the dotted keys that this choice itself sets, except those for which it gives a range."""
+        keys = flat(nested(self.key, self.value)).keys() - self.inherited
+        return {key for key in keys if not any(inside(each, [f"tune.{key}"]) for each in keys)}
 
 
 def load_recipes(
@@ -171,19 +178,22 @@ def variant_tables(name: str) -> dict[str, Tables]:
 
 
 def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, TuneTable]]:
-    """Return the ranges of ``[tune]`` for each variant of a recipe, without keys that overrides or ``[sweep]`` set."""
-    overrides = list(overrides)
-    fixed = {override.partition("=")[0].strip() for override in overrides}
-    sweep = read_tables(_without_variant(name)).get("sweep")
-    if isinstance(sweep, dict):
-        fixed.update(sweep)
+    """Return the ranges of ``[tune]`` for each variant of a recipe.
 
-    ranges = {}
-    for full_name, recipe in load_recipes(name, overrides, check=False).items():
-        ranges[full_name] = dict(recipe.tune)
-        for key in fixed:
-            ranges[full_name].pop(key, None)
-    return ranges
+    A key that an override sets, or the choice of ``[sweep]`` that makes the variant, has no range.
+    """
+    return {full_name: recipe.tune for full_name, recipe in load_recipes(name, overrides, check=False).items()}
+
+
+def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> Tables:
+    """Return tables with other values of dotted keys.
+
+    Names of components and data sets go first, whatever the order, since another name begins its table anew.
+    """
+    result = dict(tables)
+    for key, value in sorted(settings, key=lambda setting: not _begins_table(setting[0])):
+        result = merged(result, nested(key, value))
+    return result
 
 
 def names_in(recipe: str) -> set[tuple[str, str]]:
@@ -348,16 +358,18 @@ def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
         if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
             del sweep[key]
 
-    # Names of components and data sets go first, since another name begins the table anew.
-    settings.sort(key=lambda setting: not _begins_table(setting[0]))
+    overridden_keys: set[str] = set()
+    for key, value in settings:
+        overridden_keys |= flat(nested(key, value)).keys()
 
     variants = {}
     for label, choices in _combinations(sweep, source).items():
         variant = tables
+        fixed_keys = set(overridden_keys)
         for choice in choices:
             variant = merged(variant, nested(choice.key, choice.value))
-        for key, value in settings:
-            variant = merged(variant, nested(key, value))
+            fixed_keys |= choice.fixed_keys()
+        variant = _without_ranges(overridden(variant, settings), fixed_keys)
         full_name = f"{base}@{label}" if sweep else base
         variants[full_name] = _with_row_of_variant(variant, label)
 
@@ -366,6 +378,14 @@ def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
             raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
         variants = {name: variants[name]}
     return _Variants(source, run, variants)
+
+
+def _without_ranges(tables: Tables, keys: Collection[str]) -> Tables:
+    """Return tables whose ``[tune]`` has no ranges of the keys."""
+    ranges = tables.get("tune")
+    if not isinstance(ranges, dict):
+        return tables
+    return {**tables, "tune": {key: range_ for key, range_ in ranges.items() if key not in keys}}
 
 
 def _parsed_override(override: str, tables: Tables) -> tuple[str, Any]:
@@ -433,7 +453,9 @@ def _choices(key: str, values: Any, source: str) -> list[_Choice]:
             choices.append(_Choice(str(label), key, value))
     elif isinstance(values, dict) and all(isinstance(tables, dict) for tables in values.values()):
         for label, tables in values.items():
-            choices.append(_Choice(label, "", tables))
+            written = dict(tables)
+            inherited = frozenset(written.pop(_INHERITED, ()))
+            choices.append(_Choice(label, "", written, inherited))
     if not choices:
         raise _wrong_sweep(key, values, source)
     return choices
@@ -497,6 +519,7 @@ def _extend_choices(choices: Tables, origins: Any, file: Traversable, children: 
             with_origins = merged({"origin": origins}, choice)
             extended = _extended(with_origins, file, children, f"sweep: {label}: ")
             extended.pop("sweep", None)
+            extended[_INHERITED] = sorted(flat(extended).keys() - flat(choice).keys())
             choices[label] = extended
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
@@ -18,7 +18,14 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     In ``[tune]``, the entry of a group replaces the entries of its keys. A child recipe overrides the origin of the
     settings that it sets; inherited settings keep theirs. Ranges of ``[tune]`` in a replaced table are dropped.
     """
+    result, _ = _merged(base, over)
+    return result
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the merged tables, and the dotted keys of tables that were replaced, at any depth."""
     result = dict(base)
+    replaced: list[str] = []
     for key, value in over.items():
         old: Any = result.get(key)
         if isinstance(old, str) and isinstance(value, dict) and key not in WORD_OR_TABLE:
@@ -26,20 +33,22 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if not (isinstance(old, dict) and isinstance(value, dict)):
             result[key] = value
             if isinstance(old, dict):
-                _drop_ranges(result, over, key)
+                replaced.append(key)
         elif key == "origin":
             result[key] = _merged_origins(old, value, over)
         elif key == "tune":
             result[key] = _without(old, value) | value
         elif value.get("name", old.get("name")) == old.get("name"):
-            result[key] = merged(old, value)
+            result[key], replaced_inside = _merged(old, value)
+            replaced += [f"{key}.{inner}" for inner in replaced_inside]
         else:
             result[key] = value
             if key == "data":
                 kept = {name: setting for name, setting in old.items() if name in KEPT_FOR_ANY_DATA}
                 result[key] = {**kept, **value}
-            _drop_ranges(result, over, key)
-    return result
+            replaced.append(key)
+    _drop_ranges(result, over, replaced)
+    return result, replaced
 
 
 def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,7 +57,7 @@ def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mappin
     given = flat(tables)
     kept = {}
     for key, entry in old.items():
-        is_replaced = _inside(key, new) and any(_inside(each, [key]) for each in given)
+        is_replaced = inside(key, new) and any(inside(each, [key]) for each in given)
         if not is_replaced:
             kept[key] = entry
     return {**kept, **new}
@@ -57,26 +66,26 @@ def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mappin
 def _without(old: Mapping[str, Any], groups: Iterable[str]) -> dict[str, Any]:
     """Return the entries whose keys are in none of the groups."""
     groups = list(groups)
-    return {key: entry for key, entry in old.items() if not _inside(key, groups)}
+    return {key: entry for key, entry in old.items() if not inside(key, groups)}
 
 
-def _drop_ranges(result: dict[str, Any], over: Mapping[str, Any], table: str) -> None:
-    """Drop ranges of ``[tune]`` in a table that was replaced, unless the new tables give them."""
+def _drop_ranges(result: dict[str, Any], over: Mapping[str, Any], replaced: Sequence[str]) -> None:
+    """Drop ranges of ``[tune]`` in tables that were replaced, unless the new tables give them."""
     ranges = result.get("tune")
     if not isinstance(ranges, dict):
         return
     given = over.get("tune", ())
-    result["tune"] = {key: each for key, each in ranges.items() if key in given or not _inside(key, [table])}
+    result["tune"] = {key: each for key, each in ranges.items() if key in given or not inside(key, replaced)}
 
 
-def _inside(key: str, groups: Iterable[str]) -> bool:
+def inside(key: str, groups: Iterable[str]) -> bool:
     """Return whether a dotted key equals, or lies inside, one of the groups."""
     return any(f"{key}.".startswith(f"{group}.") for group in groups)
 
 
 def origin_of(key: str, origins: Mapping[str, str]) -> str:
     """Return the entry of ``[origin]`` for a key: its own, or that of the nearest group; "" if neither exists."""
-    around = [group for group in origins if _inside(key, [group])]
+    around = [group for group in origins if inside(key, [group])]
     if not around:
         return ""
     nearest = max(around, key=len)

@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.recipe import load_recipes, origin_of, read_tables, variant_tables
+from pml_ext.recipe import load_recipes, origin_of, overridden, ranges_of, read_tables, variant_tables
 from pml_ext.recipe.tables import merged
 
 
@@ -184,3 +184,55 @@ def test_folders_may_have_the_sign_of_variants(tmp_path):
     file = write(tmp_path / "with@sign", 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.0, 1.0]\n')
     assert list(load_recipes(file)) == [f"{file}@0.0", f"{file}@1.0"]
     assert one(f"{file}@1.0").loss.settings["mvc_weight"] == 1.0
+
+
+TUNED = """extends = "cbml/digits"
+[tune]
+"optimizer.lr" = { low = 1e-4, high = 1e-2, log = true }
+"loss.mvc_weight" = { low = 0.1, high = 10.0, log = true }
+"""
+
+
+def ranges_by_variant(file: str, *overrides: str):
+    found = {}
+    for name, ranges in ranges_of(file, overrides).items():
+        found[name.removeprefix(file).removeprefix("@")] = [*ranges]
+    return found
+
+
+def test_what_a_variant_sets_is_not_tuned(tmp_path):
+    rows = """[sweep.rows.fixed.loss]
+mvc_weight = 0.0
+[sweep.rows.free]
+[sweep.rows.ranged]
+loss = { mvc_weight = 1.0 }
+tune = { "loss.mvc_weight" = { low = 0.5, high = 2.0 } }
+"""
+    file = write(tmp_path, TUNED + rows)
+    both = ["optimizer.lr", "loss.mvc_weight"]
+    assert ranges_by_variant(file) == {"fixed": ["optimizer.lr"], "free": both, "ranged": both}
+    assert ranges_of(file)[f"{file}@ranged"]["loss.mvc_weight"].low == 0.5
+    held = ranges_by_variant(file, "loss={mvc_weight=2.0}")
+    assert held == {"fixed": ["optimizer.lr"], "free": ["optimizer.lr"], "ranged": ["optimizer.lr"]}
+    listed = TUNED + '[sweep]\n"optimizer" = [{ lr = 0.1 }, { weight_decay = 0.1 }]\n'
+    assert [*ranges_by_variant(write(tmp_path, listed, "listed.toml")).values()] == [["loss.mvc_weight"], both]
+    child = write(tmp_path, f'extends = "{file}@fixed"\n', "child.toml")
+    assert ranges_by_variant(child) == {"": ["optimizer.lr"]}
+
+
+def test_what_a_variant_inherits_is_tuned(tmp_path):
+    base = 'extends = "cbml/digits"\noptimizer = { lr = 0.5 }\nloss = { mvc_weight = 0.5 }\n'
+    write(tmp_path, base + '[tune]\n"loss.mvc_gamma" = { low = 0.1, high = 1.0 }\n', "base.toml")
+    row = '[sweep.rows.other]\nextends = "base.toml"\nloss = { mvc_weight = 0.1, mvc_gamma = 0.2 }\n'
+    file = write(tmp_path, TUNED + row)
+    assert ranges_by_variant(file) == {"other": ["optimizer.lr"]}  # not those that the row itself sets
+    assert load_recipes(file)[f"{file}@other"].optimizer.lr == 0.5
+    child = write(tmp_path, 'extends = "mine.toml"\nsweep.rows.other.optimizer.weight_decay = 0.1\n', "child.toml")
+    assert ranges_by_variant(child) == {"other": ["optimizer.lr"]}
+
+
+def test_names_go_before_settings():
+    tables = {"optimizer": {"name": "adam", "lr": 1}}
+    found = overridden(tables, [("optimizer.lr", 2), ("optimizer.name", "sgd")])
+    assert found == {"optimizer": {"name": "sgd", "lr": 2}}
+    assert tables == {"optimizer": {"name": "adam", "lr": 1}}

@@ -53,6 +53,15 @@ def test_ranges_of_a_replaced_table_are_dropped():
     assert merged(base, {"tune": {"loss": "all"}})["tune"] == {"losses": 1, "optimizer.lr": [0, 1], "loss": "all"}
 
 
+def test_ranges_of_a_replaced_inner_table_are_dropped():
+    base = {"loss": {"name": "x", "miner": {"name": "m", "epsilon": 1}}, "tune": {"loss.miner.epsilon": 1, "loss.a": 2}}
+    assert merged(base, {"loss": {"miner": {"name": "n"}}})["tune"] == {"loss.a": 2}
+    assert merged(base, {"loss": {"miner": {"epsilon": 2}}})["tune"] == base["tune"]
+    in_a_sweep = {"sweep": {"rows": {"one": base}}}
+    found = merged(in_a_sweep, {"sweep": {"rows": {"one": {"loss": {"miner": "n"}}}}})
+    assert found["sweep"]["rows"]["one"]["tune"] == {"loss.a": 2}
+
+
 def test_flat_keys_are_dotted():
     tables = {"a": {"b": 1, "c": {"d": [2, 3]}}, "stages": [{"lr": 1}, {"lr": 2}], "empty": []}
     assert flat(tables) == {"a.b": 1, "a.c.d": [2, 3], "stages.0.lr": 1, "stages.1.lr": 2, "empty": []}

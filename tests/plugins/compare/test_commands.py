@@ -119,6 +119,24 @@ def test_a_failing_run_stands_in_the_table_and_ends_no_other(recipe, tmp_path):
     assert "model.init: nowhere is no finished run" in (tmp_path / "out/comparison.md").read_text()
 
 
+@pytest.mark.usefixtures("without_report")
+def test_a_failed_baseline_leaves_the_others_to_be_shown(recipe, tmp_path):
+    bad = tmp_path / "bad.toml"
+    bad.write_text('extends = "one.toml"\nmodel = { init = "nowhere" }\n')
+    result = compare(bad, recipe, "--out", tmp_path / "out", "--baseline", bad)
+    assert result.exit_code == 1
+    assert f"{bad} has no finished run; the differences are from {recipe}." in result.stdout
+    assert (tmp_path / "out/comparison.md").exists()
+
+
+@pytest.mark.usefixtures("without_report")
+def test_a_phase_without_clusters_has_default_metrics(recipe, tmp_path):
+    words = ["--set", "evaluation.training_images=10", "--phase", "training"]
+    result = compare(recipe, "--out", tmp_path / "out", "--json", *words)
+    assert result.exit_code == 0, result.exception
+    assert json.loads(result.stdout)["metrics"] == ["recall_at_1", "map_at_r"]
+
+
 def test_a_probe_of_no_trunk_is_refused(pml_ext_command, tmp_path):
     done = pml_ext_command("probe", "digits", "--trunks", ",", "--out", tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")

@@ -74,11 +74,51 @@ def test_the_best_row_and_those_not_told_from_it_are_named():
     assert text.endswith(": row 2.")
     text = best_rows(rows_with([0.3, 0.5, 0.4]), "after", "map_at_r")
     assert text == (
-        "Best by MAP@R: row 1, 50.0 %; all other rows are worse (paired t-tests, p < 0.05 after Holm's correction)."
+        "Best by MAP@R: row 1, 50.0 %; all other rows are worse "
+        "(paired t-tests, p < 0.05 after Holm's correction for all pairs of rows)."
     )
     one_seed = best_rows(rows_with([0.3, 0.5], seeds=1), "after", "map_at_r")
-    assert one_seed.endswith(": row 0.")
+    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested, for lack of two common seeds: row 0."
     assert best_rows(rows_with([0.3]), "after", "map_at_r") == ""
+
+
+def test_rows_without_values_or_spread_are_not_tested():
+    groups = rows_with([0.3, 0.5], spread=0)
+    groups.append(Group("failed", {}, errors={"seed 0": "no memory"}))
+    groups.append(Group("other", {}, runs={0: {0: {"after": {"nmi": 0.9}}}}))
+    text = best_rows(groups, "after", "map_at_r")
+    assert text.startswith("Best by MAP@R: row 1, 50.0 %; all other rows are worse (")  # equal differences: by sign
+    assert best_rows(rows_with([0.5, 0.5], spread=0), "after", "map_at_r").endswith(": row 1.")
+
+
+def test_the_best_row_is_tested_for_all_pairs_of_rows():
+    """The values that are tested have chosen it."""
+    groups = []
+    for number in range(6):
+        runs = {}
+        for seed, deviation in enumerate((0.65, 0.9, 1.1, 1.35)):  # p = 0.007 for each pair of rows
+            runs[seed] = {0: {"after": {"map_at_r": 0.5 - 0.01 * number * deviation}}}
+        groups.append(Group(f"row {number}", {}, runs=runs))
+    assert "all other rows are worse" in best_rows(groups[:3], "after", "map_at_r")  # of three pairs
+    assert best_rows(groups, "after", "map_at_r").endswith(": row 1, row 2, row 3, row 4, row 5.")  # of fifteen
+
+
+def test_another_baseline_stands_in_for_one_that_failed(folder):
+    one, other = groups_below([folder / "runs"])
+    failed = Group("failed", {}, errors={"seed 0": "no memory"})
+    result = compare([failed, one, other], ["nmi"], baseline="failed")
+    assert result["differences_from"] == one.name
+    assert result["sentences"][0] == f"failed has no finished run; the differences are from {one.name}."
+
+
+def test_purity_is_a_share_and_a_metric_of_a_plugin_is_not():
+    runs = {}
+    for seed, value in enumerate((0.01, 0.3)):
+        metrics = {"recall_at_1": 0.5, "purity": value, "theirs": value}
+        runs[seed] = {0: {"after": metrics, "folder": "run"}}
+    (row,) = compare([Group("a", {}, runs=runs)], ["purity", "theirs"])["recipes"]
+    assert row["purity"]["low"] == 0
+    assert row["theirs"]["low"] < 0
 
 
 def test_a_row_that_is_higher_on_common_seeds_is_not_lower():

@@ -9,10 +9,12 @@ from contextlib import closing
 import pytest
 import torch
 
-from pml_ext.errors import StoppedError
+from pml_ext.errors import ConfigError, StoppedError
 from pml_ext.files import read_json
+from pml_ext.recipe import load_recipes
 from pml_ext.training import signals
-from pml_ext_compare.executors import Executor, JobResult, OnRay, OnSlurm, Processes, do
+from pml_ext_compare import executors
+from pml_ext_compare.executors import Executor, JobResult, OnRay, OnSlurm, Processes, do, minutes_of
 from pml_ext_compare.runs import RunJob, plans_of
 
 from .examples import SMALL, silent
@@ -31,7 +33,7 @@ def one_thread():
 def jobs(tmp_path, seeds=1, more=""):
     file = tmp_path / "one.toml"
     file.write_text(SMALL + more)
-    return [RunJob(plan, "cpu", None) for plan in plans_of(str(file), tmp_path, seeds)]
+    return [RunJob(plan, "cpu", None) for plan in plans_of(load_recipes(str(file)), tmp_path, seeds)]
 
 
 def metrics(mine, executor, on_progress=silent):
@@ -113,6 +115,79 @@ def test_a_signal_that_one_worker_has_lets_the_others_end_with_a_checkpoint(tmp_
     assert executor.killed == []
 
 
+class LateAnswers(Executor):
+    """Two jobs elsewhere: a signal ends the first there; the second answers something in the next round."""
+
+    def __init__(self, answer):
+        super().__init__(jobs=2)
+        self.answers = [JobResult(stopped=signal.SIGTERM), answer]
+        self.started = 0
+
+    def start(self, job):
+        self.started += 1
+        super().start(job)
+
+    def ended(self, on_progress):
+        first_job = next(iter(self.running))
+        yield self.running.pop(first_job), self.answers.pop(0)
+
+
+@pytest.mark.parametrize("answer", [JobResult(died=True), JobResult(busy=True)])
+def test_no_job_starts_again_once_a_signal_has_ended_one(tmp_path, answer):
+    said = []
+    executor = LateAnswers(answer)
+    with pytest.raises(StoppedError, match="SIGTERM with checkpoints"):
+        do(jobs(tmp_path, seeds=2), executor, lambda job, text: said.append(text))
+    assert (said, executor.started) == ([], 2)
+
+
+class Busy(Executor):
+    """An executor whose job is busy elsewhere at first."""
+
+    retry_seconds = 0.01
+
+    def __init__(self):
+        super().__init__()
+        self.tries = 0
+
+    def ended(self, on_progress):
+        for job in [*self.running]:
+            self.tries += 1
+            yield self.running.pop(job), JobResult(busy=self.tries < 3)
+
+
+def test_a_busy_job_is_tried_again_after_a_while(tmp_path):
+    executor = Busy()
+    assert do(jobs(tmp_path), executor, silent) == {}
+    assert executor.tries == 3
+    assert OnSlurm.retry_seconds >= 60  # each try is a submission
+    queue = executors._Queue(["a", "b"], silent, retry_seconds=3600)
+    (job,) = queue.take(1)
+    queue.take_result(job, JobResult(busy=True))
+    assert queue.take(2) == ["b"]
+    assert queue  # "a" still waits
+
+
+class Quick:
+    """A job that has nothing to do."""
+
+    name = "quick"
+
+    def do(self, on_progress):
+        pass
+
+
+def test_a_worker_killed_while_it_is_idle_is_replaced():
+    said = []
+    with closing(Processes(1)) as executor:
+        assert do([Quick()], executor, silent) == {}
+        (process,) = executor._workers.values()
+        process.kill()
+        process.join()
+        assert do([Quick()], executor, lambda job, text: said.append(text)) == {}
+    assert said == [1.0]  # without a death of the job
+
+
 class Sleeper:
     """A job whose worker tells that it has begun to start, and takes its time."""
 
@@ -186,3 +261,32 @@ def test_jobs_of_submitit_are_cancelled_when_they_are_to_stop(tmp_path):
 @pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
 def test_submitit_gives_the_same_numbers(tmp_path, here):
     assert metrics(jobs(tmp_path), OnSlurm(1, tmp_path / "slurm")) == here[:1]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+def test_submitit_without_slurm_gives_jobs_their_time(tmp_path):
+    from submitit.core.utils import DelayedSubmission, UncompletedJobError
+
+    a_day = 24 * 60
+    executor = OnSlurm(1, tmp_path / "slurm")
+    assert executor._executor._executor.parameters["timeout_min"] > a_day
+    with pytest.raises(UncompletedJobError):  # raised in the job, where submitit requeues it no more
+        DelayedSubmission(executors._Submitted(TimedOut())).result()
+
+
+class TimedOut:
+    """A job that submitit ends, as it does where a job was requeued too often."""
+
+    name = "timed out"
+
+    def do(self, on_progress):
+        from submitit.core.utils import UncompletedJobError
+
+        raise UncompletedJobError("timed-out too many times")
+
+
+def test_time_limits_of_sbatch():
+    limits = {"90": 90, "90:30": 91, "1:30:00": 90, "1-12": 36 * 60, "1-12:30": 36 * 60 + 30, "0-0:0:1": 1}
+    assert {text: minutes_of(text) for text in limits} == limits
+    with pytest.raises(ConfigError, match="SBATCH_TIMELIMIT=a day: wanted minutes"):
+        minutes_of("a day")

@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_compare.groups import Group, groups_below, settings_of
+from pml_ext_compare.groups import Group, disambiguate_names, groups_below, settings_of
 
 from .examples import finished_run
 
@@ -94,11 +94,14 @@ def test_unequal_settings_are_named():
         "batch": {"sampler.batch_size": 160},
         "iterations": {"schedule.epochs": 3},
         "augmentation": {"data.augment.shift": 2},
+        "data": {"data.name": "other"},
+        "data.official": {"data.official": "train"},
     }
     for name, change in changes.items():
         texts = Group(name, base.settings | change).unequal_settings(base)
         assert [text.partition(":")[0] for text in texts] == [name]
     assert Group("method", base.settings | {"loss.name": "pddm"}).unequal_settings(base) == []
+    assert Group("workers", base.settings | {"data.workers": 2, "data.cache": "memory"}).unequal_settings(base) == []
     assert Group("tuned", base.settings, trials=20).unequal_settings(base) == ["trials: 20 (0 in base)"]
     assert Group("b", base.settings | changes["batch"]).unequal_settings(base) == ["batch: 160 (80 in base)"]
     assert Group("failed", {}).unequal_settings(base) == []
@@ -111,3 +114,27 @@ def test_values_of_the_paper_are_quoted():
     assert all(0.5 < each["value"] < 1 and not each["same_data"] for each in values)
     assert Group("x", {"data.name": "omniglot-small"}, paper={"table": "cbml/99"}).paper_values("after", "nmi") == []
     assert Group("x", {"data.name": "omniglot-small"}).paper_values("after", "nmi") == []
+
+
+def test_a_metric_that_is_not_finite_is_no_value(tmp_path):
+    finished_run(tmp_path / "0", "cbml/a", 0, 0.5)
+    finished_run(tmp_path / "1", "cbml/a", 1, float("nan"))
+    finished_run(tmp_path / "again/1", "cbml/a", 1, float("nan"))  # the same run: NaN differs from itself
+    (group,) = groups_below([tmp_path])
+    assert group.values("after", "recall_at_1") == {0: 0.5}
+    assert group.values("after", "nmi") == {0: 0.5, 1: 0.5}
+
+
+def test_a_planned_fold_without_a_run_counts():
+    runs = {0: {1: {"after": {"nmi": 0.2}}}}
+    assert Group("a", {}, runs=runs, wanted_folds={1, 2}).values("after", "nmi") == {}
+    assert Group("a", {}, runs=runs, wanted_folds={1}).values("after", "nmi") == {0: 0.2}
+
+
+def test_rows_that_differ_in_trials_alone_have_names_of_their_own():
+    groups = [Group("a", {"x": 1}), Group("a", {"x": 1}, trials=20), Group("b", {"x": 1})]
+    disambiguate_names(groups)
+    assert [group.name for group in groups] == ["a trials=0", "a trials=20", "b"]
+    failed = [Group("a", {"x": 1}), Group("a", {}, trials=20, errors={"a, tuning": "no memory"})]
+    disambiguate_names(failed)
+    assert [group.name for group in failed] == ["a trials=0", "a trials=20"]

@@ -5,7 +5,7 @@ import json
 
 from pml_ext_compare import page
 from pml_ext_compare.comparisons import compare
-from pml_ext_compare.groups import groups_below
+from pml_ext_compare.groups import Group, groups_below
 from pml_ext_compare.page import curves_of, write_comparison
 
 
@@ -13,8 +13,7 @@ def test_all_files_say_the_same(folder, monkeypatch):
     monkeypatch.setattr(page, "compare_queries", lambda *_: ([], []))
     groups = groups_below([folder / "runs"])
     result = compare(groups, ["recall_at_1", "nmi"])
-    out = folder / "out"
-    out.mkdir()
+    out = folder / "new/out"
     html = write_comparison(out, groups, result, latex=True, device="cpu").read_text()
     assert json.loads((out / "comparison.json").read_text()) == json.loads(json.dumps(result))
     with (out / "comparison.csv").open() as file:
@@ -41,6 +40,14 @@ def test_curves_are_means_over_seeds(folder, monkeypatch):
     assert [round(value, 6) for value in values] == [0.2, 0.4]  # of the seeds with the first one's epochs
     monkeypatch.setattr(page, "metric_by_epoch", lambda *_: {})
     assert curves_of([group], "nmi", "test") == {}
+
+
+def test_curves_are_means_over_folds_too(monkeypatch):
+    runs = {0: {1: {"folder": "fold-1"}, 2: {"folder": "fold-2"}}}
+    values = {"fold-1": [0.1, 0.3], "fold-2": [0.3, 0.5]}
+    monkeypatch.setattr(page, "metric_by_epoch", lambda folder, _: {"test": ([1, 2], values[folder.name])})
+    _, means = curves_of([Group("a", {}, runs=runs)], "nmi", "test")["a"]
+    assert [round(value, 6) for value in means] == [0.2, 0.4]
 
 
 def test_validation_and_test_curves_are_two_figures(folder, monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pml_ext.recipe import load_recipes
 from pml_ext_compare.executors import Executor
 from pml_ext_compare.groups import groups_below
 from pml_ext_compare.queries import NearestImages, compare_queries, queries_that_differ
@@ -28,7 +29,7 @@ def test_queries_that_runs_differ_about_come_first():
 def test_two_runs_are_searched_and_drawn(recipe, tmp_path):
     plans = []
     for width in (4, 8):
-        plans += plans_of(recipe, tmp_path, overrides=["schedule.epochs=1", f"model.trunk.width={width}"])
+        plans += plans_of(load_recipes(recipe, ["schedule.epochs=1", f"model.trunk.width={width}"]), tmp_path)
     groups = rows_of(plans, [], Executor(), silent, "cpu")
     base, other = (group.name for group in groups)
     (table,), (figure,) = compare_queries(groups, {"differences_from": base}, "cpu", None)

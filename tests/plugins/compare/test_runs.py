@@ -3,19 +3,23 @@
 import threading
 
 import pytest
+import tomli_w
 
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipes, reported_phases
 from pml_ext.training.launch import execute
+from pml_ext_compare import runs
 from pml_ext_compare.executors import Executor, do
-from pml_ext_compare.runs import RunJob, plans_of, recipes_of_table, rows_of, run_lock
+from pml_ext_compare.runs import RunJob, plans_of, recipes_of_table, reported_of, rows_of, run_lock
 
-from .examples import SMALL, compare, silent
+from .examples import SMALL, compare, finished_run, silent
+
+UNSEEN = SMALL.replace("batch_size = 20", "batch_size = 4") + "data = { name = 'digits-unseen' }\n"
 
 
 @pytest.mark.usefixtures("without_report")
 def test_two_comparisons_of_one_folder_do_a_run_once(recipe, tmp_path, begun):
-    (plan,) = plans_of(recipe, tmp_path / "out")
+    (plan,) = plans_of(load_recipes(recipe), tmp_path / "out")
     held = threading.Event()
     ended = threading.Event()
 
@@ -37,8 +41,8 @@ def test_two_comparisons_of_one_folder_do_a_run_once(recipe, tmp_path, begun):
 @pytest.mark.usefixtures("without_report")
 def test_folds_are_disjoint_classes_and_one_value_per_seed(tmp_path):
     file = tmp_path / "one.toml"
-    file.write_text(SMALL.replace("batch_size = 20", "batch_size = 4") + "data = { name = 'digits-unseen' }\n")
-    plans = plans_of(str(file), tmp_path / "out", seeds=2, folds=2)
+    file.write_text(UNSEEN)
+    plans = plans_of(load_recipes(str(file)), tmp_path / "out", seeds=2, folds=2)
     assert [plan.folder.name for plan in plans] == ["seed-0-fold-1", "seed-1-fold-1", "seed-0-fold-2", "seed-1-fold-2"]
     (group,) = rows_of(plans, [], Executor(), silent, "cpu")
     assert group.errors == {}
@@ -75,3 +79,51 @@ def test_unknown_metrics_and_phases_end_before_training(recipe, tmp_path, begun)
     assert begun == []
     (learned,) = load_recipes("pddm/digits").values()
     assert reported_phases(learned) == ["after", "training", "raw", "before", "learned_metric", "shortlist"]
+
+
+def test_a_phase_of_other_rows_or_without_clusters_ends_before_training(recipe, tmp_path, begun):
+    small = ["--set", "evaluation.training_images=10", "--out", tmp_path / "out", "--phase"]
+    text = "--metric nmi: the recipes' runs have recall_at_1, "
+    assert text in str(compare(recipe, *small, "training", "--metric", "nmi").exception)
+    text = f"--phase learned_metric: the baseline, {recipe}, has after, training; name another one by --baseline"
+    assert text in str(compare(recipe, "pddm/digits", *small, "learned_metric").exception)
+    assert begun == []
+    assert reported_of("training", ["recall_at_1", "nmi", "purity_2"]) == ["recall_at_1"]
+    assert reported_of("after", ["recall_at_1", "nmi"]) == ["recall_at_1", "nmi"]
+
+
+def test_folds_leave_each_variant_its_own_evaluation(tmp_path):
+    file = tmp_path / "swept.toml"
+    sweep = """[sweep]
+"evaluation.recall_at" = [[1], [1, 2]]
+[sweep.rows.by-nmi]
+evaluation = { validation = 0.5, select = "nmi" }
+[sweep.rows.last]
+"""
+    file.write_text(UNSEEN + sweep)
+    plans = plans_of(load_recipes(str(file)), tmp_path / "out", folds=2)
+    found = {(plan.name.partition("@")[2], plan.recipe.evaluation.fold): plan.recipe.evaluation for plan in plans}
+    assert len(found) == 8
+    for (variant, _), evaluation in found.items():
+        assert evaluation.select == ("nmi" if variant.endswith("by-nmi") else "map_at_r")
+        assert evaluation.recall_at == ([1, 2] if variant.startswith("[1, 2]") else [1])
+        assert evaluation.validation == 0.5
+    assert RunJob(plans[0], "cpu", None).name.endswith(", seed 0, fold 1")
+
+
+def test_a_fold_that_fails_in_every_seed_leaves_no_value(tmp_path, monkeypatch):
+    file = tmp_path / "one.toml"
+    file.write_text(UNSEEN)
+
+    def execute_first_fold(plan, *_, **__):
+        if plan.recipe.evaluation.fold == 2:
+            raise OSError("no memory")
+        finished_run(plan.folder, plan.name, plan.seed, 0.5)
+        text = tomli_w.dumps(plan.recipe.as_dict() | {"run": {"recipe": plan.name, "seed": plan.seed}})
+        (plan.folder / "recipe.toml").write_text(text)
+
+    monkeypatch.setattr(runs, "execute", execute_first_fold)
+    plans = plans_of(load_recipes(str(file)), tmp_path / "out", seeds=2, folds=2)
+    (group,) = rows_of(plans, [], Executor(), silent, "cpu")
+    assert group.values("after", "recall_at_1") == {}
+    assert [*group.errors] == [f"{file}, seed 0, fold 2", f"{file}, seed 1, fold 2"]

@@ -3,17 +3,18 @@
 from pml_ext.tool import ReportTable
 from pml_ext_compare.tables import differences_table, latex_table, markdown_table, remarks, rows_table, tuning_table
 
-ESTIMATE = {"mean": 0.5, "std": 0.1, "low": 0.4, "high": 0.6}
+ESTIMATE = {"mean": 0.5, "std": 0.1, "low": 0.4, "high": 0.6, "values": [0.4, 0.6]}
 PRINTED = {"value": 0.7, "text": "70.0", "row": "CBML", "data": "CUB", "same_data": False}
-ROW = {"recipe": "a_b", "seeds": [0, 1], "trials": 0, "seconds": 1.25, "selection": "last epoch", "marks": []}
-FAILED = {"recipe": "c", "seeds": [], "trials": 0, "seconds": None, "selection": "last epoch", "marks": ["batch: 2"]}
-NOTHING = dict.fromkeys(ESTIMATE)
+ROW = {"recipe": "a_b", "seeds": [0, 1], "trials": 0, "seconds": 1.25, "selection": "last epoch"}
+FAILED = {"recipe": "c", "seeds": [], "trials": 0, "seconds": None, "selection": "last epoch"}
+NOTHING = dict.fromkeys(ESTIMATE) | {"values": []}
+FAILURE = {"c, seed 0": "no memory"}
 RESULT = {
     "metrics": ["nmi"],
     "differences_from": "a_b",
     "recipes": [
-        ROW | {"errors": {}, "nmi": ESTIMATE | {"paper": [PRINTED, PRINTED]}},
-        FAILED | {"errors": {"c, seed 0": "no memory"}, "nmi": NOTHING | {"paper": []}},
+        ROW | {"unequal_settings": [], "errors": {}, "nmi": ESTIMATE | {"paper": [PRINTED, PRINTED]}},
+        FAILED | {"unequal_settings": ["batch: 2"], "errors": FAILURE, "nmi": NOTHING | {"paper": []}},
     ],
 }
 
@@ -77,6 +78,19 @@ def test_trials_have_ranges_and_importance():
 
 def test_remarks_are_of_settings_and_failed_runs():
     assert remarks(RESULT) == ["* c: batch: 2", "c, seed 0 failed: no memory"]
+
+
+def test_values_are_counted_and_not_runs():
+    (row, failed) = RESULT["recipes"]
+    fewer = row | {"seeds": [0, 1, 2]}  # one of them has no value: NaN, or a fold that failed
+    result = RESULT | {"recipes": [fewer, failed]}
+    assert rows_table(result).rows[0][:2] == ["a_b", "2"]
+    assert "a_b: 2 of 3 seeds have a value of NMI" in remarks(result)
+
+
+def test_a_bar_in_a_name_divides_no_cell():
+    table = ReportTable("", ["recipe", "nmi"], [["a|b", "1"]], "")
+    assert markdown_table(table)[-1] == r"| a\|b | 1 |"
 
 
 def test_markdown_and_latex():

@@ -12,8 +12,8 @@ from pml_ext.errors import ConfigError, DataError, StoppedError
 from pml_ext.recipe import load_recipes, ranges_of
 from pml_ext.training import evaluation, validation
 from pml_ext_compare import tuning
-from pml_ext_compare.executors import Executor, Processes, do
-from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs
+from pml_ext_compare.executors import Executor, JobResult, Processes, do
+from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs, tuned
 
 from .examples import silent
 
@@ -125,16 +125,16 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
     assert (row["trials"], row["selection"]) == (2, "trials: validation classes; last epoch")
     assert len(about["trials"]) == 2
     (saved,) = out.glob("*-tuned.toml")
-    (tuned,) = load_recipes(str(saved)).values()
-    assert tuned.optimizer.lr == about["best"]["optimizer.lr"]
-    assert tuned.loss.settings["neg_margin"] == about["best"]["loss.neg_margin"]
+    (best_recipe,) = load_recipes(str(saved)).values()
+    assert best_recipe.optimizer.lr == about["best"]["optimizer.lr"]
+    assert best_recipe.loss.settings["neg_margin"] == about["best"]["loss.neg_margin"]
     assert "Best: optimizer.lr" in (out / "comparison.html").read_text()
     folder = out.joinpath(row["folders"]["0"]).parent
     both = json.loads(
         CliRunner().invoke(app_for(["compare"]), ["compare", recipe, str(folder), "--out", str(out), "--json"]).stdout
     )
-    marks = {each["trials"]: each["marks"] for each in both["recipes"]}
-    assert marks == {0: [], 2: [f"trials: 2 (0 in {both['differences_from']})"]}
+    unequal = {each["trials"]: each["unequal_settings"] for each in both["recipes"]}
+    assert unequal == {0: [], 2: [f"trials: 2 (0 in {both['differences_from']})"]}
     with pytest.raises(ConfigError, match=r"cbml/digits has no \[tune\] table"):
         studies_of("cbml/digits", out, 2)
 
@@ -238,3 +238,113 @@ def test_a_first_trial_with_a_drawn_value_may_fail_alone(recipe, tmp_path, monke
     monkeypatch.setattr(tuning, "train_and_validate", raising(ConfigError("three do not divide four")))
     assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
     assert states(study) == ["FAIL"] * 3
+
+
+def constant(value=0.5):
+    def train(**_):
+        return value
+
+    return train
+
+
+def test_fewer_trials_do_not_use_those_of_a_longer_tuning(recipe, tmp_path, monkeypatch):
+    values = [0.1, 0.4, 0.2, 0.9, 0.3, 0.5]
+    remaining = list(values)
+    monkeypatch.setattr(tuning, "train_and_validate", lambda **_: remaining.pop(0))
+    (longer,) = studies_of(recipe, tmp_path, trials=6)
+    assert do(trial_jobs([longer], "cpu", None), Executor(), silent) == {}
+    (shorter,) = studies_of(recipe, tmp_path, trials=3)
+    assert shorter.place == longer.place
+    assert trial_jobs([shorter], "cpu", None) == []
+    assert [trial["value"] for trial in shorter.about()["trials"]] == values[:3]
+    by_value = {trial["value"]: trial["values"] for trial in longer.about()["trials"]}
+    assert (shorter.best(), longer.best()) == (by_value[0.4], by_value[0.9])
+
+
+class Killing(Executor):
+    """An executor whose workers die, in place of the trial's training; ``deaths`` by number of the job."""
+
+    def __init__(self, deaths):
+        super().__init__()
+        self.deaths = deaths
+
+    def ended(self, on_progress):
+        for job in [*self.running]:
+            if self.deaths.get(job.number, 0) > 0:
+                self.deaths[job.number] -= 1
+                yield self.running.pop(job), JobResult(died=True)
+        yield from super().ended(on_progress)
+
+
+def test_jobs_that_die_are_made_again_until_all_trials_have_ended(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "train_and_validate", constant())
+    studies = studies_of(recipe, tmp_path, trials=3)
+    begun = []
+    recipes, failed = tuned(studies, Killing({0: 2}), silent, begin=begun.append)
+    assert (begun, failed) == ([3, 1], [])
+    assert recipes[recipe].loss.settings["neg_margin"] == studies[0].best()["loss.neg_margin"]
+    studies = studies_of(recipe, tmp_path / "again", trials=3)
+    recipes, (row,) = tuned(studies, Killing({0: 99, 1: 99, 2: 99}), silent)
+    assert recipes == {}
+    (error,) = row.errors.values()
+    assert error.startswith("0 of 3 trials have ended; the same command does the others (its worker died 2 times")
+
+
+def test_trials_do_not_read_the_file_again(recipe, tmp_path, monkeypatch):
+    studies = studies_of(recipe, tmp_path / "out", trials=1)
+    trained = []
+
+    def train(recipe, **_):
+        trained.append(recipe)
+        return 0.5
+
+    monkeypatch.setattr(tuning, "train_and_validate", train)
+    (tmp_path / "one.toml").write_text(SMALL.replace("width = 8", "width = 16"))
+    recipes, _ = tuned(studies, Executor(), silent)
+    assert trained[0].model.trunk.settings["width"] == 8
+    assert recipes[recipe].model.trunk.settings["width"] == 8
+
+
+def test_nothing_but_validation_classes_that_do_not_train_is_tested(recipe, tmp_path):
+    settings = ["evaluation.validation=0.5", "evaluation.select=nmi"]
+    settings += ["evaluation.validation_trains=true", "evaluation.test_every=1"]
+    (study,) = studies_of(recipe, tmp_path, trials=1, overrides=settings)
+    evaluation = study.recipe.evaluation
+    assert (evaluation.validation, evaluation.select) == (0.5, "nmi")
+    assert (evaluation.validation_trains, evaluation.test_every) == (False, 0)
+    assert study.own_recipe.evaluation.validation_trains
+
+
+def test_whole_ends_of_a_range_may_have_values_between(tmp_path, monkeypatch):
+    text = SMALL.replace("low = 0.2, high = 2.0", "low = 0, high = 2").replace("choices = [2]", "low = 2, high = 4")
+    (tmp_path / "one.toml").write_text(text + "[loss]\nneg_margin = 0.5\n")
+    monkeypatch.setattr(tuning, "train_and_validate", constant())
+    (study,) = studies_of(str(tmp_path / "one.toml"), tmp_path, trials=2)
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    first, second = study.optuna_study().get_trials()
+    assert first.params["loss.neg_margin"] == 0.5
+    assert type(second.params["loss.neg_margin"]) is float
+    assert type(second.params["sampler.m"]) is int
+
+
+def test_a_kill_while_a_trial_begins_does_not_block_the_study(recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "train_and_validate", constant())
+    (study,) = studies_of(recipe, tmp_path, trials=1)
+    study.optuna_study().enqueue_trial({"loss.neg_margin": 1})  # then killed, before study.ask
+    assert states(study) == ["WAITING"]
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert states(study) == ["COMPLETE"]
+    (study,) = studies_of(recipe, tmp_path / "other", trials=2)
+    study.optuna_study().ask()  # then killed, before it has drawn values
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    assert states(study) == ["FAIL", "COMPLETE"]
+
+
+def test_a_saved_recipe_keeps_settings_of_a_tuned_component(tmp_path, monkeypatch):
+    ranges = '"optimizer.name" = { choices = ["sgd"] }\n'
+    (tmp_path / "one.toml").write_text(SMALL + ranges)
+    monkeypatch.setattr(tuning, "train_and_validate", constant())
+    (study,) = studies_of(str(tmp_path / "one.toml"), tmp_path, trials=1)
+    assert do(trial_jobs([study], "cpu", None), Executor(), silent) == {}
+    (saved,) = load_recipes(str(study.save_recipe(tmp_path))).values()
+    assert (saved.optimizer.name, saved.optimizer.lr) == ("sgd", study.best()["optimizer.lr"])
