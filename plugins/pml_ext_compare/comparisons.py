@@ -67,8 +67,7 @@ def compare(
 def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
     """Name the row with the best mean of a metric, and the rows that its tests do not show to be worse.
 
-    The best row is chosen by the values that are tested, so that Holm's correction is over all pairs of rows. Where all
-    differences from it are equal, there is no test, and their sign decides.
+    The best row is chosen by the values that are tested, so that Holm's correction is over all pairs of rows.
     """
     means: dict[int, float] = {}  # of rows with values, by number
     for number, group in enumerate(groups):
@@ -80,6 +79,8 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
     best, *others = sorted(means, key=lambda number: goodness(metric, means[number]), reverse=True)
 
     p_by_pair = _corrected_p_values(groups, [best, *others], phase, metric)
+    worse = []
+    always_worse = []
     alike = []
     untested = []
     for number in others:
@@ -89,20 +90,25 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
         if len(values) < 2:
             untested.append(name)
             continue
+
         # On the seeds that both have, a row of fewer seeds may be the better one.
         lead = goodness(metric, fmean(base_values)) - goodness(metric, fmean(values))
-        is_worse = lead > NO_SPREAD
-        is_shown = p is None or p < LEVEL
-        if not (is_worse and is_shown):
+        if lead <= NO_SPREAD or (p is not None and p >= LEVEL):
             alike.append(name)
+        elif p is None:
+            always_worse.append(name)
+        else:
+            worse.append(name)
 
     text = f"Best by {title_of(metric)}: {groups[best].name}, {percent(means[best])} %"
     tests = f"paired t-tests, p < {LEVEL} after Holm's correction for all pairs of rows"
-    if not alike and not untested:
+    if len(worse) == len(others):
         return f"{text}; all other rows are worse ({tests})."
     sentences = [f"{text}."]
     if alike:
         sentences.append(f"Not told from it ({tests}): {', '.join(alike)}.")
+    if always_worse:
+        sentences.append(f"Worse by the same difference in each pair, without a test: {', '.join(always_worse)}.")
     if untested:
         sentences.append(f"Not tested, for lack of two common seeds: {', '.join(untested)}.")
     return " ".join(sentences)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -230,7 +231,7 @@ def settings_of(tables: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
 
 
 def disambiguate_names(groups: Sequence[Group]) -> None:
-    """Add to the names of groups of one recipe the settings in which they differ, and the trials if none do."""
+    """Add to the names of groups of one recipe the settings in which they differ, or else their trials."""
     by_name: dict[str, list[Group]] = {}
     for group in groups:
         by_name.setdefault(group.name, []).append(group)
@@ -238,11 +239,14 @@ def disambiguate_names(groups: Sequence[Group]) -> None:
     for name, same_name in by_name.items():
         different_keys = _keys_that_differ(same_name)
         for group in same_name:
-            texts = [_setting(group, key) for key in different_keys]
-            group.name = " ".join([name, *texts])
-        if len(same_name) > 1 and not different_keys:
-            for group in same_name:
-                group.name = f"{name} trials={group.trials}"
+            if group.settings:
+                texts = [_setting(group, key) for key in different_keys]
+                group.name = " ".join([name, *texts])
+
+        counts = Counter(group.name for group in same_name)
+        for group in same_name:
+            if counts[group.name] > 1:
+                group.name += f" trials={group.trials}"
 
 
 def _keys_that_differ(groups: Sequence[Group]) -> list[str]:

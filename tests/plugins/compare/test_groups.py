@@ -135,6 +135,9 @@ def test_rows_that_differ_in_trials_alone_have_names_of_their_own():
     groups = [Group("a", {"x": 1}), Group("a", {"x": 1}, trials=20), Group("b", {"x": 1})]
     disambiguate_names(groups)
     assert [group.name for group in groups] == ["a trials=0", "a trials=20", "b"]
+    groups = [Group("a", {"x": 1}), Group("a", {"x": 1}, trials=20), Group("a", {"x": 2}), Group("a", {})]
+    disambiguate_names(groups)
+    assert [group.name for group in groups] == ["a x=1 trials=0", "a x=1 trials=20", "a x=2", "a"]
     failed = [Group("a", {"x": 1}), Group("a", {}, trials=20, errors={"a, tuning": "no memory"})]
     disambiguate_names(failed)
     assert [group.name for group in failed] == ["a trials=0", "a trials=20"]
