@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import multiprocessing
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -132,3 +133,14 @@ def collective_device(device: torch.device) -> torch.device:
     if dist.get_backend() == "gloo":
         return torch.device("cpu")
     return device
+
+
+def end_with_the_parent() -> None:
+    """Wait until the process that started this one has ended, even if it was killed, and end; call it in a thread.
+
+    Torch looks at the parent in the sense of the system, which may be a fork server.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

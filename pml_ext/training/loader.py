@@ -21,9 +21,10 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from .. import registry
 from ..data import LabeledImages
+from ..distributed.processes import end_with_the_parent
 from ..errors import DataError, PmlExtError, one_line, shortened
 from .signals import ENDING
-from .workers import STARTED, end_with_the_parent, worker_context
+from .workers import STARTED, worker_context
 
 Item = tuple[int, int]  # the index of an image, and the seed of its augmentation
 

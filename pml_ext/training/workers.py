@@ -10,7 +10,6 @@ import atexit
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.util
-import os
 import signal
 import sys
 import weakref
@@ -36,17 +35,6 @@ def worker_context() -> BaseContext:
         except ChildProcessError:  # this process was forked, and the server is that of its parent
             pass
     return multiprocessing.get_context("spawn")
-
-
-def end_with_the_parent() -> None:
-    """Wait until the process that started this one has ended, even if it was killed, and end; call it in a thread.
-
-    Torch looks at the parent in the sense of the system, which may be a fork server.
-    """
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 @atexit.register

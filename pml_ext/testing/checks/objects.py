@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...training.workers import end_with_the_parent
+from ...distributed.processes import end_with_the_parent
 from ..batches import CLOSE, Batch, batch_of
 from ..calling import call, error_location, error_summary, needs, outcome, result_of, seeded
 from ..comparing import close, gradient, gradients, weighted
