@@ -14,6 +14,7 @@ from ..files.checksums import SUMS, read_sums, replace_file, write_sums
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
 REPORT = "report.html"
+CHOICE = "choice.json"  # what pml-ext train --images has chosen, from the end of its trials on
 NETWORK = "network.json"
 FILES = ("checkpoints", "figures", METRICS, NETWORK, RECIPE, "records", REPORT, "tensorboard")
 # What processes write under temporary names first.
