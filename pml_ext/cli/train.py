@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 
@@ -13,6 +14,8 @@ from .options import AsJson, DataFolder, OnDevice, Overrides, RunFolder
 from .output import Progress, mean_and_std, print_json, print_table, process_number, say, stderr, stdout
 
 if TYPE_CHECKING:
+    from ..recipe.images import OwnImages
+    from ..training.choice import Choice
     from ..training.launch import FailedRunsError
 
 
@@ -77,7 +80,7 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
-    from ..training.launch import QUICK, FailedRunsError, summarize
+    from ..training.launch import QUICK, FailedRunsError, restarted, summarize
     from ..training.launch import train as run_recipe
 
     first = process_number() == 0
@@ -88,25 +91,42 @@ def train(
         _check_fine_tuning(images, recipe, settings)
     if images is not None and vectors is not None:
         raise ConfigError("--images and --vectors both name the data; leave one out")
+    general = list(QUICK) if quick else []
+    if track:
+        general.append(f"track={json.dumps(track)}")
+    fitting: list[str] = []
     if vectors is not None:
-        recipe, fitting = _fitting_vectors(vectors, recipe, settings, data, first)
-        settings = [*fitting, *settings]
+        recipe, fitting = _recipe_and_settings_for_vectors(vectors, recipe, settings, data)
     if images is not None:
-        resumed = out if resume else None
-        recipe, fitting = _fitting(images, recipe, settings, resumed, seed, device, data, first, fine_tune)
-        settings = [*fitting, *settings]
+        options = _Options(
+            overrides=settings,
+            general=general,
+            out=out,
+            resume=resume or restarted(),
+            seed=seed,
+            device=device,
+            data=data,
+            fine_tune=fine_tune,
+        )
+        recipe, fitting, resume = _recipe_and_settings_for_images(images, recipe, options)
     if recipe is None:
         raise ConfigError(
             "no recipe given; wanted a recipe or --images FOLDER, or --vectors FILE; type: pml-ext train cbml/digits"
         )
-    if track:
-        settings = [f"track={json.dumps(track)}", *settings]
-    if quick:
-        settings = [*QUICK, *settings]
     with Progress() as bar:
-        listener = bar if first else None
         try:
-            results = run_recipe(recipe, out, seed, seeds, device, data, settings, resume, listener, on_nonfinite)
+            results = run_recipe(
+                recipe,
+                out=out,
+                seed=seed,
+                seeds=seeds,
+                device=device,
+                data=data,
+                overrides=[*general, *fitting, *settings],
+                resume=resume,
+                listener=bar if first else None,
+                on_nonfinite=on_nonfinite,
+            )
         except FailedRunsError as error:
             results = error.results
             failed = error
@@ -135,7 +155,7 @@ def _check_fine_tuning(images: Path | None, recipe: str | None, overrides: list[
 
     if images is None:
         raise ConfigError("--fine-tune goes with --images FOLDER")
-    if recipe is not None or any(override.startswith(_CHOOSING) for override in overrides):
+    if not _chooses(recipe, overrides):
         settings = ", ".join(_CHOOSING)
         raise ConfigError(
             f"--fine-tune goes on with what the command chooses; leave out RECIPE and --set of {settings}, or type: "
@@ -144,51 +164,106 @@ def _check_fine_tuning(images: Path | None, recipe: str | None, overrides: list[
     fine_tuning.check_possible()
 
 
-def _fitting(
-    images: Path,
-    recipe: str | None,
-    overrides: list[str],
-    resumed: Path | None,
-    seed: int,
-    device: str,
-    data: Path | None,
-    first: bool,
-    fine_tune: bool = False,
-) -> tuple[str, list[str]]:
+def _chooses(recipe: str | None, overrides: list[str]) -> bool:
+    """Return whether the command chooses what is trained on somebody's images."""
+    return recipe is None and not any(override.startswith(_CHOOSING) for override in overrides)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """The options with which somebody's images are trained on."""
+
+    overrides: list[str]
+    general: list[str]  # settings of other options than --set
+    out: Path | None
+    resume: bool
+    seed: int
+    device: str
+    data: Path | None
+    fine_tune: bool
+
+
+class _Fitting(NamedTuple):
+    """What is trained on somebody's images."""
+
+    recipe: str
+    settings: list[str]  # that fit the images, below the user's
+    resume: bool  # whether the run's folder exists by now
+
+
+def _tell(line: str) -> None:
+    """Write a line about somebody's data on stderr, in the first process."""
+    if process_number() == 0:
+        stderr().print(line, soft_wrap=True)
+
+
+def _recipe_and_settings_for_images(images: Path, recipe: str | None, options: _Options) -> _Fitting:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
+    from ..recipe import load_recipe
     from ..recipe.images import describe_images, settings_for_recipe
     from ..training import choice, fine_tuning
 
-    def tell(line: str) -> None:
-        if first:
-            stderr().print(line, soft_wrap=True)
-
-    found = describe_images(images, overrides, data)
+    found = describe_images(images, options.overrides, options.data)
     for line in found.description:
-        tell(line)
-    is_chosen = recipe is not None or any(override.startswith(_CHOOSING) for override in overrides)
-    if not is_chosen:
-        begun = None if resumed is None else choice.recipe_of_run(resumed, found)
+        _tell(line)
+    begun = None
+    if options.resume and options.out is not None:
+        begun = choice.begun_run(options.out, found, _tell)
+    if _chooses(recipe, options.overrides):
         if begun is not None:
-            if fine_tune:
-                fine_tuning.check_resumed(begun)
-            return begun, []
+            if options.fine_tune:
+                fine_tuning.check_resumed(begun.folder, begun.recipe, load_recipe(begun.file))
+            return _Fitting(begun.file, [], options.resume)
         reason = choice.why_not()
         if not reason:
-            with Progress() as bar:
-                chosen = choice.choose(found, overrides, seed, device, data, bar if first else None, tell)
-            if fine_tune:
-                chosen = fine_tuning.continued(chosen, found, overrides, device, data, tell)
-            return chosen.recipe, chosen.settings
-        tell(reason)
+            chosen = _chosen_by_trials(found, options)
+            return _Fitting(chosen.recipe, chosen.settings, resume=options.out is not None)
+        _tell(reason)
     recipe = recipe or choice.SMALL
     if recipe == choice.SMALL:
-        tell(found.last_line)
-    return recipe, list(settings_for_recipe(recipe, found))
+        _tell(found.last_line)
+    fitting = list(settings_for_recipe(recipe, found))
+    if begun is not None and begun.recipe == recipe:
+        fitting = begun.settings(fitting)
+    return _Fitting(recipe, fitting, options.resume)
 
 
-def _fitting_vectors(
-    vectors: Path, recipe: str | None, overrides: list[str], data: Path | None, first: bool
+def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
+    """Return what trials choose, or have chosen before the run was interrupted.
+
+    Whatever would be refused after the trials is refused before them.
+    """
+    from ..recipe import load_recipe
+    from ..training import choice, fine_tuning
+    from ..training.launch import check_folder
+
+    out = options.out
+    check_folder(out, options.resume)
+    if out is not None and options.resume:
+        kept = choice.kept_choice(out, images)
+        if kept is not None:
+            if options.fine_tune:
+                fine_tuning.check_resumed(out, kept.recipe, load_recipe(kept.recipe, kept.settings))
+            _tell(f"goes on with what was chosen before: {kept.title}")
+            return kept
+    settings = [*options.general, *options.overrides]
+    choice.check_settings(images, settings)
+    tried = options.overrides
+    if options.fine_tune:
+        fine_tuning.check_settings(images, settings)
+        tried = fine_tuning.without_epochs(tried)
+    with choice.begun_folder(out), Progress() as bar:
+        listener = bar if process_number() == 0 else None
+        chosen = choice.choose(images, tried, options.seed, options.device, options.data, listener, _tell)
+        if options.fine_tune:
+            chosen = fine_tuning.continued(chosen, images, options.overrides, options.device, options.data, _tell)
+        if out is not None:
+            choice.keep_choice(out, chosen, images)
+    return chosen
+
+
+def _recipe_and_settings_for_vectors(
+    vectors: Path, recipe: str | None, overrides: list[str], data: Path | None
 ) -> tuple[str, list[str]]:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
     from ..recipe.vectors import RECIPE, describe_vectors, settings_for_vectors
@@ -196,9 +271,8 @@ def _fitting_vectors(
     found = describe_vectors(vectors, overrides, data)
     recipe = recipe or RECIPE
     lines = found.description if recipe == RECIPE else found.description[:2]
-    if first:
-        for line in lines:
-            stderr().print(line, soft_wrap=True)
+    for line in lines:
+        _tell(line)
     return recipe, settings_for_vectors(recipe, found)
 
 

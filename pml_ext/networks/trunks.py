@@ -19,6 +19,7 @@ from .modes import preserved_modes
 
 PREFIX = "torchvision/"
 TIMM = "timm/"
+_LEAST_VARIANCE = 1e-7  # of a component, over that of the first: a smaller one is rounding error
 BN_INCEPTION_MEAN = (104.0, 117.0, 128.0)  # BGR in 0 to 255, as its Caffe weights expect
 
 
@@ -81,23 +82,34 @@ def embedder(
 def fit_whitened_pca(features: Tensor, layer: nn.Linear) -> None:
     """Initialize a linear layer with whitened PCA of features ``[N, F]``: its outputs have unit variance.
 
-    ConfigError if there are fewer components than outputs of the layer.
+    Outputs along which the features hardly vary are 0, since scaling would blow up their rounding errors. ConfigError
+    if there are fewer components than outputs of the layer; N centered features have at most N - 1.
     """
     from sklearn.decomposition import PCA
 
-    if layer.out_features > min(features.shape):
-        text = f"{features.shape[0]:,} features of length {features.shape[1]} have {min(features.shape)} components"
+    components = _components_of(features)
+    if layer.out_features > components:
+        text = f"{features.shape[0]:,} features of length {features.shape[1]} have {components} components"
         raise ConfigError(f"model.embedding_size: found {layer.out_features}, but {text}")
     fitted = PCA(layer.out_features, whiten=True, svd_solver="full").fit(features.cpu().double().numpy())
-    weight = fitted.components_ / np.sqrt(np.maximum(fitted.explained_variance_, 1e-12))[:, None]
+    variances = fitted.explained_variance_
+    varies = variances > _LEAST_VARIANCE * variances.max()
+    scales = np.zeros_like(variances)
+    scales[varies] = 1 / np.sqrt(variances[varies])
+    weight = fitted.components_ * scales[:, None]
     with torch.no_grad():
         layer.weight.copy_(torch.from_numpy(weight).float())
         layer.bias.copy_(torch.from_numpy(-weight @ fitted.mean_).float())
 
 
+def _components_of(features: Tensor) -> int:
+    """Return the number of principal components that features ``[N, F]`` can have."""
+    return min(len(features) - 1, features.shape[1])
+
+
 def whitened_components(features: Tensor, size: int) -> nn.Linear:
     """Return a layer of at most ``size`` whitened principal components of features ``[N, F]``; nothing is random."""
-    size = min(size, *features.shape)
+    size = max(1, min(size, _components_of(features)))
     layer: nn.Linear = nn.Linear(features.shape[1], size, device="meta").to_empty(device=features.device)
     fit_whitened_pca(features, layer)
     return layer.requires_grad_(False)

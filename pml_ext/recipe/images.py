@@ -51,6 +51,13 @@ class OwnImages(NamedTuple):
         in_batch, per_class = self.batch_of(classes)
         return [f"sampler.m={per_class}", f"sampler.batch_size={in_batch * per_class}"]
 
+    def with_training_images(self, images: LabeledImages) -> OwnImages:
+        """Return the same with the numbers of other training images, for example of those that can be read."""
+        _, counts = np.unique(images.labels, return_counts=True)
+        return self._replace(
+            training_images=len(images), training_classes=len(counts), images_per_class=float(np.median(counts))
+        )
+
     @property
     def last_line(self) -> str:
         """A line about the batches of a small network, and the options that change them."""

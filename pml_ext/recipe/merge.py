@@ -161,7 +161,8 @@ def _naming(source: str) -> Iterator[None]:
 
 
 def _check_new(recipe: Recipe, check: bool) -> None:
-    """Check the rows of papers, and with ``check`` the weights of a frozen trunk."""
+    """Check the rows of papers, settings without effect, and with ``check`` the weights of a frozen trunk."""
+    recipe.evaluation.check_effects()
     if check:
         check_weights(recipe)
     quoted(recipe.paper, recipe.data.name)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DataError
+from ..errors import ConfigError, DataError, needs_extra
 from ..files import toml_value
 from .build import build_dataset
-from .schema import DataTable
+from .schema import DataTable, problem_of
+
+with needs_extra("train", "a recipe"):
+    from pydantic import ValidationError
 
 if TYPE_CHECKING:
     from ..data import LabeledImages
@@ -42,7 +45,11 @@ def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
 
 def parts_of(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:
     """Return the training images of a data set, and its tested splits."""
-    splits = build_dataset(DataTable(name=name, **options), root)
+    try:
+        table = DataTable(name=name, **options)
+    except ValidationError as error:
+        raise ConfigError(f"data.{problem_of(error)}") from None
+    splits = build_dataset(table, root)
     return [splits.train, *splits.tested().values()]
 
 
@@ -72,7 +79,8 @@ def describe_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
     train = parts[0]
     trained_labels = set(train.labels.tolist())
     if trained_labels & set(parts[-1].labels.tolist()):
-        text = f"half of each class's {noun_of(parts)} to train, the others to test ({len(train):,} to train)"
+        tested = sum(len(part) for part in parts[1:])
+        text = f"{len(train):,} {noun_of(parts)} to train, {tested:,} others of the same classes to test"
         other = "class"
     else:
         tested = len(items_per_class(parts)) - len(trained_labels)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Self
 
 from .. import registry
-from ..errors import needs_extra, unknown
+from ..errors import ConfigError, needs_extra, unknown
 
 with needs_extra("train", "a recipe"):
     from pydantic import (
@@ -428,10 +428,6 @@ class EvaluationTable(Table):
                 "select (a metric to choose the epoch by) goes with validation (the share of training classes to hold "
                 "out for that) or select_on = 'test' or 'split', for example validation = 0.2, select = 'map_at_r'"
             )
-        if self.held_out != "drawn" and not self.validation:
-            raise ValueError(f"held_out = {self.held_out!r} goes with validation, the share of the training classes")
-        if self.every > 1 and self.select is None:
-            raise ValueError("every goes with select, the metric to choose the epoch by; test_every is for curves")
         if self.validation_trains and not self.validation:
             raise ValueError("validation_trains goes with validation, the share of the training classes that it is of")
         if self.fold is not None and (not self.validation or self.fold > round(1 / self.validation)):
@@ -440,6 +436,15 @@ class EvaluationTable(Table):
             if 1 not in getattr(self, key):
                 raise ValueError(f"{key} includes 1, which every run reports")
         return self
+
+    def check_effects(self) -> None:
+        """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
+        if self.held_out != "drawn" and not self.validation:
+            where = f"evaluation: held_out = {self.held_out!r}"
+            raise ConfigError(f"{where} goes with validation, the share of the training classes")
+        if self.every > 1 and self.select is None:
+            text = "every goes with select, the metric to choose the epoch by; test_every is for curves"
+            raise ConfigError(f"evaluation: {text}")
 
     @property
     def validated_on(self) -> str:

@@ -47,11 +47,16 @@ def cut_trunk(trunk: nn.Module, table: CutTable, preprocessing: Preprocessing, d
     return TrunkCut(table, parts.stem, parts.rest, shape)
 
 
+def size_of(cut: TrunkCut, images: int, views: int, others: int = 0) -> int:
+    """Return the bytes of the activations of ``images`` training images in so many views, and of ``others``."""
+    return (images * views + others) * cut.bytes_per_image
+
+
 def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callable[[str], None]) -> None:
     """Tell the size of the activations of ``images`` training images and ``others``; ConfigError above the bound."""
-    size = (images * views + others) * cut.bytes_per_image
-    kept = f"the activations before {cut.table.until} take {_in_units(size)}"
-    each = f"{_in_units(cut.bytes_per_image)} in {cut.table.precision}"
+    size = size_of(cut, images, views, others)
+    kept = f"the activations before {cut.table.until} take {in_units(size)}"
+    each = f"{in_units(cut.bytes_per_image)} in {cut.table.precision}"
     how = f"{counted(images, 'image')} x {counted(views, 'view')} x {each}"
     if others:
         how += f", and {others:,} images to validate"
@@ -67,7 +72,7 @@ def check_size(cut: TrunkCut, images: int, views: int, others: int, tell: Callab
     tell(f"{kept} ({how})")
 
 
-def _in_units(size: int) -> str:
+def in_units(size: float) -> str:
     """Return a number of bytes as text: 22 KB, 1.4 GB."""
     for unit, name in ((GIGABYTE, "GB"), (10**6, "MB")):
         if size >= unit:

@@ -8,36 +8,42 @@ than the pretrained features that it starts from, as far as these classes tell. 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shlex
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data import prepare
+from ..data import LabeledImages, hold_out_classes, prepare
 from ..distributed.devices import choose_device
-from ..errors import ConfigError, MissingExtraError
+from ..errors import ConfigError, DataError, MissingExtraError, StoppedError, one_line
 from ..evaluation.calculator import RetrievalAccuracyCalculator
-from ..evaluation.metrics import class_means, map_at_r
-from ..files import read_toml
+from ..files import DamagedError, read_json, toml_value, write_json, writing
 from ..networks.efficientnet_lite import IMAGENET, check_packages
 from ..networks.memory_format import use_channels_last
 from ..networks.trunks import whitened_components
-from ..recipe import build_dataset, build_network, load_recipe, preprocessing_of
+from ..recipe import Recipe, build_dataset, build_network, flat, load_recipe, nested, preprocessing_of
 from ..recipe.images import OwnImages, iterations_of, settings_for_recipe
 from ..recipe.schema import MOST
+from . import signals
+from .activations import GIGABYTE, in_units, size_of
 from .batches import embed_batches
-from .folder import RECIPE
+from .folder import CHOICE, RECIPE
+from .launch import tables_of_run
 from .listener import Listener, Silence
 from .loop import train_run
 from .records import Records
 from .run import Run
+from .trackers import import_tracker
 
 SMALL = "pml/photographs"
 PRETRAINED = "pml/photographs-pretrained"
@@ -47,6 +53,7 @@ FEATURES = 1280  # of the trunk
 WHITENED = 128
 HELD_OUT = 0.25  # of the training classes
 FEWEST_CLASSES = 12  # training classes, of which three are held out; fewer tell nothing about others
+FEWEST_COMPARED = 3  # held-out classes with two images, whose MAP@R is compared
 SIGNIFICANT = 0.05  # p of a paired t-test over the classes
 MOST_VIEWS = 8  # augmented views of an image whose activations are kept
 VIEWS_IN_ALL = 15_000  # of all training images: about two minutes on two cores
@@ -55,6 +62,21 @@ SMALL_SIDE = 64  # pixels; up to it, a small network from scratch is tried as we
 TIMED_IMAGES = 32
 # seconds of a step from cached activations, over those of embedding the images of its batch
 STEP = 0.75
+
+BATCHES = ("sampler", "sampler.name", "sampler.m", "sampler.batch_size")  # settings of the images of a batch
+CUTS = ("data.images.squash", "data.images.crop", "data.images.resize")  # settings of the part of an image that is seen
+
+TESTS_OF_TRIALS = (
+    f"evaluation.validation={HELD_OUT}",
+    "evaluation.validation_trains=false",
+    "evaluation.held_out=drawn",
+    "evaluation.select=map_at_r",
+    "evaluation.select_on=validation",
+    f"evaluation.every={MOST}",
+    "evaluation.baselines=false",
+    "evaluation.training_images=0",
+    "track=[]",
+)
 
 ByClass = Tensor  # MAP@R of each class that was held out, [C], float64
 
@@ -90,18 +112,99 @@ def why_not() -> str:
     return ""
 
 
-def recipe_of_run(folder: Path, images: OwnImages) -> str | None:
-    """Return the recipe file of the run, or of the first of several, that a folder has; None without one.
+class BegunRun(NamedTuple):
+    """A run that a folder holds, or the first of several."""
+
+    folder: Path
+    tables: dict[str, Any]  # of its recipe, with [run]
+
+    @property
+    def file(self) -> str:
+        """The file of the recipe."""
+        return str(self.folder / RECIPE)
+
+    @property
+    def recipe(self) -> str:
+        """The name of the recipe."""
+        return str(self.tables["run"].get("recipe", self.file))
+
+    def settings(self, fitting: Iterable[str]) -> list[str]:
+        """Return fitting settings with the run's own values, which are those of the images that it began with."""
+        own = flat(self.tables)
+        settings = []
+        for setting in fitting:
+            key = setting.partition("=")[0]
+            if key in own:
+                setting = f"{key}={json.dumps(own[key], ensure_ascii=False)}"
+            settings.append(setting)
+        return settings
+
+
+def begun_run(folder: Path, images: OwnImages, say: Callable[[str], None]) -> BegunRun | None:
+    """Return the run, or the first of several, that a folder has; None without one, or where its recipe is damaged.
 
     ConfigError for a run of other images.
     """
     for place in (folder, *sorted(folder.glob("seed-*"))):
-        if (place / RECIPE).is_file():
-            name = read_toml(place / RECIPE, "run")["data"]["name"]
-            if name != images.name:
-                raise ConfigError(f"{place} holds a run of {name}, not of {images.name}; resume it with the same")
-            return str(place / RECIPE)
+        if not (place / RECIPE).is_file():
+            continue
+        try:
+            tables = tables_of_run(place)
+        except DataError:
+            say(f"{place / RECIPE} is damaged; it is written again")
+            return None
+        _check_images(place, tables.get("data", {}).get("name"), images)
+        return BegunRun(place, tables)
     return None
+
+
+def _check_images(place: Path, name: Any, images: OwnImages) -> None:
+    if name != images.name:
+        raise ConfigError(f"{place} holds a run of {name}, not of {images.name}; resume it with the same")
+
+
+def keep_choice(folder: Path, chosen: Choice, images: OwnImages) -> None:
+    """Write what was chosen, so that a run that is killed before its recipe is written goes on without trials."""
+    write_json(folder / CHOICE, {"data": images.name, **chosen._asdict()})
+
+
+def kept_choice(folder: Path, images: OwnImages) -> Choice | None:
+    """Return the choice of :func:`keep_choice`; None without one; ConfigError for one of other images."""
+    file = folder / CHOICE
+    if not file.is_file():
+        return None
+    try:
+        kept = read_json(file)
+        _check_images(folder, kept["data"], images)
+        return Choice(kept["recipe"], [*kept["settings"]], kept["title"])
+    except (DamagedError, KeyError, TypeError) as error:
+        text = f"{file}: not what a command has chosen ({one_line(error)})"
+        raise DataError(f"{text}; delete it, and --resume makes the trials again") from None
+
+
+@contextlib.contextmanager
+def begun_folder(folder: Path | None) -> Iterator[None]:
+    """Create the folder of a run for its trials, so that ``--resume`` goes on after a kill; an error removes it again.
+
+    A signal ends the trials by a StoppedError, which says what to type.
+    """
+    if folder is None:
+        again = "type the same command again"
+    else:
+        again = f"go on with the same command with --out {shlex.quote(str(folder))} --resume"
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with signals.listening():
+            yield
+    except StoppedError as error:
+        where = f"in the trials, before anything was chosen; {again}, which makes them again"
+        raise signals.stopped(error.signal, where) from None
+    except Exception:
+        if folder is not None:
+            with contextlib.suppress(OSError):  # it has files
+                folder.rmdir()
+        raise
 
 
 def frozen_features(images: OwnImages, squash: bool) -> Candidate:
@@ -151,6 +254,14 @@ def views_of(images: int) -> int:
     return max(1, min(MOST_VIEWS, VIEWS_IN_ALL // images))
 
 
+def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
+    """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
+    frozen = candidates(images)[0]
+    recipe = load_recipe(frozen.recipe, [*frozen.settings, *overrides])
+    for tracker in recipe.track:
+        import_tracker(tracker.name)
+
+
 def choose(
     images: OwnImages,
     overrides: Iterable[str],
@@ -161,24 +272,30 @@ def choose(
     say: Callable[[str], None],
 ) -> Choice:
     """Try the candidates and return the simplest of the best; ``say`` gets lines about what is done and found."""
+    overrides = [*overrides]
     known = candidates(images)
     if not images.splits_by_class or images.training_classes < FEWEST_CLASSES:
-        first = known[0]
-        say(
-            f"takes frozen features of {TRUNK}: whether training makes them better can be tried on held-out classes, "
-            f"of a split by class with {FEWEST_CLASSES} training classes; to train anyway, name a recipe: {PRETRAINED}"
-        )
-        return Choice(first.recipe, [*first.settings], first.title)
+        return _untried(known[0], f"of a split by class with {FEWEST_CLASSES} training classes", say)
+
+    training = readable_training_images(known[0], overrides, data, say)
+    images = images.with_training_images(training)
+    known = candidates(images)
+    if images.training_classes < FEWEST_CLASSES:
+        return _untried(known[0], f"of {FEWEST_CLASSES} training classes with images that can be read", say)
+    if _compared_classes(training, seed) < FEWEST_COMPARED:
+        return _untried(known[0], f"of which {FEWEST_COMPARED} have two images", say)
 
     held_out = round(images.training_classes * HELD_OUT)
-    minutes = _estimated_seconds(images, known[0], device, data) / 60
-    say(
-        f"tries {', '.join(candidate.title for candidate in known)} of {TRUNK} on {held_out} of the training classes, "
-        f"held out for that; with the training and the tests of the best, about {max(1, round(minutes))} minutes"
-    )
+    titles = ", ".join(candidate.title for candidate in known)
+    line = f"tries {titles} of {TRUNK} on {held_out} of the training classes, held out for that"
+    per_image = seconds_per_image(known[0], overrides, device, data)
+    if per_image is not None:
+        minutes = max(1, round(_estimated_seconds(images, per_image) / 60))
+        line += f"; with the training and the tests of the best, about {minutes} minutes"
+    say(line)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="pml-ext-choice-") as folder:
-        trials = _Trials(images, [*overrides], Path(folder), seed, device, data, listener or Silence(), say)
+        trials = _Trials(images, overrides, Path(folder), seed, device, data, listener or Silence(), say)
         squash = trials.prefer_whole_images()
         known = candidates(images, squash)
         trials.try_all(known)
@@ -188,6 +305,35 @@ def choose(
     say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
     chosen = next(candidate for candidate in known if candidate.title == best)
     return Choice(chosen.recipe, [*chosen.settings, f"description={json.dumps(description)}"], best)
+
+
+def _untried(frozen: Candidate, wanted: str, say: Callable[[str], None]) -> Choice:
+    """Return the frozen features without a trial; ``wanted`` are the held-out classes that a trial needs."""
+    say(
+        f"takes frozen features of {TRUNK}: whether training makes them better can be tried on held-out classes, "
+        f"{wanted}; to train anyway, name a recipe: {PRETRAINED}"
+    )
+    return Choice(frozen.recipe, [*frozen.settings], frozen.title)
+
+
+def readable_training_images(
+    candidate: Candidate, overrides: Iterable[str], data: Path | None, say: Callable[[str], None]
+) -> LabeledImages:
+    """Return the training images without files that cannot be read, which are left out of the trials and the run."""
+    recipe = load_recipe(candidate.recipe, [*candidate.settings, *overrides])
+    splits = build_dataset(recipe.data, data)
+    preprocessing, _ = preprocessing_of(recipe, splits)
+    _, plain = preprocessing.transforms()
+    skips = recipe.data.unreadable == "skip"
+    readable, _ = prepare(splits.train, plain, skip_unreadable=skips, workers=recipe.data.workers, tell=say)
+    return readable
+
+
+def _compared_classes(training: LabeledImages, seed: int) -> int:
+    """Return the number of classes with two images among those that the trials hold out."""
+    _, held_out = hold_out_classes(training, HELD_OUT, seed)
+    _, counts = np.unique(held_out.labels, return_counts=True)
+    return int((counts > 1).sum())
 
 
 def simplest_of_the_best(values: Mapping[str, ByClass]) -> str:
@@ -250,75 +396,113 @@ class _Trials:
 
         False for squares, and where the overrides say how images are cut.
         """
-        is_said = any(override.startswith("data.images") for override in self._overrides)
-        if is_said or self._images.aspect < LEAST_ASPECT:
+        cut_is_given = not _keys(self._overrides).isdisjoint(CUTS)
+        if cut_is_given or self._images.aspect < LEAST_ASPECT:
             return False
         middle = frozen_features(self._images, squash=False)
         whole = frozen_features(self._images, squash=True)
         for candidate in (middle, whole):
             run = self._run(candidate)
-            self._tell({candidate.title: _map_at_r_by_class(run, run.embeddings("validation", "trunk"))})
+            self._tell(candidate.title, _map_at_r_by_class(run, run.embeddings("validation", "trunk")))
         return simplest_of_the_best(self.values) == whole.title
 
     def try_all(self, known: list[Candidate]) -> None:
         """Train the candidates, and tell their values as they are found."""
         frozen, whitened, head, *others = known
-        by_class = train_run(self._run(head), finish=_features_and_head)["by_class"]
-        self._tell(dict(zip((frozen.title, whitened.title, head.title), by_class, strict=True)))
+        found = train_run(self._run(head), finish=_features_and_head)
+        self._tell(frozen.title, found["features"])
+        self._tell(whitened.title, found["whitened"])
+        self._tell(head.title, found["embeddings"])
         for candidate in others:
-            found = train_run(self._run(candidate), finish=_embeddings)
-            self._tell({candidate.title: found["by_class"][0]})
+            run = self._run(candidate)
+            if self._takes_too_much(candidate, run):
+                continue
+            found = train_run(run, finish=_embeddings)
+            self._tell(candidate.title, found["embeddings"])
 
-    def _tell(self, found: Mapping[str, ByClass]) -> None:
-        for title, by_class in found.items():
-            if title not in self.values:
-                self.values[title] = by_class
-                self._say(f"  {title}: MAP@R {_percent(by_class)} on the classes that were held out")
+    def _takes_too_much(self, candidate: Candidate, run: Run) -> bool:
+        """Return whether the activations of all training images are more than may be kept; say so."""
+        cut = run.cut_of(run.stages[0])
+        if cut is None:
+            return False
+        size = size_of(cut, self._images.training_images, run.recipe.model.views)
+        most = cut.table.gigabytes * GIGABYTE
+        if size <= most:
+            return False
+        found = f"their activations would take {in_units(size)}, and {in_units(most)} is the most"
+        self._say(f"  {candidate.title}: left out, since {found}; smaller images take less: --set data.image_size=N")
+        return True
+
+    def _tell(self, title: str, by_class: ByClass) -> None:
+        if title not in self.values:
+            self.values[title] = by_class
+            self._say(f"  {title}: MAP@R {_percent(by_class)} on the classes that were held out")
 
     def _run(self, candidate: Candidate) -> Run:
         """Return the run of a candidate on the training classes that are not held out, in a new folder."""
-        left = self._images.training_classes - round(self._images.training_classes * HELD_OUT)
-        chosen = [*candidate.settings, *self._images.batches_of(left)]
-        if candidate.recipe == PRETRAINED:
-            share = left / self._images.training_classes
-            chosen.append(f"sampler.iterations={iterations_of(self._images, share)}")
-        chosen += [*self._overrides, f"evaluation.validation={HELD_OUT}", "evaluation.select=map_at_r"]
-        chosen += [f"evaluation.every={MOST}", "evaluation.baselines=false", "evaluation.training_images=0", "track=[]"]
-        recipe = load_recipe(candidate.recipe, chosen)
+        recipe = self._recipe_of(candidate)
         place = Path(tempfile.mkdtemp(dir=self._folder))
         return Run(recipe, candidate.recipe, place, self._seed, self._device, self._data, self._listener)
 
+    def _recipe_of(self, candidate: Candidate) -> Recipe:
+        """Return the recipe of a trial, with batches of the classes that are left.
 
-def _features_and_head(run: Run, _: Records) -> dict[str, Any]:
+        Where the overrides set batches, they are the final run's, made smaller if the classes do not fill them.
+        """
+        left = self._images.training_classes - round(self._images.training_classes * HELD_OUT)
+        settings = [*candidate.settings]
+        batches_are_given = not _keys(self._overrides).isdisjoint(BATCHES)
+        if not batches_are_given:
+            settings += self._images.batches_of(left)
+        if candidate.recipe == PRETRAINED:
+            share = left / self._images.training_classes
+            settings.append(f"sampler.iterations={iterations_of(self._images, share)}")
+        settings += [*self._overrides, *TESTS_OF_TRIALS]
+        recipe = load_recipe(candidate.recipe, settings)
+        most = left * recipe.sampler.settings.get("m", recipe.sampler.batch_size)
+        if batches_are_given and recipe.sampler.batch_size > most:
+            recipe = load_recipe(candidate.recipe, [*settings, f"sampler.batch_size={most}"])
+        return recipe
+
+
+def _keys(overrides: Iterable[str]) -> set[str]:
+    """Return the dotted keys that overrides set, those in tables as well."""
+    keys: set[str] = set()
+    for override in overrides:
+        key, _, text = override.partition("=")
+        keys.update(flat(nested(key.strip(), toml_value(text.strip()))))
+    return keys
+
+
+def _features_and_head(run: Run, records: Records) -> dict[str, Any]:
     """Return MAP@R by class of the features, of their whitened components, and of the embeddings of a head."""
     features = run.embeddings("validation", "trunk")
     whitening = whitened_components(run.embeddings("train", "trunk"), WHITENED)
-    rows = (features, whitening(features), run.embeddings("validation"))
-    return {"by_class": [_map_at_r_by_class(run, points) for points in rows]}
+    return {
+        "features": _map_at_r_by_class(run, features),
+        "whitened": _map_at_r_by_class(run, whitening(features)),
+        **_embeddings(run, records),
+    }
 
 
 def _embeddings(run: Run, _: Records) -> dict[str, Any]:
     """Return MAP@R by class of the embeddings."""
-    return {"by_class": [_map_at_r_by_class(run, run.embeddings("validation"))]}
+    return {"embeddings": _map_at_r_by_class(run, run.embeddings("validation"))}
 
 
 def _map_at_r_by_class(run: Run, points: Tensor) -> ByClass:
     """Return the mean MAP@R of each class of the validation images that has two of them."""
-    labels = run.true_labels("validation").cpu()
-    most = int(labels.bincount().max()) - 1
-    calculator = RetrievalAccuracyCalculator(["precision_at_1"], k="max_bin_count", device=run.device)
-    found = calculator.evaluate(nn.functional.normalize(points), labels, keep=most)
-    values = map_at_r(found.right, found.relevant)
-    _, means = class_means(values, labels, counted=~values.isnan())
-    return means.double()
+    metric = "mean_average_precision_at_r"
+    calculator = RetrievalAccuracyCalculator([metric], k="max_bin_count", return_per_class=True, device=run.device)
+    found = calculator.evaluate(nn.functional.normalize(points), run.true_labels("validation").cpu())
+    return torch.tensor(found.accuracies[metric], dtype=torch.float64)
 
 
-def _estimated_seconds(images: OwnImages, frozen: Candidate, device: str, data: Path | None) -> float:
+def _estimated_seconds(images: OwnImages, per_image: float) -> float:
     """Return the seconds of the trials, and of the training and the tests of the last blocks.
 
-    By the time of embedding 32 images.
+    ``per_image`` are the seconds of embedding an image.
     """
-    per_image = seconds_per_image(frozen, device, data)
     trained = images.training_images
     epochs = load_recipe(PRETRAINED).schedule.epochs
     embedded = 2 * trained + trained * views_of(trained) + 4 * images.tested_images
@@ -326,18 +510,25 @@ def _estimated_seconds(images: OwnImages, frozen: Candidate, device: str, data: 
     return per_image * (embedded + STEP * seen)
 
 
-def seconds_per_image(candidate: Candidate, device: str, data: Path | None) -> float:
-    """Return the seconds that the trunk of a candidate takes for an image, reading included."""
-    recipe = load_recipe(candidate.recipe, candidate.settings)
-    splits = build_dataset(recipe.data, data)
-    preprocessing, _ = preprocessing_of(recipe, splits)
+def seconds_per_image(candidate: Candidate, overrides: Iterable[str], device: str, data: Path | None) -> float | None:
+    """Return the seconds that the trunk of a candidate takes for an image, reading included.
+
+    None where none of the 32 images that are timed can be read.
+    """
+    recipe = load_recipe(candidate.recipe, [*candidate.settings, *overrides])
+    images = build_dataset(recipe.data, data)
+    preprocessing, _ = preprocessing_of(recipe, images)
     chosen = torch.device(choose_device(device))
     network = build_network(recipe.model, preprocessing).to(chosen)
     if chosen.type == "cpu":
         use_channels_last(network, preprocessing.channels, preprocessing.image_size)
     _, plain = preprocessing.transforms()
-    some = splits.train.subset(range(min(TIMED_IMAGES, len(splits.train))))
-    some, _ = prepare(some, plain, skip_unreadable=True)
+    count = min(TIMED_IMAGES, len(images.train))
+    evenly = np.linspace(0, len(images.train) - 1, count).astype(np.int64)
+    try:
+        some, _ = prepare(images.train.subset(evenly), plain, skip_unreadable=True)
+    except DataError:
+        return None
     some = some.with_transform(plain)
     seconds = []
     for _ in range(2):  # the first pass warms up

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..networks.efficientnet_lite import IMAGENET, check_packages
-from ..recipe import load_recipe
+from ..recipe import Recipe, load_recipe
 from ..recipe.images import OwnImages, settings_for_recipe
-from .choice import LAST_BLOCKS, SMALL, STEP, TRUNK, Candidate, Choice, seconds_per_image, views_of
+from .choice import LAST_BLOCKS, SMALL, STEP, TRUNK, Candidate, Choice, seconds_per_image
 
 BLOCKS_FIRST = "pml/photographs-fine-tuned"
 HEAD_FIRST = "pml/photographs-fine-tuned-head"
+_KEPT = ("data.images.squash=", "model.views=", "sampler.")  # settings of what was chosen that its fine-tuning keeps
 # seconds of a step of the whole network, over those of embedding the images of its batch; a step takes about four times
 # one of the last blocks (python -m benchmarks.last_blocks)
 WHOLE_STEP = 4 * STEP
@@ -34,11 +35,25 @@ def check_possible() -> None:
     check_packages(TRUNK, IMAGENET)
 
 
-def check_resumed(recipe: str) -> None:
-    """Raise ConfigError for a run that was begun without fine-tuning; ``recipe`` is its file."""
-    if not load_recipe(recipe).stages:
-        folder = Path(recipe).parent
+def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
+    """Raise ConfigError for a run that was begun without fine-tuning; ``name`` is that of its recipe.
+
+    A small network is trained whole with and without fine-tuning.
+    """
+    if not recipe.stages and name != SMALL:
         raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
+
+
+def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
+    """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
+    overrides = [*overrides]
+    for recipe in (BLOCKS_FIRST, HEAD_FIRST):
+        load_recipe(recipe, [*settings_for_recipe(recipe, images), *overrides])
+
+
+def without_epochs(overrides: Iterable[str]) -> list[str]:
+    """Return overrides without the epochs, which are those of both stages, and not of the trials."""
+    return [override for override in overrides if override.partition("=")[0].strip() != "schedule.epochs"]
 
 
 def continued(
@@ -53,25 +68,28 @@ def continued(
     if chosen.recipe == SMALL:
         say("the small network is trained whole as it is: --fine-tune changes nothing here")
         return chosen
-    settings: list[str] = []
+    overrides = [*overrides]
     if chosen.title == LAST_BLOCKS:
         recipe = BLOCKS_FIRST
-        settings.append(f"model.views={views_of(images.training_images)}")
         first = "the last blocks"
     else:
         recipe = HEAD_FIRST
         first = "a head"  # which features need before a loss can train their trunk
-    settings = [*settings_for_recipe(recipe, images), *settings]
-    settings += [setting for setting in chosen.settings if setting.startswith("data.images.squash=")]
+    settings = [*settings_for_recipe(recipe, images)]
+    settings += [setting for setting in chosen.settings if setting.startswith(_KEPT)]
     tables = load_recipe(recipe, [*settings, *overrides])
     last = tables.all_stages()[-1]
     assert last.sampler is not None
     assert last.sampler.iterations is not None
     seen = last.epochs * last.sampler.iterations * last.sampler.batch_size
     candidate = Candidate(first, recipe, tuple(settings))
-    minutes = max(1, round(WHOLE_STEP * seen * seconds_per_image(candidate, device, data) / 60))
     then = f"first {first} for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
-    say(f"fine-tunes: {then}, which takes about {minutes} minutes more")
+    line = f"fine-tunes: {then}"
+    per_image = seconds_per_image(candidate, overrides, device, data)
+    if per_image is not None:
+        minutes = max(1, round(WHOLE_STEP * seen * per_image / 60))
+        line += f", which takes about {minutes} minutes more"
+    say(line)
     description = tables.description
     for setting in chosen.settings:
         key, _, value = setting.partition("=")

@@ -15,6 +15,7 @@ from ..files.checksums import SUMS, read_sums, replace_file, sha256_of, write_su
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
 REPORT = "report.html"
+CHOICE = "choice.json"  # what pml-ext train --images has chosen, from the end of its trials on
 NETWORK = "network.json"
 FILES = ("checkpoints", "figures", METRICS, NETWORK, RECIPE, "records", REPORT, "tensorboard")
 # What processes write under temporary names first.

@@ -18,11 +18,11 @@ import tomli_w
 from ..distributed import from_rank_0, num_processes, process_group, rank, wait_for_all_ranks
 from ..distributed.devices import choose_device
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, first_of, one_line, printable, shortened
-from ..files import DamagedError, checksums, final_path, locked_folder, read_json, read_toml, write_json
+from ..files import DamagedError, check_writable, checksums, final_path, locked_folder, read_json, read_toml, write_json
 from ..files.checksums import SUMS
 from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
 from . import signals
-from .folder import FILES, METRICS, RECIPE, REPORT, WRITTEN, check_unchanged, how_to_redo, no_finished_run
+from .folder import CHOICE, FILES, METRICS, RECIPE, REPORT, WRITTEN, check_unchanged, how_to_redo, no_finished_run
 from .listener import Listener
 from .loop import train_run
 from .report import verdict
@@ -49,6 +49,7 @@ class Plan:
     trials: int = 0  # of tuning, by which values of the recipe were chosen
     epochs_before: int | None = None  # epochs of the run that the folder holds
     overrides: tuple[str, ...] = ()  # the options KEY=VALUE, for errors
+    file: str | None = None  # of the recipe, where the name is that of the run which wrote it
 
 
 def plan(
@@ -60,23 +61,61 @@ def plan(
     resume: bool = False,
 ) -> list[Plan]:
     """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
-    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
-        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
-    if resume and out is not None and not out.exists() and not _restarted():
-        raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
+    _check_resumable(out, resume)
     overrides = tuple(overrides)
     recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
         out = _default_folder(name, seed)
-    if out.exists() and not (resume and out.is_dir()):
-        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
+    _check_free(out, resume)
+    recorded = _recorded_name(name, out)
+    file = name if recorded else None
     plans = []
     for full_name, recipe in recipes.items():
         for number in range(seed, seed + seeds):
             folder = out / _folder_name(full_name, number, several_recipes=len(recipes) > 1, several_seeds=seeds > 1)
             before = _epochs_before(folder, recipe, number)
-            plans.append(Plan(full_name, recipe, number, folder, overrides=overrides, epochs_before=before))
+            shown = recorded or full_name
+            plans.append(Plan(shown, recipe, number, folder, overrides=overrides, epochs_before=before, file=file))
     return plans
+
+
+def check_folder(out: Path | None, resume: bool) -> None:
+    """Refuse a folder in which no run can begin, or go on; ConfigError as of :func:`plan`, before long trials."""
+    _check_resumable(out, resume)
+    if out is not None:
+        _check_free(out, resume)
+        check_writable("--out", out)
+
+
+def _check_resumable(out: Path | None, resume: bool) -> None:
+    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
+        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
+    if resume and out is not None and not out.exists() and not restarted():
+        raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
+
+
+def _check_free(out: Path, resume: bool) -> None:
+    if out.exists() and not (resume and out.is_dir()):
+        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
+
+
+def _recorded_name(name: str, out: Path) -> str | None:
+    """Return the name of the recipe of a run in a folder, or of one of its runs, whose own file was named."""
+    file = Path(name)
+    if file.name != RECIPE or out not in (file.parent, file.parent.parent):
+        return None
+    recorded: str | None = tables_of_run(file.parent)["run"].get("recipe")
+    return recorded
+
+
+def tables_of_run(folder: Path) -> dict[str, Any]:
+    """Return the recipe that a run has written, with ``[run]``; DataError for a damaged one."""
+    _check_unchanged(folder, RECIPE)
+    try:
+        return read_toml(folder / RECIPE, "run")
+    except DamagedError as error:
+        text = f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)})"
+        raise DataError(f"{text}; {how_to_redo(folder, RECIPE)}") from None
 
 
 def _default_folder(name: str, seed: int) -> Path:
@@ -100,7 +139,7 @@ def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds
     return "-".join(parts)
 
 
-def _restarted() -> bool:
+def restarted() -> bool:
     """Return whether torchrun has started this process again, after one that failed."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
@@ -134,7 +173,7 @@ def _check_only_files_of_a_run(folder: Path) -> None:
     """Raise ConfigError for a folder without a run that has other files than a run would write."""
     if (folder / LAST).exists() or (folder / METRICS).exists():
         return
-    known = {*FILES, LOCK, SUMS}
+    known = {*FILES, CHOICE, LOCK, SUMS}
     names = set()
     for path in folder.iterdir():
         final = final_path(path)  # of a temporary file
@@ -170,7 +209,7 @@ def execute(
     if metrics is not None and not damaged and not is_longer:
         return metrics  # type: ignore[no-any-return]
 
-    with naming_settings(plan.name, plan.overrides):
+    with naming_settings(plan.file or plan.name, plan.overrides):
         run = Run(plan.recipe, plan.name, folder, plan.seed, device, data, listener, on_nonfinite)
     run.listener.step(_first_line(plan, is_longer))
     # A finished run whose network is there lacks only files that follow from it; any other run is trained on.
@@ -254,12 +293,7 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
     for name in (RECIPE, METRICS):
         if not (folder / name).is_file():
             raise no_finished_run(folder, name)
-    _check_unchanged(folder, RECIPE)
-    try:
-        read_toml(folder / RECIPE, "run")
-    except DamagedError as error:
-        text = f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; {how_to_redo(folder, RECIPE)}") from None
+    tables_of_run(folder)
     recipe = load_recipe(str(folder / RECIPE))
     metrics, damaged = _finished(folder)
     with locked(folder):
@@ -316,7 +350,7 @@ def train(
         FailedRunsError: some of several runs failed, and the others are done; with several processes, the first.
         StoppedError: a signal ended it; the text says what to type to go on.
     """
-    resume = resume or _restarted()
+    resume = resume or restarted()
     runs = _Results(listener)
 
     def run_all(plans: Sequence[Plan]) -> None:

@@ -24,6 +24,7 @@ from ..evaluation.fonts import short_name
 from ..evaluation.listed import scores_of_pairs, scores_of_triplets
 from ..evaluation.metrics import SMALLER_IS_BETTER, headline_metric, title_of
 from ..files import write_atomically, write_text
+from ..networks.pretrained import is_pretrained
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.papers import Quoted
 from ..report import ReportFigure, ReportTable, draw, percent, render
@@ -435,32 +436,65 @@ def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, re
 
 
 def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
-    """Say that training left the network behind the untrained one, its frozen trunk or the raw vectors; else empty.
+    """Say that a network is behind what it began with: untrained, its frozen trunk or the raw vectors; else empty.
 
-    By the recipe's ``evaluation.select``, else by Recall@1. ``metrics`` are by phase and metric.
+    By the recipe's ``evaluation.select``; without one by Recall@1, then by MAP@R, since one may fall alone. A network
+    that was trained in stages is compared with whitened features, too. ``metrics`` are by phase and metric.
     """
-    frozen = recipe.model.freeze == "trunk"
-    if frozen and recipe.model.embedder in ("none", "pca"):  # nothing is trained
+    if _nothing_is_learned(recipe):
         return ""
-    name = recipe.evaluation.select or headline_metric(metrics["after"])
-    baseline = "raw" if recipe.model.takes_vectors else "frozen"
-    untrained = {}
-    for untrained_phase in ("before", baseline, *STAGES):
-        if name in metrics.get(untrained_phase, ()):
-            untrained[untrained_phase] = metrics[untrained_phase][name]
-    phase = max(untrained, key=lambda phase: untrained[phase], default=None)
-    if phase is None or not metrics["after"][name] < untrained[phase]:  # NaN is not behind
-        return ""
-    trained = "head" if frozen else "trained network"
-    after = percent(metrics["after"][name])
-    before = percent(untrained[phase])
-    if phase in STAGES:
+    after = metrics["after"]
+    select = recipe.evaluation.select
+    names = [headline_metric(after), "map_at_r"] if select is None else [select]
+    for name in names:
+        untrained = {}
+        for phase in _phases_to_compare(recipe, metrics):
+            if name in metrics.get(phase, ()):
+                untrained[phase] = metrics[phase][name]
+        best = max(untrained, key=lambda phase: untrained[phase], default=None)
+        if best is not None and after[name] < untrained[best]:  # NaN is not behind
+            return _setback_sentence(recipe, name, after[name], best, untrained[best])
+    return ""
+
+
+def _nothing_is_learned(recipe: Recipe) -> bool:
+    """Return whether the embeddings are features as they are."""
+    return recipe.model.freeze == "trunk" and recipe.model.embedder == "none"
+
+
+def _phases_to_compare(recipe: Recipe, metrics: Mapping[str, Any]) -> list[str]:
+    """Return the phases that a trained network should not be behind."""
+    phases = ["before", "raw" if recipe.model.takes_vectors else "frozen"]
+    if any(phase in metrics for phase in STAGES):
+        phases.append("pca")
+    return [*phases, *STAGES]
+
+
+def _setback_sentence(recipe: Recipe, name: str, after: float, phase: str, before: float) -> str:
+    titles = phase_titles("vectors" if recipe.model.takes_vectors else "images")
+    if recipe.model.embedder == "pca":
+        network = titles["pca"]
+        earlier = "without whitening."
+    elif phase in STAGES:
+        network = "trained network"
         earlier = f"before the whole network trained. {_WITHOUT_FINE_TUNING}"
     else:
+        network = "head" if recipe.model.freeze == "trunk" else "trained network"
         earlier = "before training."
-    numbers = f"{title_of(name)} is {after} %, and {before} % {earlier}"
-    titles = phase_titles("vectors" if recipe.model.takes_vectors else "images")
-    return f"The {trained} is behind the {titles[phase]}: {numbers}"
+    numbers = f"{title_of(name)} is {percent(after)} %, and {percent(before)} % {earlier}"
+    return f"The {network} is behind the {titles[phase]}: {numbers}"
+
+
+def not_compared(recipe: Recipe) -> str:
+    """Say that a network was not compared with the pretrained features that it began with; empty if it was."""
+    if recipe.evaluation.baselines or _nothing_is_learned(recipe):
+        return ""
+    if not is_pretrained(recipe.model.trunk.settings):
+        return ""
+    return (
+        "The network was not compared with the frozen trunk, and may be behind it: the tests before training were left "
+        "out. Train without --quick, or evaluation.baselines = false, to compare."
+    )
 
 
 def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
@@ -484,6 +518,7 @@ def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float
 def verdict(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]], folder: Path) -> str:
     """Return sentences on what training has brought, if the metrics ask for some; ``folder`` is the run's."""
     sentences = [
+        not_compared(recipe),
         setback(recipe, metrics),
         gain_of_fine_tuning(recipe, metrics),
         better_features(metrics, folder, recipe),

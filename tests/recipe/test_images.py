@@ -165,10 +165,10 @@ def test_images_of_the_user_skip_unreadable_files(photos, tmp_path, recipe):
     ("classes", "images", "options", "wanted", "told"),
     [
         (24, 6, [], ("class", "5", "60"), "12 classes to train, 12 others"),
-        (6, 8, [], ("image", "4", "24"), "24 to train"),
+        (6, 8, [], ("image", "4", "24"), "24 images to train"),
         (8, 3, [], ("class", "3", "12"), "4 classes to train"),
         (6, 8, ["data.split=class"], (None, "8", "24"), "3 classes to train, 3 others"),
-        (2, 40, [], ("image", "16", "32"), "40 to train"),
+        (2, 40, [], ("image", "16", "32"), "40 images to train"),
     ],
 )
 def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, told):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pml_ext.data import LabeledImages
-from pml_ext.errors import DataError
-from pml_ext.recipe.own_data import dataset_options, describe_split, fitting_batch, fitting_split, range_of
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.recipe.own_data import dataset_options, describe_split, fitting_batch, fitting_split, parts_of, range_of
 
 
 def part(*counts):
@@ -31,7 +31,8 @@ def test_too_few_of_both_are_refused():
 
 def test_a_split_is_described():
     train = part(2, 2, 0)
-    assert describe_split([train, part(1, 1, 0)], split_is_chosen=True).startswith("half of each class's vectors")
+    text = "4 vectors to train, 2 others of the same classes to test"
+    assert describe_split([train, part(1, 1, 0)], split_is_chosen=True) == text
     text = "2 classes to train, 1 others, never trained on, to test; otherwise: --set data.split=image"
     assert describe_split([train, part(0, 0, 2)], split_is_chosen=False) == text
 
@@ -52,6 +53,11 @@ def test_options_of_the_data_set_are_found_among_overrides():
     assert dataset_options(["data.relation.name=near", "data.relation.within=2"]) == relation
     assert dataset_options(["data.relation=near", "data.relation.within=2"]) == relation
     assert dataset_options(["data.relation=shared-label"]) == {"relation": "shared-label"}
+
+
+def test_a_wrong_relation_is_one_line():
+    with pytest.raises(ConfigError, match="^data.relation: no relation 'nearr'; nearest: near, hierarchy$"):
+        parts_of("folder:photos", {"relation": "nearr"}, None)
 
 
 def test_a_range_of_equal_numbers_is_one_number():

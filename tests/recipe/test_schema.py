@@ -1,9 +1,10 @@
 """The keys of a recipe: one line for everything that is wrong."""
 
 import pytest
+import tomli_w
 
 from pml_ext.errors import ConfigError
-from pml_ext.recipe import load_recipes
+from pml_ext.recipe import load_recipe, load_recipes
 
 
 def one(name: str, *overrides: str):
@@ -64,6 +65,18 @@ def test_what_is_wrong_is_one_line_with_the_key(override, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_recipes("cbml/digits", [override])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value"), [("every", 2), ("held_out", "last")])
+def test_finished_runs_keep_settings_without_effect(tmp_path, key, value):
+    tables = load_recipe("cbml/digits").as_dict()
+    tables["evaluation"][key] = value
+    file = tmp_path / "recipe.toml"
+    file.write_text(tomli_w.dumps(tables))
+    with pytest.raises(ConfigError, match=rf"recipe.toml: evaluation: {key} .*goes with"):
+        load_recipe(str(file))
+    file.write_text(tomli_w.dumps(tables | {"run": {"recipe": "cbml/digits", "seed": 0}}))
+    assert getattr(load_recipe(str(file)).evaluation, key) == value
 
 
 TRANSFORMS = "data.augment.transforms="

@@ -22,7 +22,7 @@ def test_few_classes_are_divided_by_image(tmp_path):
     assert found.head == ["model.embedder=mlp", "model.embedding_size=6"]
     assert found.batches == ["sampler.m=5", "sampler.batch_size=20", "sampler.iterations=20"]
     assert found.description[0].endswith("mine.npz: 40 vectors of 6 numbers, 4 classes of 10")
-    assert "half of each class's vectors to train" in found.description[1]
+    assert "20 vectors to train, 20 others of the same classes to test" in found.description[1]
     assert "--set data.split=class" in found.description[1]
 
 

@@ -9,7 +9,7 @@ def write_photos(place, classes, each):
     generator = np.random.default_rng(0)
     for label in range(classes):
         folder = place / f"class-{label:02d}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         color = generator.integers(60, 196, size=3)
         for number in range(each):
             noise = generator.normal(0, 40, size=(48, 48, 3))

@@ -14,7 +14,7 @@ from torch import nn
 from pml_ext.data import LabeledImages
 from pml_ext.distributed import synchronize_batch_norm
 from pml_ext.errors import ConfigError, DataError, UnwritableError
-from pml_ext.networks.trunks import embedder, fit_whitened_pca
+from pml_ext.networks.trunks import embedder, fit_whitened_pca, whitened_components
 from pml_ext.recipe import load_recipe, reported_phases
 from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
@@ -89,6 +89,20 @@ def test_whitened_components_are_uncorrelated():
     torch.testing.assert_close(torch.cov(layer(features).detach().T), torch.eye(5), atol=1e-4, rtol=0)
     with pytest.raises(ConfigError, match=r"embedding_size: found 13, but 500 features of length 12 have 12"):
         fit_whitened_pca(features, nn.Linear(12, 13))
+    with pytest.raises(ConfigError, match=r"embedding_size: found 6, but 6 features of length 12 have 5 components"):
+        fit_whitened_pca(features[:6], nn.Linear(12, 6))
+
+
+def test_directions_without_variance_are_not_scaled_up():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(20, 64, generator=generator)
+    layer = whitened_components(features, 128)
+    assert layer.out_features == 19
+    assert layer(features).abs().max() < 10
+    flat = torch.cat([features[:10], features[:10]])  # 20 images, which span nine directions
+    whitened = whitened_components(flat, 128)(flat + 1e-4 * torch.randn(20, 64, generator=generator))
+    assert whitened.abs().max() < 10
+    assert int((whitened.std(dim=0) > 0.5).sum()) == 9
 
 
 def test_norm_and_dropout_stand_before_each_linear_layer():

@@ -92,10 +92,37 @@ def test_what_cannot_be_fine_tuned_is_one_line(photos, tmp_path, monkeypatch):
     assert not out.exists()
 
 
+def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypatch):
+    needs_weights()
+    monkeypatch.setattr(choice, "choose", None)
+    with pytest.raises(ConfigError, match=r"--set schedule.epochs=10: .*found 10; the stages take 20 epochs"):
+        train(images=photos, out=tmp_path / "run", fine_tune=True, overrides=["schedule.epochs=10"])
+    assert not (tmp_path / "run").exists()
+
+
+def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_path, monkeypatch):
+    needs_weights()
+    tried = []
+
+    def choose(images, overrides, *_):
+        tried.append(overrides)
+        return chosen("frozen features", "sampler.m=3", "data.images.squash=true", "model.embedder=none")
+
+    begun = []
+    monkeypatch.setattr(choice, "choose", choose)
+    monkeypatch.setattr("pml_ext.training.launch.train", lambda *_, **given: begun.append(given["overrides"]) or [])
+    overrides = ["schedule.epochs=30", "sampler.iterations=7"]
+    train(images=photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
+    assert tried == [["sampler.iterations=7"]]
+    assert begun[0][-2:] == overrides
+    assert {"sampler.m=3", "data.images.squash=true"} <= {*begun[0]}
+    assert "model.embedder=none" not in begun[0]
+
+
 def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     needs_weights()
     begun = []
-    monkeypatch.setattr("pml_ext.training.launch.train", lambda *given: begun.append(given) or [])
+    monkeypatch.setattr("pml_ext.training.launch.train", lambda recipe, **_: begun.append(recipe) or [])
     monkeypatch.setattr(choice, "choose", None)
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -107,7 +134,12 @@ def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     tuned.mkdir()
     write_recipe(tuned / "recipe.toml", fine_tuning.HEAD_FIRST, settings[:1])
     train(images=photos, out=tuned, resume=True, fine_tune=True)
-    assert begun[0][0] == str(tuned / "recipe.toml")
+    assert begun == [str(tuned / "recipe.toml")]
+    small = tmp_path / "small"
+    small.mkdir()
+    write_recipe(small / "recipe.toml", choice.SMALL, settings[:1])  # which had won, and is trained whole as it is
+    train(images=photos, out=small, resume=True, fine_tune=True)
+    assert begun[1] == str(small / "recipe.toml")
 
 
 def write_recipe(file, name, settings):

@@ -45,7 +45,26 @@ def test_a_network_behind_its_untrained_one_is_named():
     assert "MAP@R is 57.9 %, and 62.7 % before training" in said(*by_map, before=0.373, after=0.421)
     frozen = "model.freeze=trunk", "model.trunk.weights=random"
     assert said(*frozen, frozen=0.9, after=0.8).startswith("The head is behind the frozen trunk: ")
-    assert said(*frozen, "model.embedder=pca", frozen=0.9, after=0.8) == ""  # nothing is trained
+    assert said(*frozen, "model.embedder=none", frozen=0.9, after=0.8) == ""  # nothing is learned
+    whitened = "The frozen trunk, PCA is behind the frozen trunk: Recall@1 is 80.0 %, and 90.0 % without whitening."
+    assert said(*frozen, "model.embedder=pca", frozen=0.9, after=0.8) == whitened
+
+
+def test_a_fall_of_map_alone_is_named():
+    (recipe,) = load_recipes("cbml/digits").values()
+    phases = {"frozen": {"recall_at_1": 0.3, "map_at_r": 0.5}, "after": {"recall_at_1": 0.4, "map_at_r": 0.45}}
+    text = "The trained network is behind the frozen trunk: MAP@R is 45.0 %, and 50.0 % before training."
+    assert setback(recipe, phases) == text
+
+
+def test_a_network_that_is_not_compared_is_named():
+    def said(*overrides):
+        (recipe,) = load_recipes("cbml/digits", [*overrides, "model.trunk.weights=some.pth"], check=False).values()
+        return verdict(recipe, {"after": {"recall_at_1": 0.5, "map_at_r": 0.4}}, Path("run"))
+
+    quick = "evaluation.baselines=false"
+    assert said(quick).startswith("The network was not compared with the frozen trunk, and may be behind it: ")
+    assert said(quick, "model.freeze=trunk", "model.embedder=none") == said() == ""
 
 
 def test_what_the_whole_network_adds_is_said():
@@ -63,6 +82,8 @@ def test_what_the_whole_network_adds_is_said():
     numbers = "Recall@1 is 35.0 %, and 40.0 % before the whole network trained."
     assert behind.startswith(f"The trained network is behind the last blocks: {numbers} ")
     assert behind.endswith("--images FOLDER without --fine-tune) to keep that.")
+    whitened = said(frozen=0.3, pca=0.6, before=0.2, head=0.4, after=0.5)
+    assert whitened.startswith("The trained network is behind the frozen trunk, PCA: Recall@1 is 50.0 %, and 60.0 %")
     ahead_of_head_alone = said(frozen=0.6, before=0.2, head=0.4, after=0.5)
     assert ahead_of_head_alone == (
         "The trained network is behind the frozen trunk: Recall@1 is 50.0 %, and 60.0 % before training."
