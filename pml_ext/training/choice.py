@@ -422,7 +422,7 @@ class _Trials:
 
     def _takes_too_much(self, candidate: Candidate, run: Run) -> bool:
         """Return whether the activations of all training images are more than may be kept; say so."""
-        cut = run.cut_of(run.stages[0])
+        cut = run.trunk_cut(run.stages[0])
         if cut is None:
             return False
         size = size_of(cut, self._images.training_images, run.recipe.model.views)
@@ -469,8 +469,10 @@ def _keys(overrides: Iterable[str]) -> set[str]:
     """Return the dotted keys that overrides set, those in tables as well."""
     keys: set[str] = set()
     for override in overrides:
-        key, _, text = override.partition("=")
-        keys.update(flat(nested(key.strip(), toml_value(text.strip()))))
+        name, _, text = override.partition("=")
+        key = name.strip()
+        value = toml_value(text.strip(), f"--set {key}")
+        keys.update(flat(nested(key, value)))
     return keys
 
 
