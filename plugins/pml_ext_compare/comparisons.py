@@ -71,9 +71,9 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
     """
     means: dict[int, float] = {}  # of rows with values, by number
     for number, group in enumerate(groups):
-        values = group.values(phase, metric)
-        if values:
-            means[number] = fmean(values.values())
+        by_seed = group.values(phase, metric)
+        if by_seed:
+            means[number] = fmean(by_seed.values())
     if len(means) < 2:
         return ""
     best, *others = sorted(means, key=lambda number: goodness(metric, means[number]), reverse=True)
