@@ -301,7 +301,7 @@ def _nothing() -> None: ...
 
 
 def _nonfinite_of_step(
-    loss: float, sum_of_norms: float, embeddings: Tensor, gradients: Mapping[str, Tensor]
+    loss: float, sum_of_norms: float, embeddings: Tensor, gradients: dict[str, Tensor]
 ) -> NonFinite | None:
     """Return what is not finite in a step: its embeddings, the loss, or the first such gradient; None if all are.
 
