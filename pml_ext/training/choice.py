@@ -471,7 +471,7 @@ def _keys(overrides: Iterable[str]) -> set[str]:
     for override in overrides:
         name, _, text = override.partition("=")
         key = name.strip()
-        value = toml_value(text.strip(), f"--set {key}")
+        value = toml_value(text.strip(), "--set ...")
         keys.update(flat(nested(key, value)))
     return keys
 
