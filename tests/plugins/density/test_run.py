@@ -60,7 +60,7 @@ def test_a_table_whose_writing_is_interrupted_stays_whole(tmp_path, monkeypatch)
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("pml_ext_density.regularizers.os.replace", interrupted)
+    monkeypatch.setattr("os.replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         regularizer._write(path, 1)
     assert path.read_bytes() == before

@@ -131,6 +131,42 @@ plant(
         else FewClasses.some(self, classes)
     )
 )
+plant(
+    "SortsLabels",
+    FewClasses,
+    "sorts the labels in place",
+    "check_sampler_keeps_labels",
+    "it changes the labels that it is given in place",
+)(read=lambda self, labels: (labels.sort(), FewClasses.read(self, labels))[1])
+plant(
+    "LeavesOutFirst",
+    FewClasses,
+    "never draws the first class",
+    "check_sampler_draws_all",
+    r"100 passes never give the classes \[-7\]",
+)(some=lambda self, classes: FewClasses.some(self, classes[1:]))
+plant(
+    "LabelsIn32Bits",
+    FewClasses,
+    "keeps labels in 32 bits",
+    "check_sampler_class_names",
+    r"names of classes 2\*\*32 apart",
+)(read=lambda self, labels: torch.as_tensor(labels).int())
+plant(
+    "OneClass",
+    FewClasses,
+    "takes each batch from one class",
+    "check_sampler_gives_negatives",
+    "every batch has one class alone",
+)(some=lambda self, classes: FewClasses.some(self, classes)[:1])
+
+
+@planted("has a setting that it forgets", "check_sampler_settings", "the setting m changes nothing that it draws")
+class ForgetsSetting(FewClasses):
+    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0, m: int = 4):
+        super().__init__(labels, batch_size, length_before_new_iter, seed)
+
+
 plant("NoStateDict", FewClasses, "has no state dict", "check_sampler_state", "a checkpoint cannot hold its generator")(
     state_dict=property(), load_state_dict=property()
 )
