@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from .evaluation.metrics import SMALLER_IS_BETTER as SMALLER_IS_BETTER
     from .evaluation.metrics import is_known_metric as is_known_metric
     from .evaluation.metrics import is_of_clusters as is_of_clusters
+    from .evaluation.metrics import is_of_protocol as is_of_protocol
     from .evaluation.metrics import title_of as title_of
     from .evaluation.neighbors import nearest_of as nearest_of
     from .evaluation.neighbors import without as without

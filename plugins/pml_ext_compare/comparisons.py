@@ -82,7 +82,7 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
     worse = []
     always_worse = []
     alike = []
-    untested = []
+    untested = [group.name for number, group in enumerate(groups) if group.runs and number not in means]
     for number in others:
         name = groups[number].name
         base_values, values = _paired_values(groups[best], groups[number], phase, metric)
@@ -102,7 +102,7 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
 
     text = f"Best by {title_of(metric)}: {groups[best].name}, {percent(means[best])} %"
     tests = f"paired t-tests, p < {LEVEL} after Holm's correction for all pairs of rows"
-    if len(worse) == len(others):
+    if len(worse) == len(others) and not untested:
         return f"{text}; all other rows are worse ({tests})."
     sentences = [f"{text}."]
     if alike:
@@ -110,7 +110,7 @@ def best_rows(groups: Sequence[Group], phase: str, metric: str) -> str:
     if always_worse:
         sentences.append(f"Worse by the same difference in each pair, without a test: {', '.join(always_worse)}.")
     if untested:
-        sentences.append(f"Not tested, for lack of two common seeds: {', '.join(untested)}.")
+        sentences.append(f"Not tested, for lack of values of two common seeds: {', '.join(untested)}.")
     return " ".join(sentences)
 
 

@@ -21,7 +21,8 @@ from pml_ext.tool import PASSED_ON, ConfigError, PmlExtError, StoppedError, hand
 
 _POLL = 0.5  # seconds between polls of running jobs
 _RETRY_ON_SLURM = 60.0  # seconds before a busy job is submitted again
-_LOCAL_MINUTES = 365 * 24 * 60  # time limit of jobs of submitit without SLURM, which otherwise gives them two minutes
+_YEAR = 365 * 24 * 60  # minutes: the limit of jobs without one, which submitit otherwise gives two minutes or five
+_NO_LIMIT = ("UNLIMITED", "INFINITE", "-1", "0")  # time limits of sbatch
 _ATTEMPTS = 2  # attempts of a job whose worker dies
 _GO_ON = "go on with the same command"
 
@@ -297,8 +298,9 @@ class OnSlurm(Executor):
         self._errors = submitit.core.utils.UncompletedJobError
         self._executor = submitit.AutoExecutor(folder=folder)
         time_limit = os.environ.get("SBATCH_TIMELIMIT")
-        if self._executor.cluster == "local":
-            self._executor.update_parameters(timeout_min=_LOCAL_MINUTES)
+        is_unlimited = time_limit is not None and time_limit.strip().upper() in _NO_LIMIT
+        if self._executor.cluster == "local" or is_unlimited:
+            self._executor.update_parameters(timeout_min=_YEAR)
         elif time_limit is not None:  # submitit compares it with a job's time, to tell a timeout from a preemption
             self._executor.update_parameters(timeout_min=minutes_of(time_limit))
 

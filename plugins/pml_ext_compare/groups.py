@@ -207,9 +207,14 @@ def add_run(groups: list[Group], folder: Path) -> None:
 
     folds = group.runs.setdefault(about["seed"], {})
     known_metrics = folds.setdefault(fold, metrics)
-    if json.dumps(known_metrics["after"]) != json.dumps(metrics["after"]):  # as texts, in which NaN equals NaN
+    if _as_text(known_metrics["after"]) != _as_text(metrics["after"]):
         text = f"{folder}: another run has the same recipe, settings and seed, but other results"
         raise ConfigError(f"{text}; name one of both")
+
+
+def _as_text(metrics: Mapping[str, Any]) -> str:
+    """Return metrics as a text that can be compared: NaN differs from itself as a number."""
+    return json.dumps(metrics, sort_keys=True)
 
 
 def find_group(groups: Iterable[Group], settings: dict[str, Any], trials: int) -> Group | None:

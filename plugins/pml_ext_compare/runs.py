@@ -20,6 +20,7 @@ from pml_ext.tool import (
     execute,
     is_finished,
     is_of_clusters,
+    is_of_protocol,
     keep_freed_memory,
     load_recipes,
     locked_folder,
@@ -34,6 +35,7 @@ from .executors import BusyError, Executor, Job, OnProgress, ReportProgress, do
 from .groups import METRICS_FILE, Group, add_run, disambiguate_names, find_group, groups_below, settings_of
 
 MOST_PROGRESS = 0.99  # of a run that trains; tests follow
+PHASES_WITH_PROTOCOLS = ("before", "after")  # tests with metrics of protocols
 PHASES_WITHOUT_CLUSTERS = ("training", "learned_metric", "shortlist")  # tests without metrics of clusters
 
 # Jobs: what an executor does
@@ -203,8 +205,18 @@ def check_reported(
 
 
 def reported_of(phase: str, metrics: Iterable[str]) -> list[str]:
-    """Return the metrics that runs report in a phase: those of clusters only in some."""
-    return [name for name in metrics if phase not in PHASES_WITHOUT_CLUSTERS or not is_of_clusters(name)]
+    """Return the metrics that runs report in a phase: those of clusters and protocols only in some."""
+    reported = []
+    for name in metrics:
+        if is_of_clusters(name):
+            is_reported = phase not in PHASES_WITHOUT_CLUSTERS
+        elif is_of_protocol(name):
+            is_reported = phase in PHASES_WITH_PROTOCOLS
+        else:
+            is_reported = True
+        if is_reported:
+            reported.append(name)
+    return reported
 
 
 # Rows: the planned runs that exist, and those that have to be done

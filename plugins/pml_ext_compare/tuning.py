@@ -255,13 +255,13 @@ def _drop_incomplete_line(journal: Path, lock: Any) -> None:
 
 
 def _distribution(range_: TuneTable, own_value: Any) -> Any:
-    """Return Optuna's distribution of a range: of whole numbers where its ends and the recipe's own value are such."""
+    """Return Optuna's distribution of a range: of whole numbers where its ends are, unless the recipe's own is none."""
     import optuna
 
     if range_.choices:
         return optuna.distributions.CategoricalDistribution(range_.choices)
-    numbers = (range_.low, range_.high, range_.low if own_value is None else own_value)
-    if all(isinstance(number, int) for number in numbers):
+    ends_are_whole = isinstance(range_.low, int) and isinstance(range_.high, int)
+    if ends_are_whole and not isinstance(own_value, float):
         return optuna.distributions.IntDistribution(range_.low, range_.high, range_.log)
     return optuna.distributions.FloatDistribution(range_.low, range_.high, range_.log)
 

@@ -58,6 +58,7 @@ with needs_extra("train", "a collection"):
 
 COLLECTION = "collection"  # the folder in a run's folder
 DATABASE = "images.sqlite"
+LAYOUT = 2  # of the tables here and of stores; part of a collection's identity, so that those of another are made again
 _SCHEMA = (
     "CREATE TABLE collection (about TEXT NOT NULL, crc INTEGER NOT NULL)",
     "CREATE TABLE embedded (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, vector INTEGER, crc INTEGER) "
@@ -108,10 +109,11 @@ class ClassFolders(BaseModel, frozen=True):
         below_splits = _SPLIT_FOLDERS <= outermost <= _SPLIT_FOLDERS | _VALIDATION_FOLDERS
         return cls(levels=levels, below_splits=below_splits)
 
-    @property
-    def are_outermost(self) -> bool:
-        """Whether each class is an outermost sub-folder."""
-        return self.levels == 1 and not self.below_splits
+    def places_of(self, name: str) -> list[str]:
+        """Return the folders that images of a class may lie in."""
+        if not self.below_splits:
+            return [name]
+        return [f"{split}/{name}" for split in sorted(_SPLIT_FOLDERS | _VALIDATION_FOLDERS)]
 
     def class_of(self, path: str) -> str:
         """Return the class of an image, "" for one that lies in no such folder."""
@@ -435,7 +437,7 @@ class Collection:
                     return
                 if not replace:
                     self.check_identity(current.state)
-                why = "of an earlier state of the run (other weights, preprocessing or precision)"
+                why = "of an earlier state of the run (other weights, preprocessing or precision) or of this program"
         except DamagedCollectionError as error:
             if there:
                 why = str(error).partition("; type: ")[0]

@@ -46,6 +46,7 @@ from pml_ext.tool import (
 )
 
 from .collection import (
+    LAYOUT,
     ClassFolders,
     Collection,
     Embedded,
@@ -128,7 +129,7 @@ class ImageEmbedder:
         except ConfigError as error:
             self.precision = "float32"
             warnings.warn(f"{run} computes in float32: {error}", StoreWarning, stacklevel=4)
-        identified_by = [weights, self.preprocessing.model_dump(), self.precision]
+        identified_by = [LAYOUT, weights, self.preprocessing.model_dump(), self.precision]
         if by != "embeddings":
             identified_by.append(by)
         identity = hashlib.sha256(json.dumps(identified_by).encode()).hexdigest()[:16]

@@ -366,20 +366,20 @@ class Gallery:
             numbers = self._numbers_of(current, "WHERE class_number = ?", label)
             return np.searchsorted(self._numbers, numbers)
         class_folders = self._index.class_folders
-        if class_folders.are_outermost:
-            first = path_bytes(name) + b"/"
-            end = path_bytes(name) + b"0"  # "0" follows "/": the paths between begin with the folder
-            numbers = self._numbers_of(current, "WHERE path >= ? AND path < ?", first, end)
-            if len(numbers):
-                return np.searchsorted(self._numbers, numbers)
-        # No outermost folder has this name, or it names no class; those of images in shards are inside the shard.
-        classes: set[str] = set()
         in_class: list[int] = []
-        for path, vector in current.connection.execute(_PATHS):
-            found = class_folders.class_of(os.fsdecode(path))
-            classes.add(found)
-            if found == name:
-                in_class.append(vector)
+        for folder in class_folders.places_of(name):
+            first = path_bytes(folder) + b"/"
+            end = path_bytes(folder) + b"0"  # "0" follows "/": the paths between begin with the folder
+            for path, vector in current.connection.execute(f"{_PATHS} WHERE path >= ? AND path < ?", (first, end)):
+                if class_folders.class_of(os.fsdecode(path)) == name:
+                    in_class.append(vector)
+        classes: set[str] = set()
+        if not in_class:  # the images of shards have paths inside of the shard
+            for path, vector in current.connection.execute(_PATHS):
+                found = class_folders.class_of(os.fsdecode(path))
+                classes.add(found)
+                if found == name:
+                    in_class.append(vector)
         if not in_class:
             raise ConfigError(f"--within {shortened(name, 100)}: {unknown('class', name, sorted(classes))}")
         return np.searchsorted(self._numbers, np.array(sorted(in_class), dtype=np.int64))

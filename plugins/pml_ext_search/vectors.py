@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pml_ext.tool import DataError, Network, VectorFile, check_writable, read_vectors, write_atomically
 
-from .collection import Collection, Embedded, Image, Numbers, Vectors
+from .collection import LAYOUT, Collection, Embedded, Image, Numbers, Vectors
 
 _BLOCK = 1 << 15  # vectors that go through the head together
 
@@ -36,7 +36,7 @@ class VectorEmbedder:
         self.network = network
         self.device = device
         self.replace = replace  # whether to replace a collection of other weights in the same folder
-        identified_by = json.dumps([weights, network.preprocessing.model_dump()])
+        identified_by = json.dumps([LAYOUT, weights, network.preprocessing.model_dump()])
         identity = hashlib.sha256(identified_by.encode()).hexdigest()[:16]
         self.collection = Collection(place, run, identity, network.embedding_size, source="FILE")
 

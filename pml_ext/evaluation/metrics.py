@@ -266,6 +266,11 @@ def is_of_clusters(name: str) -> bool:
     return any(metric.clusters > 0 and metric.name == without_count for metric in _METRICS)
 
 
+def is_of_protocol(name: str) -> bool:
+    """Return whether a metric is of a protocol: of class means, or of classes by their texts."""
+    return re.fullmatch(rf"(ncm|zero_shot)_top_{_K}", name) is not None
+
+
 def _known_title(name: str) -> str | None:
     if name in _TITLES:
         return _TITLES[name]

@@ -93,7 +93,7 @@ def build_network(
     if table.embedder == "none":
         hidden_sizes = None
     else:
-        hidden_sizes = table.hidden_sizes
+        hidden_sizes = table.hidden_layers
     network = Network(preprocessing, trunk, table.embedding_size, hidden_sizes, features, table.norm, table.dropout)
     network.embedder.requires_grad_(table.embedder != "pca")
     cut = cut_of(table.freeze)

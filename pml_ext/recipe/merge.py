@@ -20,14 +20,13 @@ from ..files import toml_value
 from .check import check_names, check_weights
 from .papers import Printed, PrintedTable, is_full, papers, quoted
 from .schema import Recipe, TuneTable, problem_of
-from .tables import flat, inside, merged, nested
+from .tables import INHERITED, flat, inside, merged, nested
 
 with needs_extra("train", "a recipe"):
     from pydantic import ValidationError
 
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
 _NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
-_INHERITED = "(inherited)"  # entry of a choice of [sweep] that extends others: the keys that it does not set itself
 _MOST_VARIANTS = 10_000
 # A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
 _DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
@@ -141,11 +140,14 @@ def _naming_option(text: str, overrides: Iterable[str]) -> str:
 
 
 def validate(tables: Mapping[str, Any], source: str) -> Recipe:
-    """Return the recipe of plain tables, with every name and setting checked; ``source`` is for errors."""
+    """Return the recipe of plain tables, which was loaded before, with every name and setting checked.
+
+    ``source`` is for errors. The recipe may be that of a run that exists, so that rows of papers and weights are not
+    looked for again.
+    """
     with _naming(source):
         recipe = Recipe.model_validate(tables)
         check_names(recipe)
-        _check_new(recipe, check=True)
     return recipe
 
 
@@ -455,7 +457,7 @@ def _choices(key: str, values: Any, source: str) -> list[_Choice]:
     elif isinstance(values, dict) and all(isinstance(tables, dict) for tables in values.values()):
         for label, tables in values.items():
             written = dict(tables)
-            inherited = frozenset(written.pop(_INHERITED, ()))
+            inherited = frozenset(written.pop(INHERITED, ()))
             choices.append(_Choice(label, "", written, inherited))
     if not choices:
         raise _wrong_sweep(key, values, source)
@@ -520,7 +522,7 @@ def _extend_choices(choices: Tables, origins: Any, file: Traversable, children: 
             with_origins = merged({"origin": origins}, choice)
             extended = _extended(with_origins, file, children, f"sweep: {label}: ")
             extended.pop("sweep", None)
-            extended[_INHERITED] = sorted(flat(extended).keys() - flat(choice).keys())
+            extended[INHERITED] = sorted(flat(extended).keys() - flat(choice).keys())
             choices[label] = extended
 
 

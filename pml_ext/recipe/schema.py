@@ -286,6 +286,13 @@ class ModelTable(Table):
         self.freeze = "trunk"
         return self
 
+    @property
+    def hidden_layers(self) -> list[int]:
+        """The sizes of the embedder's hidden layers: one of 512 for "mlp", unless ``hidden_sizes`` say otherwise."""
+        if self.embedder == "mlp" and not self.hidden_sizes:
+            return [512]
+        return self.hidden_sizes
+
     @model_validator(mode="after")
     def _head_fits(self) -> Self:
         if self.lora is not None and self.freeze != "none":
@@ -294,8 +301,6 @@ class ModelTable(Table):
             for key in ("hidden_sizes", "norm", "dropout"):
                 if getattr(self, key) != type(self).model_fields[key].default:
                     raise ValueError(f"{key}: it is of an embedder that is trained, not of {self.embedder!r}")
-        if self.embedder == "mlp" and not self.hidden_sizes:
-            self.hidden_sizes = [512]
         if self.freeze != "trunk" and self.embedder == "pca":
             raise ValueError("embedder: 'pca' goes with freeze = 'trunk', whose features are kept")
         keeps_features = self.freeze == "trunk" or cut_of(self.freeze) is not None

@@ -8,6 +8,7 @@ from typing import Any
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
 KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo", "views")
 WORD_OR_TABLE = ("freeze",)  # keys whose word, "trunk", is not the name of their table
+INHERITED = "(inherited)"  # entry of a choice of [sweep] that extends others: the keys that it does not set itself
 NO_EFFECT = "without effect here"  # origin of settings that others make useless
 
 
@@ -48,6 +49,8 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str,
                 result[key] = {**kept, **value}
             replaced.append(key)
     _drop_ranges(result, over, replaced)
+    if INHERITED in result and INHERITED not in over:
+        result[INHERITED] = [key for key in result[INHERITED] if key not in flat(over)]
     return result, replaced
 
 

@@ -78,6 +78,8 @@ TESTS_OF_TRIALS = (
     "track=[]",
 )
 
+_FOLD = "evaluation.fold"  # a part of the run's own validation classes; trials hold out others
+
 ByClass = Tensor  # MAP@R of each class that was held out, [C], float64
 
 
@@ -184,24 +186,30 @@ def kept_choice(folder: Path, images: OwnImages) -> Choice | None:
 
 @contextlib.contextmanager
 def begun_folder(folder: Path | None) -> Iterator[None]:
-    """Create the folder of a run for its trials, so that ``--resume`` goes on after a kill; an error removes it again.
+    """Create the folder of a run for its trials, so that ``--resume`` goes on after a kill.
 
-    A signal ends the trials by a StoppedError, which says what to type.
+    An error removes the folder again, if it was created here. A signal ends the trials by a StoppedError, which says
+    what to type.
     """
     if folder is None:
         again = "type the same command again"
     else:
         again = f"go on with the same command with --out {shlex.quote(str(folder))} --resume"
+    created = folder is not None and not folder.exists()
+    if folder is not None:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
     try:
         with signals.listening():
             yield
     except StoppedError as error:
-        where = f"in the trials, before anything was chosen; {again}, which makes them again"
+        if folder is not None and (folder / CHOICE).is_file():
+            where = f"after the choice; {again}"
+        else:
+            where = f"in the trials, before anything was chosen; {again}, which makes them again"
         raise signals.stopped(error.signal, where) from None
     except Exception:
-        if folder is not None:
+        if folder is not None and created:
             with contextlib.suppress(OSError):  # it has files
                 folder.rmdir()
         raise
@@ -383,7 +391,7 @@ class _Trials:
     ) -> None:
         self.values: dict[str, ByClass] = {}
         self._images = images
-        self._overrides = overrides
+        self._overrides = [override for override in overrides if override.partition("=")[0].strip() != _FOLD]
         self._folder = folder
         self._seed = seed
         self._device = device

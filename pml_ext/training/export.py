@@ -72,7 +72,7 @@ def write_export(
         "trunk": {"name": model.trunk.name, **model.trunk.settings},
         "by": by,
         "embedding_size": network.embedding_size,
-        "hidden_sizes": model.hidden_sizes if has_head else None,
+        "hidden_sizes": model.hidden_layers if has_head else None,
         "norm": model.norm if has_head else None,
         "features": network.features,
         **_input_of(seen),

@@ -85,6 +85,8 @@ def check_folder(out: Path | None, resume: bool) -> None:
     if out is not None:
         _check_free(out, resume)
         check_writable("--out", out)
+        if out.is_dir() and not any(out.glob("seed-*")):
+            _check_only_files_of_a_run(out)
 
 
 def _check_resumable(out: Path | None, resume: bool) -> None:

@@ -106,7 +106,7 @@ def check_network(recipe, place, built):
     once(built, recipe.data.model_dump(), check_pipeline)
     trunk, features = once(built, [recipe.model.trunk.model_dump(), size], make_trunk)
     with torch.device("meta"):
-        hidden = None if recipe.model.embedder == "none" else recipe.model.hidden_sizes
+        hidden = None if recipe.model.embedder == "none" else recipe.model.hidden_layers
         network = Network(preprocessing, trunk, recipe.model.embedding_size, hidden, features)
         assert network.embedder(torch.zeros(2, features)).shape == (2, recipe.model.embedding_size)
 

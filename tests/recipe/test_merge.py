@@ -229,6 +229,8 @@ def test_what_a_variant_inherits_is_tuned(tmp_path):
     assert load_recipes(file)[f"{file}@other"].optimizer.lr == 0.5
     child = write(tmp_path, 'extends = "mine.toml"\nsweep.rows.other.optimizer.weight_decay = 0.1\n', "child.toml")
     assert ranges_by_variant(child) == {"other": ["optimizer.lr"]}
+    child = write(tmp_path, 'extends = "mine.toml"\nsweep.rows.other.optimizer.lr = 0.1\n', "child.toml")
+    assert ranges_by_variant(child) == {"other": []}
 
 
 def test_names_go_before_settings():

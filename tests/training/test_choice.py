@@ -249,7 +249,15 @@ def test_trials_that_are_stopped_begin_again(photos, tmp_path, monkeypatch):
     with pytest.raises(DataError):
         train(images=photos, out=out, resume=True)
     assert tried == [True]
-    assert not out.exists()
+    assert out.is_dir()  # it was there before
+    with pytest.raises(DataError):
+        train(images=photos, out=tmp_path / "other")
+    assert tried == [True, True]
+    assert not (tmp_path / "other").exists()
+    (out / "letter.txt").write_text("of somebody")
+    with pytest.raises(ConfigError, match=r"run holds no run \(no recipe.toml in it\); choose another --out"):
+        train(images=photos, out=out, resume=True)
+    assert len(tried) == 2
 
 
 # Parts of the trials

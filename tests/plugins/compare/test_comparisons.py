@@ -78,7 +78,7 @@ def test_the_best_row_and_those_not_told_from_it_are_named():
         "(paired t-tests, p < 0.05 after Holm's correction for all pairs of rows)."
     )
     one_seed = best_rows(rows_with([0.3, 0.5], seeds=1), "after", "map_at_r")
-    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested, for lack of two common seeds: row 0."
+    assert one_seed == "Best by MAP@R: row 1, 50.0 %. Not tested, for lack of values of two common seeds: row 0."
     assert best_rows(rows_with([0.3]), "after", "map_at_r") == ""
 
 
@@ -87,7 +87,12 @@ def test_rows_without_values_or_spread_are_not_tested():
     groups.append(Group("failed", {}, errors={"seed 0": "no memory"}))
     groups.append(Group("other", {}, runs={0: {0: {"after": {"nmi": 0.9}}}}))
     text = best_rows(groups, "after", "map_at_r")
-    assert text == "Best by MAP@R: row 1, 50.0 %. Worse by the same difference in each pair, without a test: row 0."
+    assert text == (
+        "Best by MAP@R: row 1, 50.0 %. Worse by the same difference in each pair, without a test: row 0. "
+        "Not tested, for lack of values of two common seeds: other."
+    )
+    groups = [*rows_with([0.3, 0.5, 0.4]), groups[-1]]
+    assert "all other rows" not in best_rows(groups, "after", "map_at_r")
     assert best_rows(rows_with([0.5, 0.5], spread=0), "after", "map_at_r").endswith(": row 1.")
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -290,3 +291,16 @@ def test_time_limits_of_sbatch():
     assert {text: minutes_of(text) for text in limits} == limits
     with pytest.raises(ConfigError, match="SBATCH_TIMELIMIT=a day: wanted minutes"):
         minutes_of("a day")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("submitit") is None, reason="submitit is not installed")
+@pytest.mark.parametrize(("limit", "minutes"), [("1:30:00", 90), ("UNLIMITED", 525_600), ("0", 525_600)])
+def test_jobs_of_slurm_have_the_time_limit_of_sbatch(tmp_path, monkeypatch, limit, minutes):
+    import submitit
+
+    given = {}
+    executor = SimpleNamespace(cluster="slurm", update_parameters=lambda **settings: given.update(settings))
+    monkeypatch.setattr(submitit, "AutoExecutor", lambda folder: executor)
+    monkeypatch.setenv("SBATCH_TIMELIMIT", limit)
+    OnSlurm(1, tmp_path)
+    assert given == {"timeout_min": minutes}

@@ -1,6 +1,8 @@
 """Runs of equal settings are one group; names, values and settings of groups."""
 
 import hashlib
+import json
+import shutil
 
 import pytest
 
@@ -59,6 +61,17 @@ def test_the_selection_is_told():
     assert Group("a", validated).selection() == "20 % of training classes"
     assert Group("a", validated, trials=3).selection() == "trials: validation classes; 20 % of training classes"
     assert Group("a", validated | {"evaluation.select_on": "test"}).selection() == "test images"
+
+
+def test_the_order_of_metrics_makes_no_other_results(folder):
+    finished_run(folder / "again/0", "cbml/a", 0, 0.1, mvc_weight=1.0)
+    copy = folder / "copy/0"
+    shutil.copytree(folder / "again/0", copy)
+    metrics = json.loads((copy / "metrics.json").read_text())
+    metrics["after"] = dict(reversed(metrics["after"].items()))
+    (copy / "metrics.json").write_text(json.dumps(metrics))
+    groups = groups_below([folder / "again", folder / "copy"])
+    assert len(groups) == 1
 
 
 def test_what_cannot_be_grouped_is_refused(folder):

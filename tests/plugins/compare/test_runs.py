@@ -6,11 +6,11 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError
-from pml_ext.recipe import load_recipes, reported_phases
+from pml_ext.recipe import load_recipe, load_recipes, reported_phases
 from pml_ext.training.launch import execute
 from pml_ext_compare import runs
 from pml_ext_compare.executors import Executor, do
-from pml_ext_compare.runs import RunJob, plans_of, recipes_of_table, reported_of, rows_of, run_lock
+from pml_ext_compare.runs import RunJob, plans_of, recipes_of_table, reported_of, rows_of, run_lock, with_settings
 
 from .examples import SMALL, compare, finished_run, silent
 
@@ -89,7 +89,19 @@ def test_a_phase_of_other_rows_or_without_clusters_ends_before_training(recipe, 
     assert text in str(compare(recipe, "pddm/digits", *small, "learned_metric").exception)
     assert begun == []
     assert reported_of("training", ["recall_at_1", "nmi", "purity_2"]) == ["recall_at_1"]
-    assert reported_of("after", ["recall_at_1", "nmi"]) == ["recall_at_1", "nmi"]
+    assert reported_of("after", ["recall_at_1", "nmi", "ncm_top_1"]) == ["recall_at_1", "nmi", "ncm_top_1"]
+    assert reported_of("raw", ["recall_at_1", "nmi", "zero_shot_top_5"]) == ["recall_at_1", "nmi"]
+
+
+def test_a_tuned_embedder_is_that_of_the_recipe_with_the_setting(tmp_path):
+    file = tmp_path / "one.toml"
+    file.write_text('extends = "cbml/digits"\nmodel.embedder = "mlp"\n')
+    recipe = load_recipe(str(file))
+    assert recipe.model.hidden_layers == [512]
+    tuned = with_settings(recipe, {"model.embedder": "linear"}, "one")
+    assert tuned.as_dict() == load_recipe(str(file), ["model.embedder=linear"]).as_dict()
+    assert tuned.model.hidden_layers == []
+    assert with_settings(recipe, {"model.embedder": "none", "model.embedding_size": 64}, "one").model.embedder == "none"
 
 
 def test_folds_leave_each_variant_its_own_evaluation(tmp_path):

@@ -444,6 +444,9 @@ def test_progress_is_reported(make, images, command, runs, monkeypatch):
 def test_classes_are_named_by_sub_folders(levels, paths, classes):
     folders = ClassFolders.of_paths(paths, levels)
     assert [folders.class_of(path) for path in paths] == classes
+    for path, name in zip(paths, classes, strict=True):
+        if name and not path.startswith("x.tar"):  # in shards, classes lie inside of the shard
+            assert any(path.startswith(f"{place}/") for place in folders.places_of(name))
 
 
 def test_an_index_names_classes_as_its_run_does(make, tmp_path):
