@@ -67,8 +67,8 @@ print(json.dumps({**answers, **{name: text(f"import {name}") for name in modules
 
 
 @pytest.fixture(scope="module")
-def bare():
-    """``{name or module: the error}`` of a process that cannot import what the core does not bring with it."""
+def bare_process():
+    """A process that has imported everything, but cannot import what the core does not bring with it."""
     brought = set()
     new = CORE
     while new:
@@ -78,8 +78,13 @@ def bare():
     blocked = [top for top, found in DISTRIBUTIONS.items() if found & EXTRAS and not found & brought]
     assert {"torchvision", "matplotlib", "pydantic", "typer", "PIL"} <= set(blocked)
     arguments = [sys.executable, "-c", BARE, json.dumps(blocked)]
-    run = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    return json.loads(run.stdout.splitlines()[-1])
+    return subprocess.run(arguments, capture_output=True, text=True, check=True)
+
+
+@pytest.fixture(scope="module")
+def bare(bare_process):
+    """``{name or module: the error}`` of that process."""
+    return json.loads(bare_process.stdout.splitlines()[-1])
 
 
 def _requires(name):
@@ -94,6 +99,10 @@ def test_losses_and_wrappers_need_no_extra(bare):
     wrappers = {"CrossBatchMemory", "DistributedLoss", "RegularizedLoss"}
     needed = classes | wrappers | {"registry", "plugin", "testing", "pml_ext.testing.benchmark"}
     assert {name: bare[name] for name in needed} == dict.fromkeys(needed, "")
+
+
+def test_no_plugin_of_ours_is_broken_without_extras(bare_process):
+    assert "is broken" not in bare_process.stderr
 
 
 def test_a_missing_extra_is_named(bare):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .trained import TrainedRun as TrainedRun
     from .trained import load_run as load_run
 
-__getattr__ = lazily(__name__, "train", "load_run", ("matplotlib", "pydantic", "sklearn", "torchvision"))
+__getattr__ = lazily(__name__, "train", "load_run")
 
 
 @hookimpl
