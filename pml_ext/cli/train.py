@@ -321,7 +321,7 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
-    from ..training.report import phase_titles
+    from ..training.verdict import phase_titles
 
     names = list(metrics["after"])
     rows = []
@@ -339,7 +339,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
     from ..evaluation.metrics import title_of
-    from ..training.report import phase_titles
+    from ..training.verdict import phase_titles
 
     names = list(results[0]["after"])
     rows = []

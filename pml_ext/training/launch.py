@@ -25,10 +25,10 @@ from . import signals
 from .folder import CHOICE, FILES, METRICS, RECIPE, REPORT, WRITTEN, check_unchanged, how_to_redo, no_finished_run
 from .listener import Listener
 from .loop import train_run
-from .report import verdict
 from .results import write_again
 from .run import OnNonfinite, Run
 from .trackers import phases_of
+from .verdict import verdict
 
 Metrics = dict[str, Any]
 LOCK = ".lock"

@@ -11,7 +11,8 @@ import pytest
 from pml_ext.recipe import load_recipes
 from pml_ext.recipe.schema import EvaluationTable
 from pml_ext.report import render
-from pml_ext.training.report import PHASES, _cells, metrics_table, setback, verdict
+from pml_ext.training.report import _cells, metrics_table
+from pml_ext.training.verdict import PHASES, setback, verdict
 
 METRICS = [*(f"recall_at_{k}" for k in (1, 10, 100)), "precision_at_1", "r_precision", "map_at_r", "nmi", "ncm_top_1"]
 MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {

@@ -1,0 +1,161 @@
+"""What training has brought, in words: whether a network is behind what it began with, and what is better."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..evaluation.metrics import headline_metric, title_of
+from ..networks.pretrained import is_pretrained
+from ..recipe import Recipe
+from ..report import percent
+
+PHASES = {
+    "raw": "raw pixels",
+    "frozen": "frozen trunk",
+    "pca": "frozen trunk, PCA",
+    "before": "untrained network",
+    "head": "head, trunk frozen",
+    "blocks": "last blocks",
+    "after": "trained network",
+    "features": "trained network, features before the head",
+    "training": "trained network, training images",
+    "learned_metric": "trained network, learned metric",
+    "shortlist": "trained network, learned metric on a shortlist",
+}
+_PHASES_OF_VECTORS = {
+    "raw": "raw vectors",
+    "pca": "raw vectors, PCA",
+    "before": "untrained head",
+    "after": "trained head",
+    "training": "trained head, training vectors",
+    "learned_metric": "trained head, learned metric",
+    "shortlist": "trained head, learned metric on a shortlist",
+}
+STAGES = ("head", "blocks")  # phases before the whole network trains
+_WITHOUT_FINE_TUNING = "Train without its last stage (--images FOLDER without --fine-tune) to keep that."
+
+
+def phase_titles(noun: str) -> dict[str, str]:
+    """Return the titles of phases by name, for a run of ``"images"`` or ``"vectors"``."""
+    return _PHASES_OF_VECTORS if noun == "vectors" else PHASES
+
+
+def data_of(recipe: Recipe) -> str:
+    """Return a recipe's folder of images, or its file of vectors, for a command line, or a word for one."""
+    kind, _, path = recipe.data.name.partition(":")
+    if kind in ("folder", "vectors"):
+        return shlex.quote(path)
+    if recipe.data.listed is not None and "vectors" in recipe.data.settings:
+        return shlex.quote(str(recipe.data.settings["vectors"]))
+    return "FOLDER"
+
+
+def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
+    """Say that the features before the head are ahead of the embeddings, by Recall@1; empty if they are not.
+
+    ``folder`` is the run's, for the command that indexes images by features.
+    """
+    if "features" not in metrics:
+        return ""
+    name = headline_metric(metrics["after"])
+    features = metrics["features"][name]
+    embeddings = metrics["after"][name]
+    if not features > embeddings:
+        return ""
+    numbers = f"{title_of(name)} is {percent(features)} %, and {percent(embeddings)} % of the embeddings"
+    command = f"pml-ext index {shlex.quote(str(folder))} {data_of(recipe)} --by features"
+    return f"The features before the head are better than the embeddings: {numbers}. To search by them, type: {command}"
+
+
+def setback(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Say that a network is behind what it began with: untrained, its frozen trunk or the raw vectors; else empty.
+
+    By the recipe's ``evaluation.select``; without one by Recall@1, then by MAP@R, since one may fall alone. A network
+    that was trained in stages is compared with whitened features, too. ``metrics`` are by phase and metric.
+    """
+    if _nothing_is_learned(recipe):
+        return ""
+    after = metrics["after"]
+    select = recipe.evaluation.select
+    names = [headline_metric(after), "map_at_r"] if select is None else [select]
+    for name in names:
+        untrained = {}
+        for phase in _phases_to_compare(recipe, metrics):
+            if name in metrics.get(phase, ()):
+                untrained[phase] = metrics[phase][name]
+        best = max(untrained, key=lambda phase: untrained[phase], default=None)
+        if best is not None and after[name] < untrained[best]:  # NaN is not behind
+            return _setback_sentence(recipe, name, after[name], best, untrained[best])
+    return ""
+
+
+def _nothing_is_learned(recipe: Recipe) -> bool:
+    """Return whether the embeddings are features as they are."""
+    return recipe.model.freeze == "trunk" and recipe.model.embedder == "none"
+
+
+def _phases_to_compare(recipe: Recipe, metrics: Mapping[str, Any]) -> list[str]:
+    """Return the phases that a trained network should not be behind."""
+    phases = ["before", "raw" if recipe.model.takes_vectors else "frozen"]
+    if any(phase in metrics for phase in STAGES):
+        phases.append("pca")
+    return [*phases, *STAGES]
+
+
+def _setback_sentence(recipe: Recipe, name: str, after: float, phase: str, before: float) -> str:
+    titles = phase_titles("vectors" if recipe.model.takes_vectors else "images")
+    if recipe.model.embedder == "pca":
+        network = titles["pca"]
+        earlier = "without whitening."
+    elif phase in STAGES:
+        network = "trained network"
+        earlier = f"before the whole network trained. {_WITHOUT_FINE_TUNING}"
+    else:
+        network = "head" if recipe.model.freeze == "trunk" else "trained network"
+        earlier = "before training."
+    numbers = f"{title_of(name)} is {percent(after)} %, and {percent(before)} % {earlier}"
+    return f"The {network} is behind the {titles[phase]}: {numbers}"
+
+
+def not_compared(recipe: Recipe) -> str:
+    """Say that a network was not compared with the pretrained features that it began with; empty if it was."""
+    if recipe.evaluation.baselines or _nothing_is_learned(recipe):
+        return ""
+    if not is_pretrained(recipe.model.trunk.settings):
+        return ""
+    return (
+        "The network was not compared with the frozen trunk, and may be behind it: the tests before training were left "
+        "out. Train without --quick, or evaluation.baselines = false, to compare."
+    )
+
+
+def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """Say what the training of the whole network has added to the head or the last blocks.
+
+    Empty for a run without such stages, and if there is a :func:`setback`.
+    """
+    phase = next((phase for phase in STAGES if phase in metrics), None)
+    if phase is None or setback(recipe, metrics):
+        return ""
+    name = recipe.evaluation.select or headline_metric(metrics["after"])
+    after = metrics["after"][name]
+    before = metrics[phase][name]
+    paid = "has paid" if after > before else "has added nothing"
+    numbers = f"{percent(after)} % after it; {PHASES[phase]} {percent(before)} %"
+    if name in metrics.get("frozen", ()):
+        numbers += f", {PHASES['frozen']} {percent(metrics['frozen'][name])} %"
+    return f"Training the whole network {paid}: {title_of(name)} is {numbers}."
+
+
+def verdict(recipe: Recipe, metrics: Mapping[str, Mapping[str, float]], folder: Path) -> str:
+    """Return sentences on what training has brought, if the metrics ask for some; ``folder`` is the run's."""
+    sentences = [
+        not_compared(recipe),
+        setback(recipe, metrics),
+        gain_of_fine_tuning(recipe, metrics),
+        better_features(metrics, folder, recipe),
+    ]
+    return " ".join(sentence for sentence in sentences if sentence)
