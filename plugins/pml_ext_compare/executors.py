@@ -17,7 +17,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pml_ext.tool import PASSED_ON, ConfigError, PmlExtError, StoppedError, handle_signals, needs_extra, one_line
+from pml_ext.tool import (
+    PASSED_ON,
+    ConfigError,
+    PmlExtError,
+    StoppedError,
+    handle_signals,
+    needs_extra,
+    one_line,
+    threads_for,
+)
 
 _POLL = 0.5  # seconds between polls of running jobs
 _RETRY_ON_SLURM = 60.0  # seconds before a busy job is submitted again
@@ -184,15 +193,6 @@ class Processes(Executor):
             connection.close()
             process.join()
         self._workers.clear()
-
-
-def threads_for(jobs: int) -> int:
-    """Return the number of threads per process: ``OMP_NUM_THREADS``, or an equal share of the processors."""
-    wanted = int(os.environ.get("OMP_NUM_THREADS", "0"))
-    if wanted:
-        return wanted
-    processors = os.cpu_count() or 1
-    return max(1, processors // jobs)
 
 
 def _gpus() -> list[str]:

@@ -5,11 +5,19 @@ from __future__ import annotations
 import functools
 import io
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import By, DataError, choose_device, keep_freed_memory, needs_extra, one_line, write_atomically
+from pml_ext.tool import (
+    By,
+    DataError,
+    choose_device,
+    keep_freed_memory,
+    needs_extra,
+    one_line,
+    threads_for,
+    write_atomically,
+)
 
 from .embedding import warn_of_skipped
 from .parts import Work, skipped_of, tables
@@ -66,8 +74,7 @@ def write_on_ray(
     options: dict[str, Any] = {}
     if not address:  # a cluster of this machine alone
         options = {"num_cpus": jobs, "include_dashboard": False}
-    threads = int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, (os.cpu_count() or 1) // jobs)
-    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads)}}
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
     ray.init(address=address, runtime_env=environment, log_to_driver=False, **options)
     images = 0
     shared = ray.put(work)

@@ -41,7 +41,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object without a representati
 _BATCH_NORM = re.compile(r"\b_?(Sync|Joined)?BatchNorm(Act)?([123]d)?\(")
 _ACT_BEFORE_DROP = re.compile(r"( *\(act\): .*\n)( *\(drop\): .*\n)")
 _PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
-_PLAIN = b"\0\0" + b"0"  # of a whole image, not augmented; see _keys() and the view in FeatureCache.of()
 
 
 class Features:
@@ -103,7 +102,7 @@ class FeatureCache:
         feature that is NaN or infinite.
         """
         self._share_store()
-        keys = [key + b"\0%d" % view for key in _keys(images)]
+        keys = _keys(images, view)
         try:
             return self._features_of(images, keys)
         except UnwritableError as error:
@@ -171,7 +170,7 @@ class FeatureCache:
 
     def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
         """Return the features of the unchanged files in the store, by index in the list."""
-        keys = [_file_key(path) + _PLAIN for path in paths]
+        keys = [_key(_file_bytes(path)) for path in paths]
         stats = {key: _stat_of(path) for key, path in zip(keys, paths, strict=True)}
         found, _ = self.store.find(stats)
         vectors = self.store.vectors()
@@ -185,7 +184,7 @@ class FeatureCache:
         rows = features.float().cpu().numpy()
         finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
         if finite:
-            keys = [_file_key(paths[place]) + _PLAIN for place in finite]
+            keys = [_key(_file_bytes(paths[place])) for place in finite]
             self.store.append(keys, [stats[place] for place in finite], rows[finite])
 
     def _rows(self, features: Tensor) -> Vectors:
@@ -276,21 +275,26 @@ def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int
     return places
 
 
-def _keys(images: LabeledImages) -> list[bytes]:
-    """Return the key of each image: its file, or the digest of its pixels, and its box."""
+def _keys(images: LabeledImages, view: int) -> list[bytes]:
+    """Return the key of each image in a view: of its file, or the digest of its pixels, and of its box."""
     if images.paths is None:
         pixels: Any = images.images
-        keys = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
+        sources = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
     else:
-        keys = [_file_key(path) for path in images.paths]
+        sources = [_file_bytes(path) for path in images.paths]
     if images.boxes is None:
-        boxes = [b""] * len(keys)
+        boxes = [b""] * len(sources)
     else:
         boxes = [repr(box.tolist()).encode() for box in images.boxes]
-    return [key + b"\0" + box for key, box in zip(keys, boxes, strict=True)]
+    return [_key(source, box, view) for source, box in zip(sources, boxes, strict=True)]
 
 
-def _file_key(path: str | Path) -> bytes:
+def _key(source: bytes, box: bytes = b"", view: int = 0) -> bytes:
+    """Return the key of an image's features in the store; by default of the whole image, not augmented."""
+    return b"%s\0%s\0%d" % (source, box, view)
+
+
+def _file_bytes(path: str | Path) -> bytes:
     return path_bytes(os.path.realpath(path))
 
 
