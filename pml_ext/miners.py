@@ -112,9 +112,9 @@ class PairMiner(FullPrecisionMining, BaseMiner):  # type: ignore[misc]
             self._call = _Call()
 
     @property
-    def related(self) -> bool:
-        """Whether the current call has no classes: a relation with other labels, or no labels."""
-        return not self._call.has_classes
+    def has_classes(self) -> bool:
+        """Whether the labels of the current call are classes: neither a relation's other labels nor missing."""
+        return self._call.has_classes
 
     def pairs_of(
         self, embeddings: Tensor, labels: Tensor, ref_emb: Tensor, ref_labels: Tensor, rows: int | None = None

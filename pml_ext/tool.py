@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from .data.folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
     from .data.folder import CLUSTERS_TABLE as CLUSTERS_TABLE
     from .data.folder import GONE as GONE
+    from .data.folder import SPLIT_FOLDERS as SPLIT_FOLDERS
+    from .data.folder import VALIDATION_FOLDERS as VALIDATION_FOLDERS
+    from .data.folder import class_levels as class_levels
     from .data.folder import contact_sheets as contact_sheets
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets

@@ -63,7 +63,7 @@ class HardQuadrupletMiner(PairMiner):
         matrix, _ = matrix_of(self.distance, embeddings, embeddings)
         scores = matrix if self.distance.is_inverted else -matrix
         positives, negatives = self.pairs_of(embeddings, labels, ref_emb, ref_labels).masks(scores)
-        if self.per_class and self.related:
+        if self.per_class and not self.has_classes:
             raise ValueError("per_class of HardQuadrupletMiner wants classes, and the labels are none")
         classes = labels if self.per_class else None
         return hard_quadruplets(scores, positives, negatives, self.num_quadruplets, classes)[0]

@@ -35,6 +35,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.tool import (
+    SPLIT_FOLDERS,
+    VALIDATION_FOLDERS,
     By,
     ConfigError,
     DataError,
@@ -71,9 +73,6 @@ _LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
 
-_SPLIT_FOLDERS = {"train", "test"}
-_VALIDATION_FOLDERS = {"val", "valid", "validation"}
-
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
 
@@ -106,14 +105,14 @@ class ClassFolders(BaseModel, frozen=True):
         outermost = set()
         for path in paths:
             outermost.update(_folders_of(path)[:1])
-        below_splits = _SPLIT_FOLDERS <= outermost <= _SPLIT_FOLDERS | _VALIDATION_FOLDERS
+        below_splits = {*SPLIT_FOLDERS} <= outermost <= {*SPLIT_FOLDERS, *VALIDATION_FOLDERS}
         return cls(levels=levels, below_splits=below_splits)
 
     def places_of(self, name: str) -> list[str]:
         """Return the folders that images of a class may lie in."""
         if not self.below_splits:
             return [name]
-        return [f"{split}/{name}" for split in sorted(_SPLIT_FOLDERS | _VALIDATION_FOLDERS)]
+        return [f"{split}/{name}" for split in (*SPLIT_FOLDERS, *VALIDATION_FOLDERS)]
 
     def class_of(self, path: str) -> str:
         """Return the class of an image, "" for one that lies in no such folder."""

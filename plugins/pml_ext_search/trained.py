@@ -21,6 +21,7 @@ from pml_ext.tool import (
     Steps,
     check_writable,
     choose_device,
+    class_levels,
     is_vector_file,
     registry,
     unknown,
@@ -516,9 +517,7 @@ def _class_levels(data_set: str, settings: Mapping[str, Any]) -> int | None:
     """Return how many sub-folders name a class, None for all, as where a run was trained on a folder."""
     if not data_set.startswith("folder:"):
         return 1
-    if settings.get("classes") == "leaf":
-        return None
-    return settings.get("levels") or 1
+    return class_levels(settings.get("classes", "outer"), settings.get("levels"))
 
 
 def _texts_of(queries: Any) -> list[str] | None:

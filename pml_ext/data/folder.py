@@ -18,8 +18,8 @@ from .splits import DataSplits, LabeledImages, check_trainable, divide
 _ADVICE_ON_LEAVES = "--set data.classes=leaf takes each innermost folder as a class"
 GONE = (errno.ENOENT, errno.ELOOP)  # errors of a file that vanished, or of a link that leads nowhere
 CLUSTERS_TABLE = "clusters.csv"  # written by pml-ext cluster, beside its contact sheets
-_SPLITS = ("train", "test")
-_VALIDATION = ("val", "valid", "validation")
+SPLIT_FOLDERS = ("train", "test")
+VALIDATION_FOLDERS = ("val", "valid", "validation")
 # Endings of images that are not read; of files in a class's folder, others are no images.
 _OTHER_IMAGES = (".heic", ".heif", ".avif", ".jfif", ".gif", ".jp2", ".jxl", ".dng", ".cr2", ".nef", ".arw")
 CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
@@ -69,12 +69,12 @@ def folder(
     place = (root or Path()) / Path(path).expanduser()
     if not os.path.isdir(place):
         raise DataError(f"{place}: no such folder; folder:PATH wants one sub-folder of images per class")
-    depth = None if classes == "leaf" else levels or 1
-    divided = all((place / part).is_dir() for part in _SPLITS)
+    depth = class_levels(classes, levels)
+    divided = all((place / part).is_dir() for part in SPLIT_FOLDERS)
     notes: list[str] = []
     parts = [place]
     if divided:
-        parts = [place / part for part in _SPLITS]
+        parts = [place / part for part in SPLIT_FOLDERS]
         notes += _unused_validation(place)
         given = {"split": split, "train_fraction": train_fraction, "seed": seed}
         unused = [name for name, value in given.items() if value is not None]
@@ -110,6 +110,13 @@ def folder(
     return DataSplits(train, test, image_size=image_size, channels=channels, crop=True, note="; ".join(notes))
 
 
+def class_levels(classes: str = "outer", levels: int | None = None) -> int | None:
+    """Return how many sub-folders, from the outermost, name a class; None for all. Arguments as of :func:`folder`."""
+    if classes == "leaf":
+        return None
+    return levels or 1
+
+
 @dataclasses.dataclass
 class _Skipped:
     """What a folder has that is not read as images of a class."""
@@ -138,7 +145,7 @@ def _unused_validation(place: Path) -> list[str]:
     """Return a note for each folder of validation images beside ``train`` and ``test``."""
     notes = []
     for name in sorted(_entries(place)):
-        if name.lower() in _VALIDATION:
+        if name.lower() in VALIDATION_FOLDERS:
             notes.append(f"{place / name}: not used; train and test are the split")
     return notes
 
@@ -146,7 +153,7 @@ def _unused_validation(place: Path) -> list[str]:
 def _check_classes(place: Path, names: Collection[str]) -> None:
     """Raise DataError for folders that are splits of other names than ``train`` and ``test``, and would be classes."""
     outermost = sorted({name.partition("/")[0] for name in names})
-    if all(name.lower() in (*_SPLITS, *_VALIDATION) for name in outermost):
+    if all(name.lower() in (*SPLIT_FOLDERS, *VALIDATION_FOLDERS) for name in outermost):
         raise DataError(
             f"{place}: found {' and '.join(outermost)}, which are splits and no classes; wanted the two folders train "
             "and test, so named, each with a sub-folder per class"

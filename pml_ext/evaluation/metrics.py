@@ -212,21 +212,24 @@ def metrics_of(
     recall_at = _counts("recall_at", recall_at)
 
     def recall(k: int) -> Metric:
-        return Metric(f"recall_at_{k}", f"Recall@{k}", lambda right, _: recall_at_k(right, k), k, lone_queries=True)
+        name = f"recall_at_{k}"
+        return Metric(name, title_of(name), lambda right, _: recall_at_k(right, k), k, lone_queries=True)
 
     def precision(k: int) -> Metric:
-        return Metric(f"precision_at_{k}", f"P@{k}", lambda right, _: precision_at_k(right, k), k)
+        name = f"precision_at_{k}"
+        return Metric(name, title_of(name), lambda right, _: precision_at_k(right, k), k)
 
     def graded(k: int) -> Metric:
-        return Metric(f"ndcg_at_{k}", f"NDCG@{k}", ndcg, k, graded=True)
+        name = f"ndcg_at_{k}"
+        return Metric(name, title_of(name), ndcg, k, graded=True)
 
     def recall_at_level(k: int, level: int) -> Metric:
         name = f"recall_at_{k}_level_{level}"
-        return replace(recall(k), name=name, title=f"Recall@{k}, level {level}", level=level)
+        return replace(recall(k), name=name, title=title_of(name), level=level)
 
     def with_clusters(metric: Metric, count: int) -> Metric:
-        title = f"{metric.title}, {count} per class"
-        return replace(metric, name=f"{metric.name}_{count}", title=title, clusters=count, pml_name="")
+        name = f"{metric.name}_{count}"
+        return replace(metric, name=name, title=title_of(name), clusters=count, pml_name="")
 
     cluster_counts = _counts("clusters_per_class", clusters_per_class)
     ndcg_at = _counts("ndcg_at", ndcg_at)
