@@ -125,7 +125,7 @@ def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigur
 
     def drawing() -> Any:
         queries = run.images(run.queries)
-        searched = run.images(run.gallery_of(run.queries))
+        searched = run.images(run.data.gallery_of(run.queries))
         rows = []
         for query in chosen:
             class_name = queries.class_names[queries.labels[query]]

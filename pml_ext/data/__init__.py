@@ -16,9 +16,11 @@ with needs_extra("train", "a data set"):
     from .digits import digits as digits
     from .digits import digits_unseen as digits_unseen
     from .folder import folder as folder
+    from .images import LabeledImages as LabeledImages
     from .listed import pairs as pairs
     from .listed import triplets as triplets
     from .omniglot import omniglot_small as omniglot_small
+    from .prepare import prepare as prepare
     from .published import DatasetInfo as DatasetInfo
     from .published import cache_folder as cache_folder
     from .published import check_archives as check_archives
@@ -27,9 +29,7 @@ with needs_extra("train", "a data set"):
     from .reading import image_tensor as image_tensor
     from .reading import read_image as read_image
     from .splits import DataSplits as DataSplits
-    from .splits import LabeledImages as LabeledImages
     from .splits import hold_out_classes as hold_out_classes
-    from .splits import prepare as prepare
     from .table import table as table
     from .transforms import Pipeline as Pipeline
     from .transforms import Steps as Steps

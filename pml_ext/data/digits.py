@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 
 from ..errors import ConfigError
-from .splits import DataSplits, LabeledImages, split_by_image
+from .images import LabeledImages
+from .splits import DataSplits, split_by_image
 
 
 def digits(root: Path | None = None, seed: int = 0) -> DataSplits:

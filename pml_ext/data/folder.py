@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ConfigError, DataError
-from .splits import DataSplits, LabeledImages, check_trainable, divide
+from .images import LabeledImages
+from .splits import DataSplits, check_trainable, divide
 
 _ADVICE_ON_LEAVES = "--set data.classes=leaf takes each innermost folder as a class"
 GONE = (errno.ENOENT, errno.ELOOP)  # errors of a file that vanished, or of a link that leads nowhere

@@ -13,8 +13,9 @@ import torch
 
 from ..errors import DataError, counted, first_of, unknown
 from ..pairwise import Kind, ListedTuples
+from .images import LabeledImages
 from .rows import is_empty, read_rows
-from .splits import DataSplits, LabeledImages
+from .splits import DataSplits
 from .vectors import PARTS, VectorFile, read_vectors
 
 COLUMNS: dict[Kind, tuple[str, ...]] = {

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from ..errors import ConfigError, DataError
+from .images import LabeledImages
 from .published import Archive, Count, DatasetInfo, check_count, find_root, get_archives
-from .splits import DataSplits, LabeledImages
+from .splits import DataSplits
 
 BACKGROUND = "images_background.zip"
 EVALUATION = "images_evaluation.zip"

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import DataError, UnwritableError, one_line
+from .images import LabeledImages
 from .reading import Box
-from .splits import DataSplits, LabeledImages
+from .splits import DataSplits
 
 MEANT_FOR = {"train": "training images", "test": "test images", "query": "queries", "gallery": "gallery images"}
 EVERYTHING = Box(0, 0, 1e9, 1e9)

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError, counted, first_of, needs_extra, one_line, shortened, unknown
-from .splits import DataSplits, LabeledImages, check_trainable, divide, first_without_gallery
+from .images import LabeledImages
+from .splits import DataSplits, check_trainable, divide, first_without_gallery
 
 KEYS = ("embeddings", "labels", "ids", "split", "groups")
 PARTS = ("train", "test", "validation")

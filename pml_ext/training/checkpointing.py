@@ -31,7 +31,7 @@ class Checkpointer:
         state, warning = checkpoint.load_to_resume(self._last, self._run.device, self._run.identity)
         if state is None:
             return False
-        self._run.check_listing(state["listing"])
+        self._run.data.check_listing(self._run.folder, state["listing"])
         self._run.restore(self._last, state)
         self._run.warn(warning)
         return True
@@ -46,7 +46,7 @@ class Checkpointer:
             self._run.warn(str(error))
             return
         if state["epoch"] == self._run.epoch + 1:
-            self._run.check_listing(state["listing"])
+            self._run.data.check_listing(self._run.folder, state["listing"])
             self.unfinished = state
 
     def finished_losses(self) -> list[float]:

@@ -42,7 +42,7 @@ def metrics_before(view: View) -> dict[str, Metrics]:
     features.
     """
     parts = _compared_splits(view, view.queries)
-    if view.takes_vectors:
+    if view.data.has_vectors:
         vectors = {part: view.embedded(part, features=True)["features"] for part in parts}
         return _metrics_by_phase(view, {"raw": vectors, "pca": _components(view, vectors)})
     has_features = view.frozen or is_pretrained(view.recipe.model.trunk.settings)
@@ -69,7 +69,7 @@ def _metrics_by_phase(view: View, points: Mapping[str, Mapping[str, Tensor]]) ->
 def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> Metrics:
     """Return metrics of retrieval and of clusters of points ``[N, D]`` of each split, by cosine similarity."""
     normalized = {part: nn.functional.normalize(rows) for part, rows in points.items()}
-    if view.listed is not None:
+    if view.data.listed is not None:
         return _of_listed(view, split, normalized)
     retrieval = _retrieval(view, split, normalized)
     return retrieval.accuracies | _cluster_metrics(view, split, normalized[split])
@@ -94,14 +94,14 @@ def metrics_after(view: View, stages: Stages) -> dict[str, Metrics]:
     metrics = {"after": evaluate_split(view, split)}
     if features:
         metrics["features"] = _metrics_of_points(view, split, features)
-    if view.tested_training is not None:
-        metrics["training"] = evaluate_split(view, view.tested_training, clustering=False)
+    if view.data.tested_training is not None:
+        metrics["training"] = evaluate_split(view, view.data.tested_training, clustering=False)
     metric = learned_metric(stages[-1].loss.modules()) or learned_metric(stages.parts())
-    if metric is not None and view.listed is not None:
+    if metric is not None and view.data.listed is not None:
         points = {part: view.embeddings(part) for part in _compared_splits(view, split)}
         metrics["learned_metric"] = _of_listed(view, split, points, metric)
     elif metric is not None:
-        searched = view.gallery_of(split)
+        searched = view.data.gallery_of(split)
         points = {part: view.embeddings(part) for part in (split, searched)}
         result = _retrieval(view, split, points, neighbors_under(metric), keep=0)
         metrics["learned_metric"] = result.accuracies
@@ -119,7 +119,7 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
     TrainingError for embeddings that are not finite.
     """
-    if view.listed is not None:
+    if view.data.listed is not None:
         points = {part: _normalized_embeddings(view, part) for part in _compared_splits(view, split)}
         return view.once(("listed", split), lambda: _of_listed(view, split, points))
     metrics = dict(nearest(view, split).accuracies)
@@ -132,9 +132,9 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
 
 def _compared_splits(view: View, split: str) -> list[str]:
     """Return the splits that a test of one compares: its gallery, or training pairs, which give the threshold."""
-    parts = [split, view.gallery_of(split)]
-    if view.listed is not None and view.listed.kind == "pairs" and view.tested_training is not None:
-        parts.append(view.tested_training)
+    parts = [split, view.data.gallery_of(split)]
+    if view.data.listed is not None and view.data.listed.kind == "pairs" and view.data.tested_training is not None:
+        parts.append(view.data.tested_training)
     return list(dict.fromkeys(parts))
 
 
@@ -143,7 +143,7 @@ def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: B
     tuples = view.images(split).tuples
     assert tuples is not None
     threshold = None
-    training = view.tested_training
+    training = view.data.tested_training
     try:
         if tuples.kind == "pairs" and training is not None:
             trained = view.images(training).tuples
@@ -158,7 +158,7 @@ def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: B
 def nearest(view: View, split: str) -> Evaluation:
     """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
     points = {split: _normalized_embeddings(view, split)}
-    gallery = view.gallery_of(split)
+    gallery = view.data.gallery_of(split)
     if gallery != split:
         points[gallery] = _normalized_embeddings(view, gallery)
     return view.once(("nearest", split), lambda: _retrieval(view, split, points))
@@ -181,7 +181,7 @@ def confusions(view: View) -> list[tuple[str, str, int]]:
     """Return the ten most frequent confusions: class of the query, class of its nearest image, count."""
     result = nearest(view, view.queries)
     queries = view.images(view.queries)
-    searched = view.images(view.gallery_of(view.queries))
+    searched = view.images(view.data.gallery_of(view.queries))
     confused: Counter[tuple[int, int]] = Counter()
     for query in (~result.right[:, 0].cpu()).nonzero().flatten().tolist():
         other = int(result.indices[query, 0])
@@ -207,8 +207,8 @@ def counts(view: View) -> dict[str, dict[str, int]]:
             numbers[name]["classes"] = len(np.unique(images.labels))
         else:
             numbers[name][images.tuples.kind] = len(images.tuples)
-        if name in view.unreadable:
-            numbers[name]["unreadable"] = len(view.unreadable[name])
+        if name in view.data.unreadable:
+            numbers[name]["unreadable"] = len(view.data.unreadable[name])
     return numbers
 
 
@@ -233,7 +233,7 @@ def _retrieval(
     calculator = _calculator(view, names, view.relation, search)
     gallery = None
     gallery_labels = None
-    searched = view.gallery_of(split)
+    searched = view.data.gallery_of(split)
     if searched != split:
         gallery = points[searched]
         gallery_labels = view.true_labels(searched)
@@ -308,7 +308,7 @@ def _renamed(accuracies: Mapping[str, Any], names: Mapping[str, str]) -> Metrics
 def _groups(view: View, split: str) -> dict[str, Any]:
     """Return the groups of a split's queries, and of their gallery, as the calculator takes them; none without."""
     queries = view.images(split)
-    searched = view.images(view.gallery_of(split))
+    searched = view.images(view.data.gallery_of(split))
     if queries.groups is None or searched.groups is None:
         return {}
     if not (queries.groups != "").any() and not (searched.groups != "").any():
@@ -337,7 +337,7 @@ def _nearest_class_mean(view: View, split: str) -> Metrics:
     """Return accuracies by the means of the gallery's classes, or of half of the tested images."""
     points = _normalized_embeddings(view, split)
     labels = view.true_labels(split)
-    searched = view.gallery_of(split)
+    searched = view.data.gallery_of(split)
     if searched != split:
         means = class_means(_normalized_embeddings(view, searched), view.true_labels(searched))
         return nearest_class_mean(points, labels, *means, TOP)
@@ -351,7 +351,7 @@ def _nearest_class_mean(view: View, split: str) -> Metrics:
 
 def _zero_shot(view: View, split: str) -> Metrics:
     """Return accuracies by means that classes never seen get from related training classes."""
-    assert view.parents is not None
+    assert view.data.parents is not None
     seen, means = class_means(_normalized_embeddings(view, "train"), view.true_labels("train"))
     train_names = view.images("train").class_names
     known_means = {}
@@ -361,7 +361,7 @@ def _zero_shot(view: View, split: str) -> Metrics:
     new = torch.unique(labels)
     names = view.images(split).class_names
     new_names = [names[label] for label in new.tolist()]
-    new_means = related_means(new_names, known_means, view.parents)
+    new_means = related_means(new_names, known_means, view.data.parents)
     return nearest_class_mean(_normalized_embeddings(view, split), labels, new, new_means, TOP)
 
 

@@ -106,7 +106,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     wait_for_all_ranks()  # until all have read the checkpoints, of which rank 0 deletes one
     if run.rank == 0:
         checkpointer.forget_epoch()
-        write_json(run.folder, NETWORK, run.network_json())
+        write_json(run.folder, NETWORK, run.data.network_json(run.network.features))
     return checkpointer
 
 
@@ -204,4 +204,4 @@ def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, s
     rate = iterations * stage.batch_size / seconds
     finite = [loss for loss in losses if math.isfinite(loss)]
     mean = np.mean(finite or [math.nan])
-    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.unit}/s, {time_left}")
+    run.listener.step(f"epoch {run.epoch} of {run.epochs}: loss {mean:.4f}, {rate:.0f} {run.data.unit}/s, {time_left}")

@@ -53,8 +53,8 @@ def _normalized_together(run: Run, stage: Stage) -> int:
     """Return the number of images whose statistics a batch norm joins: of a batch, or of a forward pass of it."""
     micro_batch = run.recipe.engine.micro_batch
     images = stage.batch_size * run.recipe.data.views
-    if run.listed is not None:  # batch_size counts pairs or triplets
-        images *= run.listed.rows.shape[1]
+    if run.data.listed is not None:  # batch_size counts pairs or triplets
+        images *= run.data.listed.rows.shape[1]
     if micro_batch is None:
         return images
     return min(images, micro_batch * run.processes)
@@ -95,10 +95,10 @@ def check_weights(run: Run, stage: Stage) -> None:
 
 def warn_of_collapse(run: Run, embeddings: Tensor, indices: Any) -> None:
     """Warn if the embeddings of an epoch's last batch have collapsed, and those of the epoch before had not."""
-    if run.listed is not None:
-        similarity = collapse_of_listed(embeddings, run.listed.among(indices, len(run.training_images)))
+    if run.data.listed is not None:
+        similarity = collapse_of_listed(embeddings, run.data.listed.among(indices, len(run.data.training_images)))
     elif run.pseudo_labels is None:
-        similarity = collapse(embeddings, run.training_images.labels[indices])
+        similarity = collapse(embeddings, run.data.training_images.labels[indices])
     else:
         similarity = collapse(embeddings, run.pseudo_labels[indices])
     if similarity is not None and not run.history.collapsed:
@@ -202,8 +202,8 @@ def _memory_fills(run: Run, stage: Stage) -> bool:
 
 def _why_zero(run: Run, stage: Stage, batches: Batches) -> str:
     """Return why a loss may be 0 for batches."""
-    if run.listed is not None:
-        return f"no listed {run.listed.kind[:-1]} adds to it, as when all satisfy its margin"
+    if run.data.listed is not None:
+        return f"no listed {run.data.listed.kind[:-1]} adds to it, as when all satisfy its margin"
     reason = _missing_pairs(run, stage, batches)
     if not reason:
         unused = "none adds to the loss, as when all satisfy its margin"

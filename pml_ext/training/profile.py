@@ -104,8 +104,10 @@ def profile_recipe(
         stack.callback(torch.set_num_threads, before)
         torch.set_num_threads(threads or before)
         run = Run(recipe, name, Path(folder), 0, device, data)
-        if run.listed is not None:
-            raise ConfigError(f"{recipe.data.name} lists {run.unit}; wanted a recipe of {run.noun} with labels")
+        if run.data.listed is not None:
+            raise ConfigError(
+                f"{recipe.data.name} lists {run.data.unit}; wanted a recipe of {run.data.noun} with labels"
+            )
         run.call_parts("prepare")
         run.epoch = recipe.schedule.epochs  # the last, when a memory is in use and a sampler knows the network
         stage = run.stages.of(run.epoch)
@@ -131,9 +133,9 @@ def profile_recipe(
             plain: Iterable[tuple[Tensor, Tensor]] = ((rows[batch], known[batch]) for batch in rows_of_batches)
         else:
             if labels is None:
-                images = run.training_images
+                images = run.data.training_images
             else:
-                images = run.training_images.replace(labels=labels)
+                images = run.data.training_images.replace(labels=labels)
             workers = recipe.data.workers
             context = worker_context() if workers > 0 else None
             plain = DataLoader(

@@ -24,7 +24,7 @@ def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
     With ``labels = "instance"`` an image's number is its label.
     """
     if run.recipe.data.labels == "instance":
-        run.pseudo_labels = np.arange(len(run.training_images))
+        run.pseudo_labels = np.arange(len(run.data.training_images))
     table = run.recipe.data.pseudo
     if table is None:
         return
@@ -37,7 +37,7 @@ def relabel(run: Run, stage: Stage, kept: Labels | None = None) -> None:
         labels = clusters_of(run, table)
     run.pseudo_labels = labels
     run.history.pseudo_labels = labels
-    set_sampler(stage, table, with_clusters(run.training_images, table, labels), run.seed, epoch)
+    set_sampler(stage, table, with_clusters(run.data.training_images, table, labels), run.seed, epoch)
 
 
 def clusters_of(run: Run, table: PseudoTable) -> Labels:

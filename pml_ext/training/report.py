@@ -48,7 +48,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
 
     trained_classes = set(view.images("train").labels.tolist())
     tested_classes = set(view.images(view.queries).labels.tolist())
-    of_test = class_tables(view) if view.listed is None else [wrong_tuples_table(view)]
+    of_test = class_tables(view) if view.data.listed is None else [wrong_tuples_table(view)]
     ahead = better_features(metrics, view.folder, view.recipe)
     notes = [setback(view.recipe, metrics), ahead]
     by_features = " --by features" if ahead else ""
@@ -63,8 +63,8 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         gain=gain_of_fine_tuning(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
         data=data_of(view.recipe),
-        noun=view.noun,
-        raw_title=phase_titles(view.noun)["raw"],
+        noun=view.data.noun,
+        raw_title=phase_titles(view.data.noun)["raw"],
         by_features=by_features,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
@@ -88,33 +88,33 @@ def _write_figure(view: View, figure: ReportFigure, warn: Callable[[str], None])
 
 def _images_table(view: View) -> ReportTable:
     """Return the numbers of images and classes of each split."""
-    listed = "classes" if view.listed is None else view.listed.kind
+    listed = "classes" if view.data.listed is None else view.data.listed.kind
     rows = []
     for name, numbers in counts(view).items():
         rows.append([name, f"{numbers['images']:,}", f"{numbers[listed]:,}"])
-    return ReportTable(view.noun.capitalize(), ["split", view.noun, listed], rows)
+    return ReportTable(view.data.noun.capitalize(), ["split", view.data.noun, listed], rows)
 
 
 def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
     """Return a sentence on the test of listed pairs or triplets; "" where images have labels."""
-    if view.listed is None:
+    if view.data.listed is None:
         return ""
     name = headline_metric(metrics["after"])
-    if view.listed.kind == "pairs":
+    if view.data.listed.kind == "pairs":
         text = "Of two test pairs, one the same and one not, the one that is the same is more similar in"
     else:
         text = "The anchor is more similar to the positive than to the negative in"
-    of = "cases" if view.listed.kind == "pairs" else "the test triplets"
+    of = "cases" if view.data.listed.kind == "pairs" else "the test triplets"
     text = f"{text} {percent(metrics['after'][name])} % of {of}"
     if "raw" not in metrics:
         return f"{text}."
-    return f"{text}; by {phase_titles(view.noun)['raw']} in {percent(metrics['raw'][name])} %."
+    return f"{text}; by {phase_titles(view.data.noun)['raw']} in {percent(metrics['raw'][name])} %."
 
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
-    phases = [phase for phase in phase_titles(view.noun) if phase in metrics]
-    untrained = {"none": "raw" if view.takes_vectors else "frozen", "pca": "pca"}
+    phases = [phase for phase in phase_titles(view.data.noun) if phase in metrics]
+    untrained = {"none": "raw" if view.data.has_vectors else "frozen", "pca": "pca"}
     if view.frozen and untrained.get(view.recipe.model.embedder) in phases:
         phases.remove("after")  # nothing was trained: identical to the other phase
     rows = []
@@ -123,7 +123,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
             continue  # the same
         rows.append([title_of(name), *_cells(metrics, name, phases)])
 
-    titles = dict(phase_titles(view.noun))
+    titles = dict(phase_titles(view.data.noun))
     if "frozen" in metrics:  # the trunk is pretrained
         if view.frozen:
             titles["after"] = "head"
@@ -135,8 +135,8 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     if view.queries == "query":
         where = "of the queries"
     else:
-        where = f"on the test {view.noun}"
-    subject = "Retrieval and clustering" if view.listed is None else view.listed.kind.capitalize()
+        where = f"on the test {view.data.noun}"
+    subject = "Retrieval and clustering" if view.data.listed is None else view.data.listed.kind.capitalize()
     return ReportTable(f"{subject} {where}", columns, rows, _metrics_caption(view))
 
 
@@ -154,24 +154,24 @@ def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str
 
 
 def _metrics_caption(view: View) -> str:
-    if view.listed is not None:
-        caption = f"The listed {view.unit} of the test, by cosine similarity."
-        if view.listed.kind == "pairs" and view.tested_training is not None:
+    if view.data.listed is not None:
+        caption = f"The listed {view.data.unit} of the test, by cosine similarity."
+        if view.data.listed.kind == "pairs" and view.data.tested_training is not None:
             caption += " The threshold is the best one on training pairs, chosen anew in each column."
         return caption
     if view.queries == "query":
         caption = "Every query is searched in the gallery by cosine similarity; "
         caption += "k-means has as many clusters as classes of queries."
     else:
-        caption = f"Every test {view.noun[:-1]} is searched among all others by cosine similarity; "
+        caption = f"Every test {view.data.noun[:-1]} is searched among all others by cosine similarity; "
         caption += "k-means has as many clusters as classes."
-    training = view.tested_training
+    training = view.data.tested_training
     if training is None:
         return caption
     sampled = ""
     if training != "train":
         sampled = f", {len(view.images(training)):,} of them,"
-    return f"{caption} The column of the training {view.noun}{sampled} shows how much is lost on new ones."
+    return f"{caption} The column of the training {view.data.noun}{sampled} shows how much is lost on new ones."
 
 
 def wrong_tuples_table(view: View) -> ReportTable:
@@ -222,7 +222,7 @@ def _confused_images(view: View, name: str) -> list[str]:
     Images are pictures, vectors are ids.
     """
     queries = view.images(view.queries)
-    searched = view.images(view.gallery_of(view.queries))
+    searched = view.images(view.data.gallery_of(view.queries))
     result = nearest(view, view.queries)
     members = []  # queries of the class
     by_wrong_label: dict[int, list[tuple[int, int]]] = {}  # queries, and their nearest images, of a wrong class

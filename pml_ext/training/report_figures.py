@@ -34,12 +34,12 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
     if not few:
         yield from _metric_figures(view, metrics)
     yield _similarity_figure(view)
-    if view.listed is not None:  # the others are by class
+    if view.data.listed is not None:  # the others are by class
         return
     if not few:
         title = f"The embeddings of {_tested_images(view)} in two dimensions: t-SNE"
         yield draw(title, lambda: _projections(view), "Colored by class.")
-    if view.takes_vectors:  # nothing to look at
+    if view.data.has_vectors:  # nothing to look at
         return
     if view.queries == "test":
         searched = "test images"
@@ -59,7 +59,7 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
 
 def _tested_images(view: View) -> str:
     if view.queries == "test":
-        return f"test {view.noun}"
+        return f"test {view.data.noun}"
     return "queries"
 
 
@@ -84,7 +84,7 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
     tested = _tested_images(view)
     names = {VALIDATION: table.validated_on, CURVE: tested}
     panels: dict[str, Series] = {}
-    shown = ["recall_at_1", "map_at_r"] if view.listed is None else [headline_metric(metrics["after"])]
+    shown = ["recall_at_1", "map_at_r"] if view.data.listed is None else [headline_metric(metrics["after"])]
     for metric in dict.fromkeys([*shown, table.select or shown[0]]):
         panel = {}
         for name, curve in metric_series(view.folder, metric).items():
@@ -100,7 +100,7 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
                 images = f"{table.validated_on} alone"
             chosen = f"The epoch is chosen by {title_of(table.select)} on {images}."
         yield draw("Metrics over the epochs", lambda: figures.epoch_curves(panels), chosen)
-    if view.listed is not None:
+    if view.data.listed is not None:
         return
 
     by_phase: dict[str, dict[int, float]] = {}
@@ -109,7 +109,7 @@ def _metric_figures(view: View, metrics: Mapping[str, Any]) -> Iterator[ReportFi
             recalls = {}
             for k in table.recall_at:
                 recalls[k] = metrics[phase][f"recall_at_{k}"]
-            by_phase[phase_titles(view.noun)[phase]] = recalls
+            by_phase[phase_titles(view.data.noun)[phase]] = recalls
     caption = f"The share of {tested} with another of their class among the K nearest."
     yield draw("Recall@K before and after training", lambda: figures.recall_curve(by_phase), caption)
 
@@ -118,16 +118,16 @@ def _similarity_figure(view: View) -> ReportFigure:
     """Draw the similarities of positive and negative pairs, of training and of tested images."""
     caption = "Retrieval is easier where the two lie further apart; the legends give mean and standard deviation."
     title = "Similarities of positive and negative pairs"
-    if view.listed is not None:
+    if view.data.listed is not None:
         parts = {_tested_images(view): _listed_scores(view, view.queries)}
-        if view.tested_training is not None:
-            parts = {f"training {view.noun}": _listed_scores(view, view.tested_training), **parts}
-        caption = f"Of the listed {view.unit}; the legends give mean and standard deviation."
+        if view.data.tested_training is not None:
+            parts = {f"training {view.data.noun}": _listed_scores(view, view.data.tested_training), **parts}
+        caption = f"Of the listed {view.data.unit}; the legends give mean and standard deviation."
         return draw(title, lambda: figures.listed_distributions(parts), caption)
     compared = {}
-    if view.tested_training is not None:
-        training = view.tested_training
-        compared[f"training {view.noun}"] = (view.embeddings(training), view.true_labels(training))
+    if view.data.tested_training is not None:
+        training = view.data.tested_training
+        compared[f"training {view.data.noun}"] = (view.embeddings(training), view.true_labels(training))
     compared[_tested_images(view)] = (view.embeddings(view.queries), view.true_labels(view.queries))
     return draw(title, lambda: figures.similarity_distributions(compared), caption)
 
@@ -151,7 +151,7 @@ def _projections(view: View) -> Figure:
         before = load(view.checkpoint("before"), view.device, view.identity)
         parts["before training"] = (before["embeddings"], labels)
     parts["after training"] = (view.embeddings(view.queries), labels)
-    return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.noun)
+    return figures.projections(parts, view.splits[view.queries].class_names, seed=view.seed, noun=view.data.noun)
 
 
 def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
@@ -170,7 +170,7 @@ def figures_of_components(view: View, stages: Stages) -> Iterator[ReportFigure]:
 def _gallery(view: View, result: Evaluation) -> Figure:
     """Draw eight queries, half of them failures, with the nearest images of a search and their distances."""
     queries = view.images(view.queries)
-    searched = view.images(view.gallery_of(view.queries))
+    searched = view.images(view.data.gallery_of(view.queries))
     rows = []
     for query in _shown_queries(view, result):
         label = int(queries.labels[query])
@@ -200,7 +200,7 @@ def _shown_queries(view: View, result: Evaluation) -> list[int]:
 
 def _batch(view: View) -> Figure:
     """Draw four augmented training images of each of six classes, two classes side by side."""
-    images = view.training_images
+    images = view.data.training_images
     generator = np.random.default_rng(view.seed)
     rows = []
     with torch.random.fork_rng([]):

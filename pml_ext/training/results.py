@@ -69,14 +69,14 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "processes": run.processes,
         "versions": checkpoint.versions(),
         "plugins": plugins_in(run.recipe.as_dict()),
-        "input": run.noun,
+        "input": run.data.noun,
         "images": counts(run),
         "seconds": seconds,
         "best_epoch": best,
         "skipped_iterations": history.skipped,
         "warnings": history.warnings,
     }
-    if run.listed is None:
+    if run.data.listed is None:
         about["recall_at_1_by_class"] = recall_by_class(run)
     return about
 
@@ -100,5 +100,5 @@ def write_again(run: Run, metrics: Mapping[str, Any], damaged: Collection[str] =
         run.listener.warn(f"{run.folder}: not what {SUMS} says: {first_of(named, 4)}; what can be is made again")
     if has_records:
         write_csv_files(run.folder / "records")
-    write_json(run.folder, NETWORK, run.network_json())
+    write_json(run.folder, NETWORK, run.data.network_json(run.network.features))
     write_report(run, metrics, lost)

@@ -76,15 +76,15 @@ class Run(View):
         self._on_nonfinite = on_nonfinite
         super().__init__(recipe, folder, seed, choose_device(device), root, self.listener.step)
         self.optimizers, self.schedules = build_optimizers(recipe, self.trunk, self.embedder)
-        labeled = self.training_images
+        labeled = self.data.training_images
         if recipe.data.labels == "instance":
             labeled = with_instances(labeled)
         self.stages = build_stages(recipe, labeled, self.device, seed)
         self._cuts: dict[tuple[str, str], TrunkCut] = {}  # by block and precision
         self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
         self.history = RunHistory()
-        self.warn(self.note)
-        for split, paths in self.unreadable.items():
+        self.warn(self.data.note)
+        for split, paths in self.data.unreadable.items():
             images = counted(len(paths), "image")
             self.warn(f"left out {images} of {split} that cannot be read; the first: {min(paths.values())}")
 
@@ -114,8 +114,8 @@ class Run(View):
             return None
         key = (table.until, table.precision)
         if key not in self._cuts:
-            assert isinstance(self._preprocessing, Preprocessing)  # vectors have no trunk to cut
-            self._cuts[key] = cut_trunk(self.trunk, table, self._preprocessing, self.device)
+            assert isinstance(self.data.preprocessing, Preprocessing)  # vectors have no trunk to cut
+            self._cuts[key] = cut_trunk(self.trunk, table, self.data.preprocessing, self.device)
         return self._cuts[key]
 
     @functools.cached_property
@@ -139,8 +139,8 @@ class Run(View):
         elif self.frozen:
             kept = [self.features("train", view) for view in self._views()]
         else:
-            return BatchReader(self.training_images, self.recipe.data.workers, self.device, self.memory_format)
-        return FeatureReader(kept, self.training_images.labels, self.device)
+            return BatchReader(self.data.training_images, self.recipe.data.workers, self.device, self.memory_format)
+        return FeatureReader(kept, self.data.training_images.labels, self.device)
 
     def _views(self) -> range:
         """Return the numbers of the views of training images that are kept; 0 is the image without augmentation."""
@@ -250,7 +250,7 @@ class Run(View):
         """Compute all activations before a cut that the run needs; ConfigError if they take too much space."""
         validated = len(self.images("validation")) if "validation" in self.splits else 0
         tell = self._tell if self.rank == 0 else _no_line
-        check_size(cut, len(self.training_images), len(self._views()), validated, tell)
+        check_size(cut, len(self.data.training_images), len(self._views()), validated, tell)
         for view in self._views():
             self.activations(cut, "train", view)
         if validated:
@@ -299,7 +299,7 @@ class Run(View):
         """Load the weights of a checkpoint written from :meth:`model_state`, and return the checkpoint."""
         path = self.checkpoint(name)
         state = checkpoint.load(path, self.device, self.identity)
-        self.check_listing(state["listing"])
+        self.data.check_listing(self.folder, state["listing"])
         with checkpoint.errors_with_path(path, state):
             if "trunk" in state:
                 self.trunk.load_state_dict(state["trunk"])
@@ -378,7 +378,7 @@ class Run(View):
 
     def _origin(self) -> dict[str, Any]:
         """Return what a checkpoint of this run must have in common with the run that reads it."""
-        return {"of": self.identity, "listing": self.listing}
+        return {"of": self.identity, "listing": self.data.listing}
 
 
 def _no_line(text: str) -> None: ...

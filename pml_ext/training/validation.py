@@ -16,7 +16,7 @@ def test_before(run: Run, checkpointer: Checkpointer) -> None:
     """Test raw pixels or vectors and the untrained network, on rank 0."""
     if run.rank > 0 or not run.recipe.evaluation.baselines:
         return
-    if run.takes_vectors:
+    if run.data.has_vectors:
         untrained = "raw vectors and the untrained head"
     else:
         untrained = "raw pixels and the untrained network"

@@ -168,7 +168,7 @@ def test_every_fifth_character_is_tested(trained):
     seen = {run.images("train").class_names[label] for label in run.images("train").labels}
     assert len(seen) == 7 + 5 + 11 - 4
     assert not seen & tested
-    assert run.parents["Greek/character05"] == ["Greek"]
+    assert run.data.parents["Greek/character05"] == ["Greek"]
 
 
 def test_the_protocols_of_a_run_against_loops(trained):

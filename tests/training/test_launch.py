@@ -15,7 +15,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.recipe import load_recipe
 from pml_ext.training.checkpoint import load
 from pml_ext.training.launch import draw_report, locked, plan, train
-from pml_ext.training.view import listing_of
+from pml_ext.training.run_data import listing_of
 
 HOLDS = """
 import os, pathlib, sys

@@ -12,7 +12,7 @@ from pml_ext import registry
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import kmeans
 from pml_ext.recipe import load_recipes
-from pml_ext.training import view
+from pml_ext.training import run_data
 from pml_ext.training.launch import train
 
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
@@ -50,7 +50,7 @@ class Looking(ContrastiveLoss):
 def looked(tmp_path_factory):
     """A run whose loss looks at everything; and the same run on images whose labels say nothing."""
     folder = tmp_path_factory.mktemp("pseudo")
-    real = view.build_dataset
+    real = run_data.build_dataset
 
     def garbled(*arguments):
         splits = real(*arguments)
@@ -62,7 +62,7 @@ def looked(tmp_path_factory):
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         train("cbml/digits", out=folder / "true", overrides=(*QUICK, "loss.name=looking"), device="cpu")
         epochs = list(Looking.epochs)
-        patch.setattr(view, "build_dataset", garbled)
+        patch.setattr(run_data, "build_dataset", garbled)
         train("cbml/digits", out=folder / "garbled", overrides=(*QUICK, "loss.name=looking"), device="cpu")
     Looking.epochs.clear()
     return folder, epochs

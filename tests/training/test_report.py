@@ -22,10 +22,8 @@ document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e =>
 
 def page(phases):
     recipe = SimpleNamespace(evaluation=EvaluationTable(recall_at=[1, 10, 100]))
-    view = SimpleNamespace(queries="test", tested_training="train", recipe=recipe, frozen=False, relation=None)
-    view.noun = "images"
-    view.takes_vectors = False
-    view.listed = None
+    data = SimpleNamespace(noun="images", has_vectors=False, listed=None, tested_training="train")
+    view = SimpleNamespace(queries="test", data=data, recipe=recipe, frozen=False, relation=None)
     metrics = {phase: dict.fromkeys(METRICS, number / 10) for number, phase in enumerate(phases)}
     table = metrics_table(view, metrics)
     return render("report", title="a", tables=[table], phases={"train": 1.0})

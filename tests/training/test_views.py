@@ -9,7 +9,7 @@ import pml_ext
 from pml_ext import registry
 from pml_ext.data import LabeledImages, build_transforms, prepare
 from pml_ext.recipe import load_recipe
-from pml_ext.training import view
+from pml_ext.training import run_data
 from pml_ext.training.batches import BatchReader, epoch_batches
 from pml_ext.training.features import FeatureReader, Features
 from pml_ext.training.launch import train
@@ -119,7 +119,7 @@ class Watching(ContrastiveLoss):
 
 def test_no_label_of_a_training_image_is_looked_at(tmp_path, monkeypatch):
     """Runs on true and on garbled labels are the same; an image's number is its label, and steps name it once."""
-    real = view.build_dataset
+    real = run_data.build_dataset
 
     def garbled(*arguments):
         splits = real(*arguments)
@@ -131,7 +131,7 @@ def test_no_label_of_a_training_image_is_looked_at(tmp_path, monkeypatch):
         pml_ext.register(Watching, name="watching")
         true, _ = finished(tmp_path / "true", *UNLABELED, "loss={name='watching'}", *TWO_EPOCHS)
         prepared, *steps = Watching.seen
-        monkeypatch.setattr(view, "build_dataset", garbled)
+        monkeypatch.setattr(run_data, "build_dataset", garbled)
         other, _ = finished(tmp_path / "garbled", *UNLABELED, "loss={name='watching'}", *TWO_EPOCHS)
     assert prepared == list(range(899))
     assert len(steps) == 8
@@ -176,8 +176,8 @@ def test_a_frozen_trunk_trains_a_head_without_labels(tmp_path):
 def test_classes_are_images_for_losses_with_classes(tmp_path):
     settings = [*SHORT, *UNLABELED, "loss={name='pml/proxy-anchor'}"]
     run = Run(load_recipe("cbml/digits", settings), "cbml/digits", tmp_path)
-    assert len(run.stages[0].loss.proxies) == len(run.training_images) == 899
-    assert run.network_json()["classes"] == list(range(10))
+    assert len(run.stages[0].loss.proxies) == len(run.data.training_images) == 899
+    assert run.data.network_json(run.network.features)["classes"] == list(range(10))
     assert _normalized_together(run, run.stages[0]) == 80
 
 
@@ -194,7 +194,7 @@ def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
     stage = run.stages[0]
     run.enter_stage(stage)
     batches = epoch_batches([list(range(0, 80, 2))], 0, 1, views=2)
-    labels = np.arange(len(run.training_images))
+    labels = np.arange(len(run.data.training_images))
     objective, _ = run.objective(stage, recorded=False)
     (images, _) = next(iter(run.reader_of(stage).read(batches)))
     run.trunk.eval()
