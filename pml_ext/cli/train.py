@@ -14,8 +14,8 @@ from .options import AsJson, DataFolder, OnDevice, Overrides, RunFolder
 from .output import Progress, mean_and_std, print_json, print_table, process_number, say, stderr, stdout
 
 if TYPE_CHECKING:
+    from ..choice import Choice
     from ..recipe.images import OwnImages
-    from ..training.choice import Choice
     from ..training.launch import FailedRunsError
 
 
@@ -151,7 +151,7 @@ def train(
 
 def _check_fine_tuning(images: Path | None, recipe: str | None, overrides: list[str]) -> None:
     """Refuse --fine-tune where the command does not choose what is trained, or cannot."""
-    from ..training import fine_tuning
+    from ..choice import fine_tuning
 
     if images is None:
         raise ConfigError("--fine-tune goes with --images FOLDER")
@@ -199,9 +199,10 @@ def _tell(line: str) -> None:
 
 def _recipe_and_settings_for_images(images: Path, recipe: str | None, options: _Options) -> _Fitting:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
+    from .. import choice
+    from ..choice import fine_tuning
     from ..recipe import load_recipe
     from ..recipe.images import describe_images, settings_for_recipe
-    from ..training import choice, fine_tuning
 
     found = describe_images(images, options.overrides, options.data)
     for line in found.description:
@@ -233,8 +234,9 @@ def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
 
     Whatever would be refused after the trials is refused before them.
     """
+    from .. import choice
+    from ..choice import fine_tuning
     from ..recipe import load_recipe
-    from ..training import choice, fine_tuning
     from ..training.launch import check_folder
 
     out = options.out

@@ -5,21 +5,14 @@ import sys
 
 import pytest
 
+from pml_ext import choice
+from pml_ext.choice import candidates, fine_tuning
 from pml_ext.cli.train import train
 from pml_ext.errors import ConfigError, MissingExtraError
 from pml_ext.recipe import load_recipe, reported_phases
 from pml_ext.recipe.images import describe_images
-from pml_ext.training import choice, fine_tuning
 
-from .made_up_photos import write_photos
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    """A folder of 24 classes of six photographs, each of a color with noise."""
-    place = tmp_path_factory.mktemp("photos")
-    write_photos(place, classes=24, each=6)
-    return place
+from .helpers import needs_weights
 
 
 @pytest.fixture
@@ -30,12 +23,7 @@ def quick_clock(monkeypatch):
 
 def chosen(title, *settings):
     description = f"description={json.dumps(f'The {title}, chosen')}"
-    return choice.Choice(choice.PRETRAINED, [*settings, description], title)
-
-
-def needs_weights():
-    if choice.why_not():
-        pytest.skip("the extra photos is not installed, whose trunk the recipes name")
+    return candidates.Choice(candidates.PRETRAINED, [*settings, description], title)
 
 
 @pytest.mark.parametrize("title", ["frozen features", "frozen features, whitened", "head on frozen features"])
@@ -69,7 +57,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
 
 
 def test_a_small_network_is_whole_already(photos):
-    small = choice.Choice(choice.SMALL, [], "small network from scratch")
+    small = candidates.Choice(choice.SMALL, [], "small network from scratch")
     lines = []
     assert fine_tuning.continued(small, describe_images(photos), [], "cpu", None, lines.append) == small
     assert "--fine-tune changes nothing here" in lines[0]
@@ -127,7 +115,7 @@ def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
     plain = tmp_path / "plain"
     plain.mkdir()
     settings = (f'data.name="folder:{photos}"', "model.freeze=trunk", "model.views=1")
-    write_recipe(plain / "recipe.toml", choice.PRETRAINED, settings)
+    write_recipe(plain / "recipe.toml", candidates.PRETRAINED, settings)
     with pytest.raises(ConfigError, match=r"plain was begun without --fine-tune; resume it without, or choose another"):
         train(images=photos, out=plain, resume=True, fine_tune=True)
     tuned = tmp_path / "tuned"

@@ -15,7 +15,8 @@ from ..errors import ConfigError
 from ..networks.efficientnet_lite import IMAGENET, check_packages
 from ..recipe import Recipe, load_recipe
 from ..recipe.images import OwnImages, settings_for_recipe
-from .choice import LAST_BLOCKS, SMALL, STEP, TRUNK, Candidate, Choice, seconds_per_image
+from .candidates import LAST_BLOCKS, SMALL, TRUNK, Candidate, Choice
+from .timing import STEP, seconds_per_image
 
 BLOCKS_FIRST = "pml/photographs-fine-tuned"
 HEAD_FIRST = "pml/photographs-fine-tuned-head"
