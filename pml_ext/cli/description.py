@@ -9,6 +9,7 @@ from typing import Any
 from .. import registry
 from ..errors import UnknownNameError, unknown
 from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, printed, quoted, tables_of_papers, texts
+from ..recipe.merge import without_variant
 from ..recipe.papers import names_of_tables
 from ..registry.components import KINDS, capabilities
 from ..settings import settings_of
@@ -139,7 +140,7 @@ def _settings(parameters: dict[str, inspect.Parameter]) -> list[dict[str, str]]:
 
 def _recipes(name: str) -> list[dict[str, Any]]:
     """Describe a recipe, with the settings of its first variant; return [] for an unknown name."""
-    base = name.partition("@")[0]
+    base = without_variant(name)
     if base not in registry.recipes() and not base.endswith(".toml"):
         return []
     recipes = load_recipes(name, check=False)

@@ -13,7 +13,6 @@ from .merge import load_recipe as load_recipe
 from .merge import load_recipes as load_recipes
 from .merge import names_in as names_in
 from .merge import naming_settings as naming_settings
-from .merge import overridden as overridden
 from .merge import pipelines as pipelines
 from .merge import plugins_in as plugins_in
 from .merge import ranges_of as ranges_of
@@ -36,3 +35,4 @@ from .tables import merged as merged
 from .tables import nested as nested
 from .tables import origin_of as origin_of
 from .tables import origins_of as origins_of
+from .tables import overridden as overridden

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib.resources
 import itertools
+import json
 import math
 import os
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,14 +20,13 @@ from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, ne
 from ..files import toml_value
 from .check import check_names, check_weights
 from .papers import Printed, PrintedTable, is_full, papers, quoted
-from .schema import Recipe, TuneTable, problem_of
-from .tables import INHERITED, flat, inside, merged, nested
+from .schema import NO_SETTINGS, Recipe, TuneTable, problem_of
+from .tables import INHERITED, NAMES_ALONE, flat, inside, merged, nested, overridden
 
 with needs_extra("train", "a recipe"):
     from pydantic import ValidationError
 
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
-_NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
 _MOST_VARIANTS = 10_000
 # A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
 _DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
@@ -113,7 +113,7 @@ def naming_settings(name: str, overrides: Iterable[str]) -> Iterator[None]:
         text = str(error)
         if not re.match(r"(stages\.\d+\.)?(loss|optimizer)\b", text):
             raise
-        source = _read(_without_variant(name)).source
+        source = _read(without_variant(name)).source
         raise ConfigError(shortened(_naming_option(f"{source}: {text}", overrides))) from error.__cause__
 
 
@@ -188,17 +188,6 @@ def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, T
     return {full_name: recipe.tune for full_name, recipe in load_recipes(name, overrides, check=False).items()}
 
 
-def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> Tables:
-    """Return tables with other values of dotted keys.
-
-    Names of components and data sets go first, whatever the order, since another name begins its table anew.
-    """
-    result = dict(tables)
-    for key, value in sorted(settings, key=lambda setting: not _begins_table(setting[0])):
-        result = merged(result, nested(key, value))
-    return result
-
-
 def names_in(recipe: str) -> set[tuple[str, str]]:
     """Return kind and name, ``("loss", "cbml")``, of everything that a registered recipe names; empty if unreadable."""
     with contextlib.suppress(ConfigError, UnknownNameError):
@@ -223,8 +212,9 @@ def pipelines() -> dict[str, Traversable]:
     folder = importlib.resources.files(__package__) / "pipelines"
     files = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
-        name = file.name.removesuffix(".toml")
-        files[PIPELINES + name] = file
+        if file.name.endswith(".toml"):
+            name = file.name.removesuffix(".toml")
+            files[PIPELINES + name] = file
     return files
 
 
@@ -247,7 +237,9 @@ def _variants_by_paper_table() -> _VariantsByTable:
     for recipe in registry.recipes():
         with contextlib.suppress(ConfigError, UnknownNameError):  # reported when the recipe is loaded
             for variant, tables in variant_tables(recipe).items():
-                paper = tables.get("paper") or {}
+                paper = tables.get("paper")
+                if not isinstance(paper, dict):
+                    continue
                 by_recipe = by_table.setdefault(str(paper.get("table")), {})
                 by_recipe.setdefault(recipe, {})[variant] = tables
     return by_table
@@ -308,8 +300,9 @@ def _by_scale(table: str, recipes: dict[str, dict[str, Tables]]) -> dict[str, li
     by_scale: dict[str, list[str]] = {"full": [], "small": []}
     for recipe, variants in recipes.items():
         first = next(iter(variants.values()))
-        data = first.get("data") or {}
-        if is_full(table, str(data.get("name"))):
+        data = first.get("data")
+        name = data.get("name") if isinstance(data, dict) else None
+        if is_full(table, str(name)):
             scale = "full"
         else:
             scale = "small"
@@ -337,7 +330,7 @@ def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 def _kind_named_by(key: str) -> str:
     """Return the kind of the thing that a key names, ``"loss"`` for ``loss.name``; "" for other keys."""
     owner, dot, last = key.rpartition(".")
-    if last in _NAMES_ALONE:
+    if last in NAMES_ALONE:
         return last
     if last == "transforms":
         return "transform"
@@ -352,19 +345,22 @@ def _kind_named_by(key: str) -> str:
 
 def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
     """Read a recipe and expand its ``[sweep]``; overrides go over the settings of a variant."""
-    base = _without_variant(name)
+    base = without_variant(name)
     source, tables, run = _read(base)
     sweep = tables.pop("sweep", {})
     settings = [_parsed_override(override, tables) for override in overrides]
 
-    for key, _ in settings:  # an override of a key that the sweep varies fixes it
-        if isinstance(sweep, dict) and isinstance(sweep.get(key), list):
-            del sweep[key]
+    if isinstance(sweep, dict):
+        all_variants = name == base
+        for key in [*sweep]:
+            if _is_fixed(key, sweep[key], tables, settings, all_variants):
+                del sweep[key]
 
     overridden_keys: set[str] = set()
     for key, value in settings:
         overridden_keys |= flat(nested(key, value)).keys()
 
+    swept = {}
     variants = {}
     for label, choices in _combinations(sweep, source).items():
         variant = tables
@@ -372,15 +368,55 @@ def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
         for choice in choices:
             variant = merged(variant, nested(choice.key, choice.value))
             fixed_keys |= choice.fixed_keys()
-        variant = _without_ranges(overridden(variant, settings), fixed_keys)
         full_name = f"{base}@{label}" if sweep else base
+        swept[full_name] = variant
+        variant = _without_ranges(overridden(variant, settings), fixed_keys)
         variants[full_name] = _with_row_of_variant(variant, label)
 
+    if settings and name == base:
+        _check_still_differ(swept, variants)
     if name != base:
         if name not in variants:
             raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
         variants = {name: variants[name]}
     return _Variants(source, run, variants)
+
+
+def _is_fixed(key: str, values: Any, tables: Tables, settings: Sequence[tuple[str, Any]], all_variants: bool) -> bool:
+    """Return whether overrides fix a key that the sweep varies, so that its list goes.
+
+    They name the key itself, or begin its table anew. One variant alone, which the user names, keeps its value as long
+    as nothing overrides the key itself.
+    """
+    if not isinstance(values, list):
+        return False
+    if any(key == given for given, _ in settings):
+        return True
+    if not key or not settings or not all_variants:
+        return False
+    for value in values[:2]:  # an override may be one of the values, and not both of them
+        if isinstance(value, dict):
+            continue
+        after = flat(overridden(merged(tables, nested(key, value)), settings))
+        if after.get(key, after.get(f"{key}.name")) != value:
+            return True
+    return False
+
+
+def _check_still_differ(swept: Mapping[str, Tables], overridden_variants: Mapping[str, Tables]) -> None:
+    """Raise ConfigError if overrides make two variants of a sweep equal, which would train one thing twice."""
+    first_of: dict[str, str] = {}
+    for name, tables in overridden_variants.items():
+        other = first_of.setdefault(_settings_as_text(tables), name)
+        if other != name and _settings_as_text(swept[other]) != _settings_as_text(swept[name]):
+            text = f"--set, or an option that sets keys, leaves the variants {other} and {name} equal"
+            raise ConfigError(f"{text}; leave it out, or name one of them: {other}")
+
+
+def _settings_as_text(tables: Tables) -> str:
+    """Return a text that is equal for tables that train the same."""
+    settings = {key: value for key, value in tables.items() if key not in NO_SETTINGS}
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def _without_ranges(tables: Tables, keys: Collection[str]) -> Tables:
@@ -404,11 +440,6 @@ def _parsed_override(override: str, tables: Tables) -> tuple[str, Any]:
     if isinstance(tables.get(key), dict) and isinstance(value, str):
         raise ConfigError(f"--set {override}: {key} is a table; type --set {key}.name={text}")
     return key, value
-
-
-def _begins_table(key: str) -> bool:
-    """Return whether a key is a table's name, or a whole table."""
-    return "." not in key or key.rpartition(".")[2] in ("name", *_NAMES_ALONE)
 
 
 def _with_row_of_variant(tables: Tables, label: str) -> Tables:
@@ -472,7 +503,7 @@ def _wrong_sweep(key: str, values: Any, source: str) -> ConfigError:
     )
 
 
-def _without_variant(name: str) -> str:
+def without_variant(name: str) -> str:
     """Return a recipe's name or path without the variant after its ``@``."""
     if ".toml" not in name:
         return name.partition("@")[0]
@@ -537,7 +568,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
     for parent in parents:
         if not isinstance(parent, str):
             raise ConfigError(f"{file}: {where}extends: found {parent!r}, wanted the name of a recipe, or several")
-        if parent.endswith(".toml") and isinstance(file, Path):
+        if without_variant(parent).endswith(".toml") and isinstance(file, Path):
             parent = str(file.parent / parent)
         try:
             inherited = _tables_of_parent(parent, children)
@@ -562,7 +593,7 @@ def _extended(tables: Tables, file: Traversable, children: tuple[str, ...], wher
 
 def _tables_of_parent(name: str, children: tuple[str, ...]) -> Tables:
     """Return what a recipe inherits from another one, or from one of its variants."""
-    is_variant = _without_variant(name) != name
+    is_variant = without_variant(name) != name
     if is_variant:
         tables = variant_tables(name)[name]
     else:

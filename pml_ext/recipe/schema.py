@@ -33,7 +33,7 @@ MOST = 10**9  # of any count: products of two fit into 64 bits
 Count = Annotated[int, Field(ge=1, le=MOST)]
 Text = Annotated[str, Field(min_length=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-_NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are not tables of settings
+NO_SETTINGS = ("description", "paper", "track", "origin", "tune")  # keys of a recipe that are not tables of settings
 
 
 class Table(BaseModel):
@@ -534,7 +534,7 @@ class Recipe(Table):
         """Raise ValueError, with the place, for a key that no table of settings has."""
         tables = {}
         for name, field in type(self).model_fields.items():
-            if name not in _NO_SETTINGS:
+            if name not in NO_SETTINGS:
                 tables[name] = field.annotation
         group, _, inner = key.partition(".")
         if group not in tables:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
 KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo", "views")
 WORD_OR_TABLE = ("freeze",)  # keys whose word, "trunk", is not the name of their table
+NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
 INHERITED = "(inherited)"  # entry of a choice of [sweep] that extends others: the keys that it does not set itself
+_ABOUT_KEYS = ("origin", "tune")  # tables whose entries are about settings, by their dotted keys
 NO_EFFECT = "without effect here"  # origin of settings that others make useless
 
 
@@ -21,6 +23,69 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """
     result, _ = _merged(base, over)
     return result
+
+
+def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return tables with other values of dotted keys.
+
+    Names of components and data sets go first, whatever the order, since another name begins its table anew. All
+    other values, those in tables as well, follow in their order, so that the last one holds.
+    """
+    settings = list(settings)
+    result = dict(tables)
+    for key, value in settings:
+        for name_key, name in _names_inside(key, value):
+            result = merged(result, nested(name_key, name))
+    for key, value in settings:
+        if isinstance(value, Mapping):
+            result = merged(result, nested(key, _without_names(key, value, result)))
+        elif not _is_name(key):
+            result = merged(result, nested(key, value))
+    return result
+
+
+def _names_inside(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and the values of all names in the value of a key."""
+    if isinstance(value, Mapping):
+        if key in _ABOUT_KEYS:
+            return
+        for inner, inner_value in value.items():
+            yield from _names_inside(f"{key}.{inner}", inner_value)
+    elif _is_name(key):
+        yield key, value
+
+
+def _is_name(key: str) -> bool:
+    """Return whether a value other than a table is a name; a text for a whole table is one."""
+    return "." not in key or key.rpartition(".")[2] in ("name", *NAMES_ALONE)
+
+
+def _without_names(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the table of a key without names, and without settings that go with another name than ``tables`` have."""
+    if key in _ABOUT_KEYS:
+        return table
+    if "name" in table and table["name"] != _name_at(key, tables):
+        return {}
+    kept = {}
+    for inner, value in table.items():
+        inner_key = f"{key}.{inner}"
+        if isinstance(value, Mapping):
+            kept[inner] = _without_names(inner_key, value, tables)
+        elif not _is_name(inner_key):
+            kept[inner] = value
+    return kept
+
+
+def _name_at(key: str, tables: Mapping[str, Any]) -> Any:
+    """Return the name in the table of a dotted key; a text for the table is its name."""
+    found: Any = tables
+    for part in key.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(part)
+    if isinstance(found, Mapping):
+        return found.get("name")
+    return found
 
 
 def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -39,7 +39,11 @@ def packaged(module: str) -> tuple[Callable[[], list[Traversable]], Callable[[],
 
     @hookimpl
     def papers() -> dict[str, Traversable]:
-        return {file.name.removesuffix(".toml"): file for file in (files / "papers").iterdir()}
+        found = {}
+        for file in (files / "papers").iterdir():
+            if file.name.endswith(".toml"):
+                found[file.name.removesuffix(".toml")] = file
+        return found
 
     return recipes, papers
 

@@ -67,3 +67,11 @@ def test_unknown_names_have_the_nearest_of_their_kind():
         describe("convnt", "trunk")
     with pytest.raises(UnknownNameError, match="no miner 'hard-pear'; nearest: hard-pair"):
         describe("hard-pear", "miner")
+
+
+def test_a_folder_may_have_the_sign_of_variants(tmp_path):
+    file = tmp_path / "with@sign" / "mine.toml"
+    file.parent.mkdir()
+    file.write_text('extends = "cbml/digits"\n')
+    (shown,) = describe(str(file), "recipe")
+    assert shown["kind"] == "recipe"

@@ -6,7 +6,8 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.recipe import load_recipes, origin_of, overridden, ranges_of, read_tables, variant_tables
+from pml_ext.files import toml_value
+from pml_ext.recipe import load_recipes, origin_of, overridden, pipelines, ranges_of, read_tables, variant_tables
 from pml_ext.recipe.tables import merged
 
 
@@ -212,8 +213,9 @@ tune = { "loss.mvc_weight" = { low = 0.5, high = 2.0 } }
     both = ["optimizer.lr", "loss.mvc_weight"]
     assert ranges_by_variant(file) == {"fixed": ["optimizer.lr"], "free": both, "ranged": both}
     assert ranges_of(file)[f"{file}@ranged"]["loss.mvc_weight"].low == 0.5
-    held = ranges_by_variant(file, "loss={mvc_weight=2.0}")
-    assert held == {"fixed": ["optimizer.lr"], "free": ["optimizer.lr"], "ranged": ["optimizer.lr"]}
+    for label in ("fixed", "free", "ranged"):
+        held = ranges_of(f"{file}@{label}", ["loss={mvc_weight=2.0}"])
+        assert list(held[f"{file}@{label}"]) == ["optimizer.lr"]
     listed = TUNED + '[sweep]\n"optimizer" = [{ lr = 0.1 }, { weight_decay = 0.1 }]\n'
     assert [*ranges_by_variant(write(tmp_path, listed, "listed.toml")).values()] == [["loss.mvc_weight"], both]
     child = write(tmp_path, f'extends = "{file}@fixed"\n', "child.toml")
@@ -238,3 +240,64 @@ def test_names_go_before_settings():
     found = overridden(tables, [("optimizer.lr", 2), ("optimizer.name", "sgd")])
     assert found == {"optimizer": {"name": "sgd", "lr": 2}}
     assert tables == {"optimizer": {"name": "adam", "lr": 1}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (["sampler.m=4", "sampler={m=2, batch_size=32}"], {"name": "pml/m-per-class", "m": 2, "batch_size": 32}),
+        (["sampler={m=2}", "sampler.m=4"], {"name": "pml/m-per-class", "m": 4, "batch_size": 120}),
+        (["sampler.batch_size=64", "sampler={name='shuffle'}"], {"name": "shuffle", "batch_size": 64}),
+        (["sampler={name='shuffle', batch_size=32}", "sampler.name=tree"], {"name": "tree"}),
+        (["sampler.batch_size=64", "sampler={name='shuffle', batch_size=32}"], {"name": "shuffle", "batch_size": 32}),
+    ],
+)
+def test_the_last_value_of_a_key_holds_in_tables_too(tmp_path, overrides, wanted):
+    tables = {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}}
+    settings = []
+    for override in overrides:
+        key, _, text = override.partition("=")
+        settings.append((key, toml_value(text, "--set ...")))
+    assert overridden(tables, settings) == {"sampler": wanted}
+
+
+def test_names_inside_of_tables_go_first():
+    tables = {"model": {"trunk": "convnet"}, "origin": {"loss.name": "paper"}}
+    settings = [("model.trunk.width", 8), ("model", {"trunk": {"name": "mlp"}, "embedding_size": 4})]
+    found = overridden(tables, [*settings, ("origin", {"loss.name": "ours"})])
+    assert found["model"] == {"trunk": {"name": "mlp", "width": 8}, "embedding_size": 4}
+    assert found["origin"] == {"loss.name": "ours"}
+    found = overridden(tables, [("model", {"trunk": {"name": "mlp", "width": 8}}), ("model.trunk", "convnet")])
+    assert found["model"] == {"trunk": {"name": "convnet"}}
+
+
+@pytest.mark.parametrize("override", ["loss={mvc_gamma=0.7}", "loss.name=pml/contrastive", "loss={name='pml/angular'}"])
+def test_a_list_that_overrides_replace_leaves_the_sweep(override):
+    assert list(load_recipes("cbml/omniglot-small-gamma", [override])) == ["cbml/omniglot-small-gamma"]
+    assert len(load_recipes("cbml/omniglot-small-gamma", ["loss.name=cbml", "loss.mvc_weight=3.0"])) == 6
+
+
+def test_overrides_that_make_variants_equal_are_refused():
+    weights = "cbml/omniglot-small-mvc-weight"
+    with pytest.raises(
+        ConfigError, match=rf"leaves the variants {weights}@0.1 and {weights}@1.0 equal; .*: {weights}@0.1$"
+    ):
+        load_recipes(weights, ["loss={mvc_weight=2.0}"])
+    with pytest.raises(ConfigError, match=rf"leaves the variants {weights}@0.0 and {weights}@0.1 equal"):
+        load_recipes(weights, ["loss.name=pml/contrastive"])
+    assert one(f"{weights}@1.0", "loss.name=pml/contrastive").loss.name == "pml/contrastive"
+
+
+def test_a_variant_of_a_file_beside_it_is_extended(tmp_path, monkeypatch):
+    write(tmp_path, 'extends = "cbml/digits"\n[sweep]\n"loss.mvc_weight" = [0.5, 1.0]\n', "base.toml")
+    child = write(tmp_path, 'extends = "base.toml@0.5"\n')
+    monkeypatch.chdir("/")
+    assert one(child).loss.settings["mvc_weight"] == 0.5
+
+
+def test_files_that_are_no_recipes_are_no_pipelines(tmp_path, monkeypatch):
+    (tmp_path / "pipelines").mkdir()
+    for name in ("mine.toml", "mine.toml~", ".DS_Store"):
+        write(tmp_path / "pipelines", "", name)
+    monkeypatch.setattr("pml_ext.recipe.merge.importlib.resources.files", lambda _: tmp_path)
+    assert list(pipelines()) == ["pipelines/mine"]

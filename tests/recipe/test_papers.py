@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -238,3 +239,12 @@ def test_a_table_is_shown_as_printed(mine):
         describe("cbml/99", "table")
     with pytest.raises(UnknownNameError, match="no kind 'nosuch'; nearest: loss"):
         describe("cbml/7", "nosuch")
+
+
+def test_a_paper_that_is_no_table_leaves_the_other_recipes_listed(mine):
+    mine('table = "mine/2"\nrow = "Small, Mine"', name="right")
+    text = 'extends = "pml/contrastive/digits"\npaper = "Me et al."\n'
+    Path(mine("", name="wrong")).write_text(text)
+    Path(mine("", name="wrong-data")).write_text('data = "digits"\n[paper]\ntable = "mine/2"\n')
+    listed = {table["name"]: table for table in tables_of_papers()}
+    assert "mine/right" in listed["mine/2"]["recipes"]["full"]

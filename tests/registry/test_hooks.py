@@ -23,7 +23,13 @@ def test_every_hook_is_specified_and_described():
 
 def test_a_package_has_its_recipes_and_papers(install_plugin):
     package = install_plugin("packed", "")
-    for name in ("recipes/one.toml", "recipes/sub/two.toml", "papers/mine.toml", "papers/other.toml"):
+    for name in (
+        "recipes/one.toml",
+        "recipes/sub/two.toml",
+        "papers/mine.toml",
+        "papers/other.toml",
+        "papers/other.toml~",
+    ):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
     importlib.import_module("packed")
