@@ -13,7 +13,16 @@ import numpy as np
 
 from ..errors import DataError
 from .merge import read_tables
-from .own_data import dataset_options, describe_split, fitting_batch, fitting_split, items_per_class, parts_of, range_of
+from .own_data import (
+    dataset_options,
+    describe_split,
+    fitting_batch,
+    fitting_split,
+    items_per_class,
+    names_sampler,
+    parts_of,
+    range_of,
+)
 
 if TYPE_CHECKING:
     from ..data import LabeledImages
@@ -41,6 +50,7 @@ class OwnImages(NamedTuple):
     side: int  # pixels of a small network's images
     aspect: float  # median of the longer side over the shorter
     chosen_size: int | None  # pixels that ``data.image_size`` among the options says
+    sampler_is_named: bool  # whether the options name a sampler, whose batches are theirs
 
     def batch_of(self, classes: int) -> tuple[int, int]:
         """Return the number of classes in a batch, at most 16, and of images of each, for a number of ``classes``."""
@@ -74,6 +84,7 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
     place = _existing(place)
+    overrides = list(overrides)
     is_table = place.suffix.lower() == ".csv"
     kind = "table" if is_table else "folder"
     name = f"{kind}:{place}"
@@ -120,16 +131,21 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         side=side,
         aspect=aspect,
         chosen_size=None if chosen_size is None else int(chosen_size),
+        sampler_is_named=names_sampler(overrides),
     )
 
 
 def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
     """Return the settings of a recipe for a folder; a recipe that sets the crop of photographs keeps its own.
 
-    They are stated again, since the name of the folder replaces the recipe's [data].
+    They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the recipe's own
+    sampler if it has ``m``, the images of each class.
     """
-    image_settings = dict(read_tables(recipe).get("data", {}).get("images", {}))
-    batches = images.batches_of(images.training_classes)
+    tables = read_tables(recipe)
+    image_settings = dict(tables.get("data", {}).get("images", {}))
+    batches = []
+    if "m" in tables.get("sampler", {}) and not images.sampler_is_named:
+        batches = images.batches_of(images.training_classes)
     if "crop" not in image_settings:
         return (*images.data, *images.small, *batches)
     if images.chosen_size is not None:

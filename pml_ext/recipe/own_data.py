@@ -43,6 +43,18 @@ def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
     return options
 
 
+def names_sampler(overrides: Iterable[str]) -> bool:
+    """Return whether overrides name a sampler, whose settings are then theirs as well."""
+    for override in overrides:
+        key, _, text = override.partition("=")
+        key = key.strip()
+        value = toml_value(text.strip(), "--set ...")
+        in_table = key == "sampler" and isinstance(value, dict) and "name" in value
+        if in_table or key == "sampler.name":
+            return True
+    return False
+
+
 def parts_of(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:
     """Return the training images of a data set, and its tested splits."""
     try:

@@ -13,7 +13,16 @@ from ..data import LabeledImages, VectorFile, read_vectors
 from ..errors import DataError
 from .build import VECTORS
 from .merge import read_tables
-from .own_data import dataset_options, describe_split, fitting_batch, fitting_split, items_per_class, parts_of, range_of
+from .own_data import (
+    dataset_options,
+    describe_split,
+    fitting_batch,
+    fitting_split,
+    items_per_class,
+    names_sampler,
+    parts_of,
+    range_of,
+)
 from .schema import IDENTITY
 
 RECIPE = "pml/vectors"
@@ -32,6 +41,7 @@ class OwnVectors(NamedTuple):
     head: list[str]
     batches: list[str]
     description: list[str]  # a line each
+    sampler_is_named: bool  # whether the options name a sampler, whose batches are theirs
 
 
 def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnVectors:
@@ -40,6 +50,7 @@ def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Pat
     The ``overrides`` of ``data`` are followed.
     """
     path = _without_kind(place)
+    overrides = list(overrides)
     name = f"{VECTORS}{path}"
     file = read_vectors((root or Path()) / path.expanduser())
     if file.labels is None:
@@ -76,7 +87,7 @@ def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Pat
         "--set schedule.epochs=40",
     ]
     head = [f"model.embedder={embedder}", f"model.embedding_size={size}"]
-    return OwnVectors(name, data, head, batches, description)
+    return OwnVectors(name, data, head, batches, description, names_sampler(overrides))
 
 
 _HEADS = {
@@ -98,7 +109,7 @@ def settings_for_vectors(recipe: str, vectors: OwnVectors) -> list[str]:
     for key, default in (("workers", "0"), ("unreadable", "stop")):
         if key in tables.get("data", {}):
             settings.append(f"data.{key}={default}")
-    if "m" in tables.get("sampler", {}):
+    if "m" in tables.get("sampler", {}) and not vectors.sampler_is_named:
         settings += vectors.batches
     return settings
 

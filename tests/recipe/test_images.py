@@ -211,3 +211,17 @@ def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
     assert cached not in settings_for_recipe("pml/photographs-pretrained", describe_images(photos))
     monkeypatch.undo()
     assert cached in settings_for_recipe("pml/photographs-pretrained", describe_images(photos))
+
+
+@pytest.mark.parametrize("recipe", ["pml/ntxent/digits-unlabeled", "density/sop"])
+def test_a_sampler_without_m_keeps_its_batches(photos, recipe):
+    settings = settings_for_recipe(recipe, describe_images(photos))
+    assert not any(setting.startswith(("sampler.m=", "sampler.batch_size=")) for setting in settings)
+
+
+@pytest.mark.parametrize("override", ["sampler.name=shuffle", "sampler={name='shuffle', batch_size=16}"])
+def test_a_sampler_of_the_user_has_no_fitting_batches(photos, override):
+    for recipe in ("pml/photographs", "pml/contrastive/digits"):
+        settings = settings_for_recipe(recipe, describe_images(photos, [override]))
+        (chosen,) = load_recipes(recipe, [*settings, override]).values()
+        assert (chosen.sampler.name, chosen.sampler.settings) == ("shuffle", {})

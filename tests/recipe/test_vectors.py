@@ -98,3 +98,15 @@ def test_a_path_alone_is_answered_with_the_name(tmp_path):
     file = file_of(tmp_path)
     with pytest.raises(ConfigError, match=f"for your own data type --set data.name=vectors:{file}"):
         load_recipe("pml/vectors", [f"data.name={file}"])
+
+
+def test_a_sampler_of_the_user_has_no_fitting_batches(tmp_path):
+    override = "sampler.name=shuffle"
+    settings = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path), [override]))
+    assert load_recipe("pml/vectors", [*settings, override]).sampler.name == "shuffle"
+
+
+def test_a_table_goes_over_the_fitting_settings(tmp_path):
+    settings = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path)))
+    recipe = load_recipe("pml/vectors", [*settings, "model={embedding_size=3}", "sampler={m=2, batch_size=8}"])
+    assert (recipe.model.embedding_size, recipe.sampler.batch_size) == (3, 8)
