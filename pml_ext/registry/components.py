@@ -55,14 +55,23 @@ class Component:
                 f"the component {self.name!r} of the plugin {self.plugin!r}: {self.source!r} is {found!r}, wanted a "
                 'class, "package.module:Class"'
             )
+        if self.plugin != PML:
+            self._check_kind(found)
+        return found
+
+    def _check_kind(self, found: type) -> None:
+        """Raise PluginError for a class without a base class of components, or of another kind than the text says."""
+        try:
+            kind = kind_of(found)
+        except TypeError as error:
+            raise PluginError(f"the component {self.name!r} of the plugin {self.plugin!r}: {error}") from None
         named = self._kind_in_text
-        if self.plugin != PML and named and kind_of(found) != named:
-            advice = f'write Component(..., named_kind="{kind_of(found)}")'
+        if named and kind != named:
+            advice = f'write Component(..., named_kind="{kind}")'
             raise PluginError(
-                f"the component {self.name!r} of the plugin {self.plugin!r}: {self.source!r} is a {kind_of(found)}, "
+                f"the component {self.name!r} of the plugin {self.plugin!r}: {self.source!r} is a {kind}, "
                 f"registered as a {named}; {advice}"
             )
-        return found
 
     @property
     def class_name(self) -> str:
@@ -128,6 +137,12 @@ class Command:
             text = f"the command {name!r} of the plugin {plugin!r}: {self.function!r} is {found!r}, wanted a function"
             raise PluginError(text)
         return found  # type: ignore[no-any-return]
+
+
+def package_of(path: str) -> str:
+    """Return the top package of a module, or of an import path ``"package.module:name"``."""
+    module = path.partition(":")[0]
+    return module.partition(".")[0]
 
 
 def kind_of(cls: type) -> str:

@@ -31,7 +31,7 @@ from ..errors import (
     unknown,
 )
 from . import hooks as hookspecs
-from .components import KINDS, Command, Component, Paper, pml_components
+from .components import KINDS, Command, Component, Paper, package_of, pml_components
 from .guard import process_unchanged, shared_imports
 
 GROUP = "pml_ext"
@@ -118,6 +118,11 @@ class PluginRecord:
         return f"{self.name!r} of {self.distribution} {self.version}"
 
     @property
+    def package(self) -> str:
+        """The top package of its module."""
+        return package_of(self.module)
+
+    @property
     def shipped(self) -> bool:
         """True for a plugin of this distribution."""
         return self.distribution.replace("_", "-").lower() == "pml-ext"
@@ -153,8 +158,9 @@ class Plugins:
             self._loading = True
             try:
                 if self._waiting is None:
-                    self._waiting = self._read_entry_points()
+                    waiting = self._read_entry_points()
                     self._add_builtin()
+                    self._waiting = waiting  # last, so that nothing is missing after an interruption
                 self._load_waiting(self._waiting)
             finally:
                 self._loading = False
@@ -174,8 +180,15 @@ class Plugins:
             if _being_imported(record.module):
                 continue
             waiting.remove((record, point))
-            with self._guarded(record):
-                self._load_one(record, point)
+            try:
+                with self._guarded(record):
+                    self._load_one(record, point)
+            except (KeyboardInterrupt, StoppedError):  # the next call loads it again
+                if self.loaded.get(record.name) is record:
+                    del self.loaded[record.name]
+                record.status = "waiting"
+                waiting.insert(0, (record, point))
+                raise
             is_slow = record.seconds > SLOW and not record.first_imports  # else it may be torch that takes long
             if is_slow and not record.shipped:
                 text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
@@ -285,7 +298,7 @@ class Plugins:
             left_out = f"the answer of {hook}" if hook else "it"
             self.add_error(record, error, hook)
             advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
-            place = _place_in(record.module, error)
+            place = _place_in(record.package, error)
             reason = f"{one_line(error)}, in {place}" if place else one_line(error)
             text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
             warnings.warn(text, PluginWarning, stacklevel=4)
@@ -298,7 +311,7 @@ class Plugins:
     def add_error(self, record: PluginRecord, error: BaseException, hook: str = "") -> None:
         """Record a plugin as broken, with one more reason."""
         reason = f"{type(error).__name__}: {error}"
-        place = _place_in(record.module, error)
+        place = _place_in(record.package, error)
         if place:
             reason = f"{reason}, in {place}"
         if hook:
@@ -321,23 +334,33 @@ class Plugins:
         return self._registered[kind]
 
     def _call_hooks_of(self, kind: str) -> None:
-        """Call the hooks that return values of a kind, each once.
-
-        The layer's own hooks are not guarded, since their errors are ours. Only a missing extra is kept: :func:`find`
-        raises it when a name is looked up.
-        """
+        """Call the hooks that return values of a kind, each once; one that raises is called again next time."""
         hook = TABLES[kind].hook
         plugins = [plugin for plugin, hooks in self._hooks.items() if hook in hooks]
         for plugin in plugins:
             function = self._hooks[plugin].pop(hook)
-            if plugin in self.loaded:
-                with self._guarded(self.loaded[plugin], hook):
-                    self._call(plugin, kind, function)
-                continue
             try:
+                self._call_guarded(plugin, kind, function)
+            except PluginWarning:  # where warnings are errors: the plugin is recorded as broken
+                raise
+            except BaseException:
+                self._hooks[plugin][hook] = function
+                raise
+
+    def _call_guarded(self, plugin: str, kind: str, function: Callable[[], Any]) -> None:
+        """Call a hook; one that fails is recorded.
+
+        The layer's own hooks are not guarded, since their errors are ours. Only a missing extra is kept: :func:`find`
+        raises it when a name is looked up.
+        """
+        if plugin in self.loaded:
+            with self._guarded(self.loaded[plugin], TABLES[kind].hook):
                 self._call(plugin, kind, function)
-            except MissingExtraError as error:
-                self.missing_extras[kind] = error
+            return
+        try:
+            self._call(plugin, kind, function)
+        except MissingExtraError as error:
+            self.missing_extras[kind] = error
 
     def _call(self, plugin: str, kind: str, function: Callable[[], Any]) -> None:
         """Call a hook, and register the values that it returns; none of them if a name or a value is wrong."""
@@ -407,12 +430,11 @@ def _metadata_of(distribution: metadata.Distribution, attribute: str) -> str:
         return ""
 
 
-def _place_in(module: str, error: BaseException) -> str:
-    """Return the file and the line of a plugin's code that raised an error, or called what did; "" if none did."""
-    package = module.partition(":")[0].partition(".")[0]
+def _place_in(package: str, error: BaseException) -> str:
+    """Return the file and the line of a package's code that raised an error, or called what did; "" if none did."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__", "")).partition(".")[0] == package:
+        if package_of(str(frame.f_globals.get("__name__", ""))) == package:
             file = Path(frame.f_code.co_filename)
             place = f"{file.parent.name}/{file.name}:{line}"
     return place
@@ -437,9 +459,9 @@ def is_allowed(name: str) -> bool:
     return _allowed_by(ALLOW, name) and _allowed_by(BLOCK, name)
 
 
-def _being_imported(module: str) -> bool:
-    """Return whether a module, or its top package, is being imported right now."""
-    for name in (module, module.partition(".")[0]):
+def _being_imported(path: str) -> bool:
+    """Return whether the module of an import path, or its top package, is being imported right now."""
+    for name in (path.partition(":")[0], package_of(path)):
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if getattr(spec, "_initializing", False):
             return True

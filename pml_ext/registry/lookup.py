@@ -53,8 +53,7 @@ def records_of(what: str) -> list[PluginRecord]:
     _plugins.load()
     found = []
     for record in _plugins.records:
-        package = record.module.partition(":")[0].partition(".")[0]
-        if what in (record.name, package):
+        if what in (record.name, record.package):
             found.append(record)
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from .components import package_of
 from .lookup import loaded_plugins
 
 
@@ -26,7 +27,7 @@ def origin_of(error: BaseException) -> Origin | None:
     plugins = {}
     for record in loaded_plugins():
         if not record.shipped:
-            plugins[_package(record.module)] = record.name
+            plugins[record.package] = record.name
     origin = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         origin = _of_frame(frame, line, plugins) or origin
@@ -34,17 +35,13 @@ def origin_of(error: BaseException) -> Origin | None:
 
 
 def _of_frame(frame: FrameType, line: int, plugins: Mapping[str, str]) -> Origin | None:
-    plugin = plugins.get(_package(frame.f_globals.get("__name__", "")))
+    plugin = plugins.get(package_of(frame.f_globals.get("__name__", "")))
     if plugin is not None:
         code = frame.f_code
         file = Path(code.co_filename)
         return Origin(plugin, f"{code.co_qualname} of the plugin {plugin!r}, {file.parent.name}/{file.name}:{line}")
     owner = type(frame.f_locals.get("self"))
-    plugin = plugins.get(_package(str(owner.__module__)))
+    plugin = plugins.get(package_of(str(owner.__module__)))
     if plugin is not None:
         return Origin(plugin, f"{owner.__qualname__} of the plugin {plugin!r}")
     return None
-
-
-def _package(module: str) -> str:
-    return module.partition(":")[0].partition(".")[0]

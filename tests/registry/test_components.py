@@ -6,6 +6,7 @@ from pytorch_metric_learning import distances, losses
 from torch.utils.data import Sampler
 
 from pml_ext import registry
+from pml_ext.errors import PluginError
 from pml_ext.registry import Component
 from pml_ext.registry.components import kind_of
 from pml_ext.settings import settings_of
@@ -111,3 +112,9 @@ def test_a_docstring_that_is_no_text_gives_no_summary():
         __doc__ = 5
 
     assert Component(OddLoss, name="odd").one_line == ""
+
+
+def test_a_class_without_a_base_of_pml_names_component_and_plugin():
+    component = Component("collections:Counter", "count", plugin="mine", named_kind="loss")
+    with pytest.raises(PluginError, match="^the component 'count' of the plugin 'mine': .*Counter extends none of the"):
+        _ = component.cls

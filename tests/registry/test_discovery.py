@@ -4,12 +4,13 @@ import importlib
 import itertools
 import re
 import sys
+import textwrap
 import warnings
 
 import pytest
 
 from pml_ext import registry
-from pml_ext.errors import MissingExtraError, PluginError, PluginWarning, UnknownNameError
+from pml_ext.errors import MissingExtraError, PluginError, PluginWarning, StoppedError, UnknownNameError
 from pml_ext.registry import Paper
 from pml_ext.registry import discovery as plugins
 
@@ -270,3 +271,81 @@ def test_the_warning_of_a_broken_plugin_has_its_line(install_plugin):
     with pytest.warns(PluginWarning, match=r"ZeroDivisionError: division by zero, in broken/__init__.py:2 \(pml-ext"):
         registry.plugins()
     assert record("broken").error == "ZeroDivisionError: division by zero, in broken/__init__.py:2"
+
+
+INTERRUPTED = """
+    from pathlib import Path
+    from pml_ext.errors import StoppedError
+    first = Path(__file__).with_name("first")
+    if first.exists():
+        first.unlink()
+        raise {}
+"""
+
+
+@pytest.mark.parametrize("stop", ["KeyboardInterrupt", "StoppedError('stopped')"])
+@pytest.mark.parametrize("before_hooks", [True, False])
+def test_an_interrupted_import_is_made_again(install_plugin, stop, before_hooks):
+    interrupted = textwrap.dedent(INTERRUPTED.format(stop))
+    hooks = textwrap.dedent(IMPORTS_OURS)
+    if before_hooks:
+        package = install_plugin("mine", interrupted + hooks)
+    else:
+        package = install_plugin("mine", hooks + textwrap.indent(interrupted, "    "))
+    (package / "first").touch()
+    with pytest.raises((KeyboardInterrupt, StoppedError)):
+        registry.get("aardvark")
+    assert registry.get("aardvark").plugin == "mine"
+    assert record("mine").status == "ok"
+
+
+def test_an_interruption_before_our_own_names_loses_none(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(plugins, "pml_components", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            registry.components()
+    assert registry.get("pml/contrastive").kind == "loss"
+    assert "regularized" in names("loss")
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ImportError])
+def test_a_hook_of_ours_that_raised_is_called_again(monkeypatch, error):
+    def raises(_):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pml_ext.registry.builtin.pkgutil.resolve_name", raises)
+        with pytest.raises(error):
+            registry.find("data set", "digits")
+    assert registry.find("data set", "digits")[0] == plugins.BUILTIN
+
+
+def test_an_interrupted_hook_of_a_plugin_is_called_again(install_loss):
+    trunks = """
+    calls = []
+    @hookimpl
+    def pml_ext_trunks():
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return {'late-trunk': int}
+"""
+    install_loss("foreign", more=trunks)
+    with pytest.raises(KeyboardInterrupt):
+        registry.find("trunk", "late-trunk")
+    assert registry.find("trunk", "late-trunk") == ("foreign", int)
+
+
+def test_a_plugin_in_an_attribute_may_import_ours_first(install_plugin):
+    """Its entry point names an object of the module that is being imported."""
+    hooks = textwrap.dedent(IMPORTS_OURS) + "import sys\nhooks = sys.modules[__name__]\n"
+    package = install_plugin("aardvark", hooks)
+    points = package.parent / "aardvark-1.0.dist-info" / "entry_points.txt"
+    points.write_text("[pml_ext]\naardvark = aardvark:hooks\n")
+    module = importlib.import_module("aardvark")
+    assert registry.get("aardvark").cls is module.AardvarkLoss
+    assert record("aardvark").status == "ok"
