@@ -28,7 +28,7 @@ def __getattr__(name: str) -> Any:
     from .errors import UnknownNameError
 
     origin = imports_of_plugins("pml_ext").get(name, "")
-    plugin = origin.partition(".")[0].removeprefix("pml_ext_")
+    plugin = _shipped_plugin_of(origin)
     if plugin and registry.is_allowed(plugin):  # no other plugin can replace its names, so that the others stay out
         return imported(origin, "pml_ext")
 
@@ -39,16 +39,40 @@ def __getattr__(name: str) -> Any:
 
 
 def _names_without_modules() -> list[str]:
-    """Return the names that ``from pml_ext import *`` imports: classes and functions, and no modules."""
+    """Return the names that ``from pml_ext import *`` imports: classes and functions, as far as they can be had."""
     own = [name for name, origin in _names_of_stub().items() if origin != f"pml_ext.{name}"]
-    return sorted({*own, *_registered()})
+    return sorted({*own, *filter(_is_importable, _registered())})
+
+
+def _is_importable(name: str) -> bool:
+    """Return whether a registered class can be imported by its name; ``pml-ext plugins`` says why not."""
+    from . import registry
+    from .errors import PmlExtError
+
+    try:
+        _, component = registry.find("class", name)
+        _ = component.cls
+    except PmlExtError:
+        return False
+    return True
 
 
 def _names_of_stub() -> dict[str, str]:
-    """Return the names that ``__init__.pyi`` lists, and where each is from."""
+    """Return the names that ``__init__.pyi`` lists, and where each is from, without those of plugins left out."""
+    from . import registry
     from .registry.lazy import imports_of_plugins, own_imports
 
-    return own_imports("pml_ext") | imports_of_plugins("pml_ext")
+    names = own_imports("pml_ext")
+    for name, origin in imports_of_plugins("pml_ext").items():
+        if registry.is_allowed(_shipped_plugin_of(origin)):
+            names[name] = origin
+    return names
+
+
+def _shipped_plugin_of(origin: str) -> str:
+    """Return the entry point of one of our plugins, ``"cbml"`` for ``"pml_ext_cbml.CBMLLoss"``."""
+    package, _, _ = origin.partition(".")
+    return package.removeprefix("pml_ext_")
 
 
 def _registered() -> list[str]:

@@ -4,6 +4,8 @@ import ast
 import importlib
 from pathlib import Path
 
+import pytest
+
 import pml_ext
 from pml_ext import registry
 
@@ -31,3 +33,21 @@ def test_a_star_imports_classes_and_functions():
     assert {"CBMLLoss", "Relation", "RetrievalAccuracyCalculator", "load_run", "register"} <= names.keys()
     assert names["CBMLLoss"] is pml_ext.CBMLLoss
     assert not {"cli", "data", "testing", "samplers"} & names.keys()
+
+
+@pytest.mark.usefixtures("isolated_registry")
+def test_a_star_leaves_out_what_cannot_be_imported(install_plugin, monkeypatch):
+    hooks = """
+    from pml_ext.plugin import Component, hookimpl
+
+    @hookimpl
+    def pml_ext_components():
+        return [Component("collections:CounterLoss", "absent", summary="None such")]
+    """
+    install_plugin("mine", hooks)
+    monkeypatch.setenv("PML_EXT_BLOCK", "cbml")
+    names = {}
+    exec("from pml_ext import *", names)
+    assert {"PDDMLoss", "register"} <= names.keys()
+    assert not {"CBMLLoss", "CounterLoss"} & names.keys()
+    assert "CBMLLoss" not in dir(pml_ext)
