@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 # Settings that the base classes of PML's losses, regularizers and miners take; others are looked up.
@@ -32,7 +32,7 @@ def check_number(
     text = f"{name} of {type(owner).__name__} must be {wanted}, not {value!r}"
     if isinstance(value, str) and or_else:
         raise ValueError(text)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(text)
     if not (math.isfinite(value) and least <= value <= most and above < value < below):
         raise ValueError(text)

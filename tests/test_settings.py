@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 from pytorch_metric_learning import losses
 
@@ -30,7 +31,7 @@ class Owner:
         self.tile_size = tile_size
 
 
-@pytest.mark.parametrize("value", [0, 0.25, 1])
+@pytest.mark.parametrize("value", [0, 0.25, 1, np.float32(0.5), np.int64(1)])
 def test_numbers_in_their_range_pass(value):
     check_number(Owner(), "margin", value, least=0, most=1)
     check_number(Owner(), "margin", value, above=-0.1, below=1.1)
