@@ -124,16 +124,16 @@ def _only_activation(trunk: nn.Module, block: str, nodes: list[fx.Node], first: 
 
 
 def _graph_until(activation: fx.Node, nodes: list[fx.Node], first: int) -> fx.Graph:
-    """Return the graph from images to the activation: only the calls that it depends on."""
-    wanted = {activation}
-    for node in reversed(nodes[:first]):
-        if node in wanted:
-            wanted.update(node.all_input_nodes)
+    """Return the graph from images to the activation.
 
+    It has all calls before the cut, since one may change a tensor in place, and the parameters that these calls take.
+    """
+    before = nodes[:first]
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    for node in nodes[:first]:
-        if node in wanted or node.op == "placeholder":
+    for node in before:
+        is_for_rest = node.op == "get_attr" and not any(user in before for user in node.users)
+        if not is_for_rest:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(copies[activation])
     return graph

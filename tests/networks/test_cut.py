@@ -148,3 +148,33 @@ def test_parts_that_share_parameters_are_refused():
     trunk[8].weight = trunk[4].weight
     with pytest.raises(ConfigError, match="the parts before and after it share parameters"):
         cut_before(trunk, "8")
+
+
+class ChangesInPlace(TwoPaths):
+    """A trunk with calls for their effect alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.relu = nn.ReLU(inplace=True)
+        self.bias = nn.Parameter(torch.randn(4, 1, 1, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, images):
+        x = self.first(images)
+        self.relu(x)
+        x.add_(self.bias)
+        x = self.second(x)
+        return (self.third(x) * self.bias[0]).mean((2, 3))
+
+
+class EffectBefore(ChangesInPlace):
+    def forward(self, images):
+        x = self.first(images)
+        self.relu(x)
+        x.add_(self.bias)
+        return self.third(self.second(x)).mean((2, 3))
+
+
+def test_calls_for_their_effect_stay_before_the_cut():
+    assert_parts_are_the_trunk(EffectBefore(), "second", 8)
+    with pytest.raises(ConfigError, match="share parameters"):
+        cut_before(ChangesInPlace(), "third")
