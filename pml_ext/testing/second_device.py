@@ -124,31 +124,52 @@ class SecondDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = str(func).removeprefix("aten.").partition(".")[0].strip("_")
         if name == "copy":
             there = isinstance(args[0], _Elsewhere)
-        if elsewhere and name not in _COPIES:
-            mixed = tensors
-            if name in _INDEXED:
-                mixed = [args[0], *args[2:3]]  # not the index itself
-            for tensor in mixed:
-                if not isinstance(tensor, _Elsewhere) and tensor.ndim:
-                    raise OtherDeviceError(
-                        f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
-                        "another device; make it there: device=embeddings.device"
-                    )
-        place = _place() if elsewhere else ""
-        if elsewhere and name == "local_scalar_dense":
-            self.waits[f"a value read at {place}"] += 1
-        elif elsewhere and name in _COPIES and not there and not kwargs.get("non_blocking"):
-            self.waits[f"a copy to the CPU at {place}"] += 1
-        elif elsewhere and (kind := "unique" if name.startswith("unique") else name) in _SHAPES:
-            self.shapes[f"{kind} at {place}"] += 1
-        elif elsewhere and name in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
-            self.shapes[f"a boolean index at {place}"] += 1
-        known = {id(tensor.held): tensor for tensor in elsewhere}  # an in-place operation returns its argument
+        if elsewhere:
+            _check_one_device(name, args, tensors)
+            self._count(name, args, kwargs, there)
         output = func(*_held(args), **_held(kwargs))
         if not there:
             return output
-        known |= {id(x): _Elsewhere(x) for x in tree_leaves(output) if isinstance(x, Tensor) and id(x) not in known}
-        return tree_map(lambda x: known.get(id(x), x), output)
+        return _wrapped(output, elsewhere)
+
+    def _count(self, name: str, args: Any, kwargs: dict[str, Any], there: bool) -> None:
+        """Count an operation for which the host waits, or whose result has a shape that depends on values."""
+        place = _place()
+        if name == "local_scalar_dense":
+            self.waits[f"a value read at {place}"] += 1
+            return
+        if name in _COPIES:
+            if not there and not kwargs.get("non_blocking"):
+                self.waits[f"a copy to the CPU at {place}"] += 1
+            return
+        kind = "unique" if name.startswith("unique") else name
+        if kind in _SHAPES:
+            self.shapes[f"{kind} at {place}"] += 1
+        elif name in _INDEXED and any(getattr(index, "dtype", None) == torch.bool for index in args[1]):
+            self.shapes[f"a boolean index at {place}"] += 1
+
+
+def _check_one_device(name: str, args: Any, tensors: list[Tensor]) -> None:
+    """Raise OtherDeviceError for an operation that mixes tensors of two devices, unless torch allows it."""
+    if name in _COPIES:
+        return
+    if name in _INDEXED:
+        tensors = [args[0], *args[2:3]]  # not the index itself
+    for tensor in tensors:
+        if not isinstance(tensor, _Elsewhere) and tensor.ndim:
+            raise OtherDeviceError(
+                f"{name} at {_place()} mixes a tensor of shape {tuple(tensor.shape)} on the CPU with one on "
+                "another device; make it there: device=embeddings.device"
+            )
+
+
+def _wrapped(output: Any, elsewhere: list[_Elsewhere]) -> Any:
+    """Return an operation's output on the second device; an in-place operation returns its own argument."""
+    known = {id(tensor.held): tensor for tensor in elsewhere}
+    for leaf in tree_leaves(output):
+        if isinstance(leaf, Tensor) and id(leaf) not in known:
+            known[id(leaf)] = _Elsewhere(leaf)
+    return tree_map(lambda leaf: known.get(id(leaf), leaf), output)
 
 
 class _Factories(TorchFunctionMode):
