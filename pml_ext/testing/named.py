@@ -14,7 +14,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from .batches import shuffle
 from .calling import error_location, error_summary
 from .runner import CheckResult
 from .subject import SkipCheck, set_seed
+
+if TYPE_CHECKING:
+    from ..data import DataSplits
 
 _SIZES = ((3, 64), (1, 28), (3, 224))  # channels and pixels with which a trunk is tried, in this order
 _FORMS_OF_IMAGES = ((3, 40), (1, 28))  # channels and pixels with which a transform is tried
@@ -154,36 +157,47 @@ def check_data_set(named: Named) -> str:
 
     It is called with an empty folder, so that nothing is downloaded.
     """
-    from ..data import DataSplits
-
     _takes(named.value, "root")
     _needs_no_options(named.value, positions=1)
-    drawn = []
     with tempfile.TemporaryDirectory() as folder:
-        for _ in range(2):
-            try:
-                try:
-                    drawn.append(named.value(Path(folder)))
-                except ConfigError:  # it takes no folder
-                    drawn.append(named.value(None))
-            except DataError as error:
-                return f"without its files it stops: {error}"
-            except OSError as error:
-                text = f"without its files it raises {error_summary(error)}; wanted pml_ext.plugin.DataError"
-                raise AssertionError(f"{text}, with the path and what to type") from error
-        for splits in drawn:
-            if not isinstance(splits, DataSplits):
-                raise AssertionError(f"it returns {type(splits).__name__}; wanted pml_ext.plugin.DataSplits")
-        one, other = drawn
-        counts = []
-        for split, images in {"train": one.train, **one.tested()}.items():
-            _check_images(split, images, one.channels)
-            again = {"train": other.train, **other.tested()}[split]
-            if images.labels.tolist() != again.labels.tolist():
-                raise AssertionError(
-                    f"{split} has other labels in a second call; draw by a generator with a fixed seed"
-                )
-            counts.append(f"{split} {len(images)}")
+        try:
+            one = _drawn(named.value, Path(folder))
+            other = _drawn(named.value, Path(folder))
+        except DataError as error:
+            return f"without its files it stops: {error}"
+        return _check_equal_draws(one, other)
+
+
+def _drawn(factory: Callable[..., Any], folder: Path) -> DataSplits:
+    """Return the splits of a data set; fail for something else, or for an error other than DataError of its files."""
+    from ..data import DataSplits
+
+    try:
+        splits = _splits_of(factory, folder)
+    except OSError as error:
+        text = f"without its files it raises {error_summary(error)}; wanted pml_ext.plugin.DataError"
+        raise AssertionError(f"{text}, with the path and what to type") from error
+    if not isinstance(splits, DataSplits):
+        raise AssertionError(f"it returns {type(splits).__name__}; wanted pml_ext.plugin.DataSplits")
+    return splits
+
+
+def _splits_of(factory: Callable[..., Any], folder: Path) -> Any:
+    try:
+        return factory(folder)
+    except ConfigError:  # it takes no folder
+        return factory(None)
+
+
+def _check_equal_draws(one: DataSplits, other: DataSplits) -> str:
+    """Check the images of all splits, and that both calls give the same labels; return the numbers of images."""
+    others = {"train": other.train, **other.tested()}
+    counts = []
+    for split, images in {"train": one.train, **one.tested()}.items():
+        _check_images(split, images, one.channels)
+        if images.labels.tolist() != others[split].labels.tolist():
+            raise AssertionError(f"{split} has other labels in a second call; draw by a generator with a fixed seed")
+        counts.append(f"{split} {len(images)}")
     return ", ".join(counts)
 
 
