@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import shlex
 import traceback
 import warnings
 from pathlib import Path
@@ -192,6 +193,7 @@ def new_plugin(
     from ..registry.scaffold import new_plugin as write
 
     for path in write(name, out):
-        stdout().print(str(path))
+        stdout().print(str(path), soft_wrap=True)
     package = name.replace("-", "_")
-    stdout().print(f"next: cd {out or name}; pip install -e .; pytest; pml-ext check {package}")
+    folder = shlex.quote(str(out or name))
+    stdout().print(f"next: cd {folder}; pip install -e .; pytest; pml-ext check {package}", soft_wrap=True)
