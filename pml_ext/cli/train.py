@@ -80,71 +80,45 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
-    from ..training.launch import QUICK, FailedRunsError, restarted, summarize
+    from ..training.launch import QUICK, FailedRunsError, restarted
     from ..training.launch import train as run_recipe
 
     first = process_number() == 0
     failed = None
-    settings = list(overrides or ())
     keep_freed_memory(choose_device(device))
-    if fine_tune:
-        _check_fine_tuning(images, recipe, settings)
-    if images is not None and vectors is not None:
-        raise ConfigError("--images and --vectors both name the data; leave one out")
     general = list(QUICK) if quick else []
     if track:
         general.append(f"track={json.dumps(track)}")
-    fitting: list[str] = []
-    if vectors is not None:
-        recipe, fitting = _recipe_and_settings_for_vectors(vectors, recipe, settings, data)
-    if images is not None:
-        options = _Options(
-            overrides=settings,
-            general=general,
-            out=out,
-            resume=resume or restarted(),
-            seed=seed,
-            device=device,
-            data=data,
-            fine_tune=fine_tune,
-        )
-        recipe, fitting, resume = _recipe_and_settings_for_images(images, recipe, options)
-    if recipe is None:
-        raise ConfigError(
-            "no recipe given; wanted a recipe or --images FOLDER, or --vectors FILE; type: pml-ext train cbml/digits"
-        )
+    options = _Options(
+        overrides=list(overrides or ()),
+        general=general,
+        out=out,
+        resume=resume or restarted(),
+        seed=seed,
+        device=device,
+        data=data,
+        fine_tune=fine_tune,
+    )
+    fitting = _what_to_train(recipe, images, vectors, options)
     with Progress() as bar:
         try:
             results = run_recipe(
-                recipe,
+                fitting.recipe,
                 out=out,
                 seed=seed,
                 seeds=seeds,
                 device=device,
                 data=data,
-                overrides=[*general, *fitting, *settings],
-                resume=resume,
+                overrides=[*general, *fitting.settings, *options.overrides],
+                resume=fitting.resume,
                 listener=bar if first else None,
                 on_nonfinite=on_nonfinite,
             )
         except FailedRunsError as error:
             results = error.results
             failed = error
-    verdicts = [result.pop("verdict", "") for result in results]
-    if first and as_json:
-        _print_as_json(results, failed)
-    elif first and results:
-        if len(results) == 1 and failed is None:
-            _print_metrics(results[0])
-        else:
-            _print_summary(results, summarize(results))
-        _print_verdicts(results, verdicts)
-        if not quick:
-            _say_if_tests_took_longer(results)
-        for result in results:
-            report_file = Path(result["folder"]) / "report.html"
-            if report_file.exists():
-                stdout().print(f"report: {report_file}")
+    if first:
+        _print_results(results, failed, as_json, quick)
     if failed is not None:
         raise failed
 
@@ -171,7 +145,7 @@ def _chooses(recipe: str | None, overrides: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class _Options:
-    """The options with which somebody's images are trained on."""
+    """The options that say how something is trained."""
 
     overrides: list[str]
     general: list[str]  # settings of other options than --set
@@ -184,11 +158,28 @@ class _Options:
 
 
 class _Fitting(NamedTuple):
-    """What is trained on somebody's images."""
+    """What is trained."""
 
     recipe: str
-    settings: list[str]  # that fit the images, below the user's
+    settings: list[str]  # that fit somebody's data, below the user's
     resume: bool  # whether the run's folder exists by now
+
+
+def _what_to_train(recipe: str | None, images: Path | None, vectors: Path | None, options: _Options) -> _Fitting:
+    """Return the recipe, which the options name or somebody's data get, and the settings that fit the data."""
+    if options.fine_tune:
+        _check_fine_tuning(images, recipe, options.overrides)
+    if images is not None and vectors is not None:
+        raise ConfigError("--images and --vectors both name the data; leave one out")
+    if vectors is not None:
+        return _recipe_and_settings_for_vectors(vectors, recipe, options)
+    if images is not None:
+        return _recipe_and_settings_for_images(images, recipe, options)
+    if recipe is None:
+        raise ConfigError(
+            "no recipe given; wanted a recipe or --images FOLDER, or --vectors FILE; type: pml-ext train cbml/digits"
+        )
+    return _Fitting(recipe, [], options.resume)
 
 
 def _tell(line: str) -> None:
@@ -264,18 +255,39 @@ def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
     return chosen
 
 
-def _recipe_and_settings_for_vectors(
-    vectors: Path, recipe: str | None, overrides: list[str], data: Path | None
-) -> tuple[str, list[str]]:
+def _recipe_and_settings_for_vectors(vectors: Path, recipe: str | None, options: _Options) -> _Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
     from ..recipe.vectors import RECIPE, describe_vectors, settings_for_vectors
 
-    found = describe_vectors(vectors, overrides, data)
+    found = describe_vectors(vectors, options.overrides, options.data)
     recipe = recipe or RECIPE
     lines = found.description if recipe == RECIPE else found.description[:2]
     for line in lines:
         _tell(line)
-    return recipe, settings_for_vectors(recipe, found)
+    return _Fitting(recipe, settings_for_vectors(recipe, found), options.resume)
+
+
+def _print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
+    """Write the results of the runs on stdout, as tables or as JSON."""
+    from ..training.launch import summarize
+
+    verdicts = [result.pop("verdict", "") for result in results]
+    if as_json:
+        _print_as_json(results, failed)
+        return
+    if not results:
+        return
+    if len(results) == 1 and failed is None:
+        _print_metrics(results[0])
+    else:
+        _print_summary(results, summarize(results))
+    _print_verdicts(results, verdicts)
+    if not quick:
+        _say_if_tests_took_longer(results)
+    for result in results:
+        report_file = Path(result["folder"]) / "report.html"
+        if report_file.exists():
+            stdout().print(f"report: {report_file}", soft_wrap=True)
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
@@ -318,7 +330,7 @@ def report(run: RunFolder, data: DataFolder = None, device: OnDevice = "auto") -
 
     with Progress() as bar:
         place = draw_report(run, device, data, bar)
-    stdout().print(f"report: {place}")
+    stdout().print(f"report: {place}", soft_wrap=True)
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
