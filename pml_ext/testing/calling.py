@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -59,6 +62,25 @@ def compute(component: Any, batch: Batch, references: Batch | None = None) -> di
     return component.compute_loss(batch.embeddings, labels, None, other.embeddings, ref_labels)  # type: ignore[no-any-return]
 
 
+def reseeded_generators(act: Callable[[], object]) -> list[str]:
+    """Return the names of the global generators that ``act`` seeds: they draw the same after it, whatever the seed."""
+    python = random.getstate()
+    numpy = np.random.get_state()
+    drawn = []
+    try:
+        for seed in (1, 2):
+            random.seed(seed)
+            np.random.seed(seed)
+            torch.manual_seed(seed)
+            act()
+            drawn.append({"Python": random.random(), "NumPy": np.random.rand(), "torch": torch.rand(()).item()})
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+    first, second = drawn
+    return [name for name in first if first[name] == second[name]]
+
+
 def outcome(component: Any, batch: Batch, **named: Any) -> list[Tensor]:
     """Return the value of a seeded call and its gradients of inputs and parameters, or a miner's indices, sorted."""
     result = seeded(component, batch, **named)
@@ -101,22 +123,22 @@ def takes_references(subject: Subject) -> bool:
         return {"labels", "references"} <= subject.capabilities
     if subject.kind != "miner":
         return False
-    if "references" not in subject.cache:
+    if subject.findings.takes_references is None:
         batch = batch_of(subject, (3, 3))
         other = batch_of(subject, (3, 2), seed=1)
         try:
             seeded(subject.make(), batch, other.embeddings, other.labels)
-            subject.cache["references"] = True
+            subject.findings.takes_references = True
         except Exception:
-            subject.cache["references"] = "references" in subject.capabilities
-    return bool(subject.cache["references"])
+            subject.findings.takes_references = "references" in subject.capabilities
+    return subject.findings.takes_references
 
 
 def has_fixed_rows(subject: Subject) -> bool:
     """Return whether a regularizer accepts batches of some numbers of rows, but not of others."""
     if subject.kind != "regularizer":
         return False
-    if "fixed rows" not in subject.cache:
+    if subject.findings.has_fixed_rows is None:
         accepted = set()
         for images in range(1, _IMAGES_PER_CLASS + 1):
             try:
@@ -124,8 +146,8 @@ def has_fixed_rows(subject: Subject) -> bool:
                 accepted.add(True)
             except Exception:
                 accepted.add(False)
-        subject.cache["fixed rows"] = len(accepted) == 2
-    return bool(subject.cache["fixed rows"])
+        subject.findings.has_fixed_rows = len(accepted) == 2
+    return subject.findings.has_fixed_rows
 
 
 def result_of(component: Any, batch: Batch) -> list[Tensor]:
@@ -145,23 +167,23 @@ def used(component: Any, subject: Subject) -> Any:
 
 def is_random(subject: Subject) -> bool:
     """Return whether two seeds give different values."""
-    if "random" not in subject.cache:
+    if subject.findings.is_random is None:
         batch = batch_of(subject)
         values = []
         for seed in (0, 1):
             set_seed(seed)
             values.append(call(subject.make(), batch))
-        subject.cache["random"] = not equal(*values)
-    return bool(subject.cache["random"])
+        subject.findings.is_random = not equal(*values)
+    return subject.findings.is_random
 
 
 def is_repeatable(subject: Subject) -> bool:
     """Return whether a second call of one object gives the same value."""
-    if "repeatable" not in subject.cache:
+    if subject.findings.is_repeatable is None:
         batch = batch_of(subject)
         component = subject.make()
-        subject.cache["repeatable"] = equal(seeded(component, batch), seeded(component, batch))
-    return bool(subject.cache["repeatable"])
+        subject.findings.is_repeatable = equal(seeded(component, batch), seeded(component, batch))
+    return subject.findings.is_repeatable
 
 
 def error_location(error: BaseException) -> str:

@@ -18,6 +18,7 @@ import torch
 from .. import pml, registry
 from ..errors import ConfigError
 from ..registry import BuildContext, check_settings, fill_settings
+from ..registry.components import package_of
 
 SIZE = 8  # default embedding size
 CLASSES = 6  # default number of classes
@@ -55,6 +56,22 @@ def kept_generators() -> Iterator[None]:
         yield
 
 
+@dataclasses.dataclass
+class Findings:
+    """What one check has found out about a subject, and others need; None where none has."""
+
+    capabilities: frozenset[str] | None = None
+    has_class_rows: bool | None = None
+    takes_references: bool | None = None
+    has_fixed_rows: bool | None = None
+    is_random: bool | None = None
+    is_repeatable: bool | None = None
+    settings_of_process: dict[str, Any] = dataclasses.field(default_factory=dict)  # before the first call
+    failures: dict[str, str] = dataclasses.field(default_factory=dict)  # by check; "" for one that does not fail
+    cases_of_settings: list[Any] | None = None  # batches with which settings are compared
+    outcomes: dict[str, list[torch.Tensor]] = dataclasses.field(default_factory=dict)  # by case and settings
+
+
 @dataclasses.dataclass(frozen=True)
 class Subject:
     """A component under check."""
@@ -71,21 +88,21 @@ class Subject:
     reference: Callable[..., Any] | None = None
     without_effect: frozenset[str] = frozenset()  # settings that change how the value is computed, not the value
     registered: registry.Component | None = None  # the entry of a plugin that was given
-    cache: dict[str, Any] = dataclasses.field(default_factory=dict)  # results of one check that another needs
+    findings: Findings = dataclasses.field(init=False, repr=False, default_factory=Findings)
 
     @property
     def capabilities(self) -> frozenset[str]:
         """The capabilities that an instance declares."""
-        if "capabilities" not in self.cache:
-            self.cache["capabilities"] = registry.capabilities(self.make())
-        return self.cache["capabilities"]  # type: ignore[no-any-return]
+        if self.findings.capabilities is None:
+            self.findings.capabilities = registry.capabilities(self.make())
+        return self.findings.capabilities
 
     @property
     def has_class_rows(self) -> bool:
         """Whether labels index a tensor: it has a row per class, or several if the component names num_classes."""
-        if "class rows" not in self.cache:
-            self.cache["class rows"] = _has_class_rows(self.make(), self.classes)
-        return bool(self.cache["class rows"])
+        if self.findings.has_class_rows is None:
+            self.findings.has_class_rows = _has_class_rows(self.make(), self.classes)
+        return self.findings.has_class_rows
 
 
 def names_classes(component: Any) -> bool:
@@ -155,7 +172,10 @@ def subject_of(
         registered = component
         component = component.cls
     if isinstance(component, type):
-        sizes = {"embedding_size": embedding_size or SIZE, "num_classes": num_classes or CLASSES}
+        sizes = {
+            "embedding_size": embedding_size or _default_of(component, "embedding_size") or SIZE,
+            "num_classes": num_classes or _default_of(component, "num_classes") or CLASSES,
+        }
         subject = _of_class(component, fixed, grid[0], sizes)
         check_settings(subject.name, registry.settings_of(component), {*without_effect}.union(*grid))
     elif settings or without_effect:
@@ -167,6 +187,14 @@ def subject_of(
     if reference is None and settings is None and not without_effect:
         return subject
     return dataclasses.replace(subject, grid=grid, reference=reference, without_effect=frozenset(without_effect))
+
+
+def _default_of(cls: type, name: str) -> int:
+    """Return the default of a size among a class's settings, which the class keeps; 0 without one."""
+    setting = registry.settings_of(cls).get(name)
+    if setting is None or not isinstance(setting.default, int):
+        return 0
+    return max(0, int(setting.default))
 
 
 def _grid(settings: Settings) -> list[dict[str, Any]]:
@@ -262,8 +290,7 @@ def find_components(what: str) -> list[tuple[str, Any]]:
         return [(c.name, c) for c in registry.components("loss") if c.name.startswith("pml/")]
     served = []
     for component in registry.components():
-        package = component.path.partition(":")[0].partition(".")[0]
-        if what in (component.plugin, package):
+        if what in (component.plugin, package_of(component.path)):
             served.append(component)
     found = served or registry.candidates(what)
     if found:

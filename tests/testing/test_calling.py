@@ -1,5 +1,8 @@
 """Calls of components, and counters of operators and of saved bytes."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
@@ -120,3 +123,11 @@ def test_operators_and_saved_bytes_are_counted():
     saved.leave_out(z)
     assert saved.total == 60 * 8
     del w
+
+
+def test_generators_that_are_seeded_are_named():
+    state = torch.get_rng_state()
+    assert calling.reseeded_generators(lambda: torch.rand(2)) == []
+    assert calling.reseeded_generators(lambda: (random.seed(3), np.random.seed(3))) == ["Python", "NumPy"]
+    assert calling.reseeded_generators(lambda: torch.manual_seed(3)) == ["torch"]
+    torch.set_rng_state(state)

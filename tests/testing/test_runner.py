@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import pytest
+from pytorch_metric_learning.losses import CircleLoss as PMLCircleLoss
 
 from pml_ext.testing import check_component, parametrize_with_checks
 from tests.testing.planted import correct, others
@@ -65,3 +66,14 @@ def test_after_a_loss_that_cannot_be_called_the_rest_is_skipped():
     reason = {"check_call_forms": "it is no loss yet"}
     results = check_component(bugs.ValueAlone, reason, checks=["check_call_forms", "check_pickle"], on_fail=None)
     assert [result.status for result in results] == ["xfail", "failed"]  # nobody asked to leave the others out
+
+
+class CircleLoss(correct.ByHand):
+    """A loss of somebody else with a name of PML's."""
+
+
+def test_failures_by_design_are_those_of_pmls_own_classes():
+    (result,) = check_component(CircleLoss, checks=["check_gradients"], on_fail=None)
+    assert result.status == "passed"
+    (result,) = check_component(PMLCircleLoss, checks=["check_gradients"], on_fail=None)
+    assert result.status == "xfail"

@@ -1,5 +1,6 @@
 """The component under check, and components by name."""
 
+import dataclasses
 import functools
 import re
 
@@ -72,6 +73,12 @@ def test_a_size_that_nothing_tells_is_named():
     assert result.status == "passed"
 
 
+def test_another_subject_has_findings_of_its_own():
+    subject = subject_of(losses.ProxyAnchorLoss)
+    assert subject.has_class_rows
+    assert not dataclasses.replace(subject, classes=7).has_class_rows
+
+
 def test_generators_are_seeded_and_put_back():
     before = torch.get_rng_state()
     with kept_generators():
@@ -79,3 +86,33 @@ def test_generators_are_seeded_and_put_back():
         drawn = torch.rand(2)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))
+
+
+class Sized(losses.ProxyAnchorLoss):
+    """A loss whose sizes have defaults."""
+
+    def __init__(self, num_classes=10, embedding_size=16):
+        super().__init__(num_classes, embedding_size)
+
+
+class ManyClasses(losses.ProxyAnchorLoss):
+    """A loss of a hundred classes."""
+
+    def __init__(self, num_classes=100, embedding_size=4):
+        super().__init__(num_classes, embedding_size)
+
+
+def test_sizes_are_the_defaults_that_a_class_keeps():
+    subject = subject_of(Sized)
+    assert (subject.size, subject.classes, subject.has_class_rows) == (16, 10, True)
+    subject = subject_of(functools.partial(Sized, embedding_size=5))
+    assert (subject.size, subject.classes) == (5, 10)
+    (result,) = check_component(Sized, checks=["check_call_forms"], on_fail=None)
+    assert result.status == "passed"
+
+
+def test_a_loss_of_many_classes_gets_batches_of_them():
+    for result in check_component(
+        ManyClasses, checks=["check_saved_bytes", "check_no_loop_over_anchors"], on_fail=None
+    ):
+        assert result.status == "passed", result

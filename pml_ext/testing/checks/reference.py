@@ -255,23 +255,24 @@ def _differ(subject: Subject, one: Values, other: Values, rtol: float = 1e-9) ->
 
 
 def _cases_of_settings(subject: Subject) -> list[_Case]:
-    if "cases of settings" not in subject.cache:
+    if subject.findings.cases_of_settings is None:
         wanted = ["ref_emb"] if "references" in subject.capabilities or takes_references(subject) else []
-        subject.cache["cases of settings"] = _cases(subject, wanted)
-    return subject.cache["cases of settings"]  # type: ignore[no-any-return]
+        subject.findings.cases_of_settings = _cases(subject, wanted)
+    return subject.findings.cases_of_settings
 
 
 def _outcome(subject: Subject, settings: Values, number: int) -> list[Tensor]:
     """Return the outcome of an instance on one of the batches; it is cached for other pairs of settings."""
-    key = f"outcome {number} of {sorted(settings.items())}"
-    if key not in subject.cache:
+    outcomes = subject.findings.outcomes
+    key = f"{number} of {sorted(settings.items())}"
+    if key not in outcomes:
         case = _cases_of_settings(subject)[number]
         component = with_noise(subject.make(settings))
         found = outcome(component, case.batch, **case.named)
         if "state" in subject.capabilities:  # a setting of a schedule or a moving average acts from the second call
             found += outcome(component, case.batch, **case.named)
-        subject.cache[key] = found
-    return subject.cache[key]  # type: ignore[no-any-return]
+        outcomes[key] = found
+    return outcomes[key]
 
 
 def _wanted_by_reference(subject: Subject) -> list[str]:

@@ -8,7 +8,6 @@ import dataclasses
 import itertools
 import logging
 import os
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +30,7 @@ from ..calling import (
     needs,
     outcome,
     reordered,
+    reseeded_generators,
     seeded,
     used,
 )
@@ -72,37 +72,31 @@ def settings_of_process() -> dict[str, Any]:
 @applies_to(*CALLED, "sampler")
 def check_globals_unchanged(subject: Subject) -> None:
     """A component must not change process settings, such as the default dtype, or seed global generators."""
-    python = random.getstate()
-    numpy = np.random.get_state()
     threads = torch.get_num_threads()
-    drawn = []
     warnings.filterwarnings("ignore", "one more filter, so that another first one shows")
     torch.set_num_threads(threads + 1)  # so that 1 shows
-    before = {name: get() for name, get in _GLOBALS.items()} | subject.cache["settings of the process"]
+    before = {name: get() for name, get in _GLOBALS.items()} | subject.findings.settings_of_process
     before["the number of threads"] = threads + 1
     try:
-        for seed in (1, 2):
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.manual_seed(seed)
-            component = subject.make()
-            if subject.kind == "sampler":
-                list(component)
-            else:
-                value = call(component, batch_of(subject))
-                if isinstance(value, Tensor) and value.requires_grad:
-                    value.sum().backward()  # type: ignore[no-untyped-call]
-            drawn.append((random.random(), np.random.rand(), torch.rand(()).item()))
+        reseeded = reseeded_generators(lambda: _use(subject))
         after = {name: get() for name, get in _GLOBALS.items()}
     finally:
         torch.set_num_threads(threads)
-        random.setstate(python)
-        np.random.set_state(numpy)
     if changed := [name for name, value in before.items() if after[name] != value]:
         raise AssertionError(f"it changes {', '.join(changed)} for the whole process; put back what was there")
-    for name, one, other in zip(("Python", "NumPy", "torch"), *drawn, strict=True):
-        if one == other:
-            raise AssertionError(f"it seeds the global generator of {name}; draw from one of its own")
+    if reseeded:
+        raise AssertionError(f"it seeds the global generator of {' and '.join(reseeded)}; draw from one of its own")
+
+
+def _use(subject: Subject) -> None:
+    """Build a component and call it, with its gradient if it has one."""
+    component = subject.make()
+    if subject.kind == "sampler":
+        list(component)
+        return
+    value = call(component, batch_of(subject))
+    if isinstance(value, Tensor) and value.requires_grad:
+        value.sum().backward()  # type: ignore[no-untyped-call]
 
 
 @applies_to(*CALLED)

@@ -45,7 +45,7 @@ MICRO_BATCH = 5  # does not divide the batch size
 def _growing(subject: Subject, classes: int, factor: int = 2) -> list[Batch]:
     """Return a batch of ``classes`` x 4 images and a larger one, of more images per class if classes are parameters."""
     if subject.has_class_rows or any(True for _ in subject.make().parameters()):
-        each = 4 * classes // subject.classes
+        each = max(2, 4 * classes // subject.classes)  # also of a hundred classes
         return [batch_of(subject, (subject.classes, size), torch.float32) for size in (each, factor * each)]
     batches = []
     for images in (4 * classes, 4 * factor * classes):
@@ -161,13 +161,13 @@ def check_saved_bytes(subject: Subject) -> str:
     tiles = "tiles" in subject.capabilities
     distance = subject.kind == "distance"
     factor = 4 if tiles else 2
-    saved = dict[int, int]()
+    saved = []  # images and bytes of each batch
     for batch in _growing(subject, 48 if tiles else 24, factor):
         component = subject.make().float()
         with SavedBytes(batch.embeddings, batch.labels, *component.parameters(), *component.buffers()) as counted:
             counted.leave_out(call(component, batch))
-        saved[len(batch.labels)] = counted.total
-    (size, few), (large, many) = saved.items()
+        saved.append((len(batch.labels), counted.total))
+    (size, few), (large, many) = saved
     growth = many / max(1, few)
     matrices = many / (4 * large**2)
     what = f"a batch of {large} has {many >> 10} KiB saved for the backward pass"

@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from pml_ext.testing import check_component
@@ -23,3 +24,17 @@ def test_a_bug_in_what_many_passes_draw_fails_the_check_of_its_name():
     waived = {"check_sampler_draws_many_classes": "it is made for few classes"}
     results = check_component(others.Of20Classes, on_fail=None, checks=checks, expected_failed_checks=waived)
     assert not [result.check for result in results if result.fails]
+
+
+class AssertsSizes(others.FewClasses):
+    """A sampler that refuses small classes by an assertion, as many do."""
+
+    def __init__(self, labels, batch_size, length_before_new_iter, seed: int = 0):
+        _, counts = np.unique(labels, return_counts=True)
+        assert counts.min() >= 4
+        super().__init__(labels, batch_size, length_before_new_iter, seed)
+
+
+def test_a_sampler_may_refuse_small_classes_by_any_error():
+    for result in check_component(AssertsSizes, checks=["check_sampler_keeps_labels", "check_sampler_seed"]):
+        assert result.status == "passed"
