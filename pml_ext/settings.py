@@ -32,7 +32,8 @@ def check_number(
     text = f"{name} of {type(owner).__name__} must be {wanted}, not {value!r}"
     if isinstance(value, str) and or_else:
         raise ValueError(text)
-    if isinstance(value, bool) or not isinstance(value, Real):
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if not is_number:
         raise TypeError(text)
     if not (math.isfinite(value) and least <= value <= most and above < value < below):
         raise ValueError(text)

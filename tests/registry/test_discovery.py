@@ -283,15 +283,16 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize("stop", ["KeyboardInterrupt", "StoppedError('stopped')"])
+@pytest.mark.parametrize("stop", ["KeyboardInterrupt", "StoppedError(2, 'stopped')"])
 @pytest.mark.parametrize("before_hooks", [True, False])
 def test_an_interrupted_import_is_made_again(install_plugin, stop, before_hooks):
     interrupted = textwrap.dedent(INTERRUPTED.format(stop))
     hooks = textwrap.dedent(IMPORTS_OURS)
     if before_hooks:
-        package = install_plugin("mine", interrupted + hooks)
+        text = interrupted + hooks
     else:
-        package = install_plugin("mine", hooks + textwrap.indent(interrupted, "    "))
+        text = hooks.replace("    return", textwrap.indent(interrupted, "    ") + "    return")
+    package = install_plugin("mine", text)
     (package / "first").touch()
     with pytest.raises((KeyboardInterrupt, StoppedError)):
         registry.get("aardvark")
