@@ -21,7 +21,7 @@ from ..files import toml_value
 from .check import check_names, check_weights
 from .papers import Printed, PrintedTable, is_full, papers, quoted
 from .schema import NO_SETTINGS, Recipe, TuneTable, problem_of
-from .tables import INHERITED, NAMES_ALONE, flat, inside, merged, nested, overridden
+from .tables import INHERITED, NAMES_ALONE, flat, inside, merged, name_or_value, nested, overridden
 
 with needs_extra("train", "a recipe"):
     from pydantic import ValidationError
@@ -397,8 +397,8 @@ def _is_fixed(key: str, values: Any, tables: Tables, settings: Sequence[tuple[st
     for value in values[:2]:  # an override may be one of the values, and not both of them
         if isinstance(value, dict):
             continue
-        after = flat(overridden(merged(tables, nested(key, value)), settings))
-        if after.get(key, after.get(f"{key}.name")) != value:
+        after = overridden(merged(tables, nested(key, value)), settings)
+        if name_or_value(key, after) != value:
             return True
     return False
 

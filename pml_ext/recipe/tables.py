@@ -64,7 +64,7 @@ def _without_names(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]
     """Return the table of a key without names, and without settings that go with another name than ``tables`` have."""
     if key in _ABOUT_KEYS:
         return table
-    if "name" in table and table["name"] != _name_at(key, tables):
+    if "name" in table and table["name"] != name_or_value(key, tables):
         return {}
     kept = {}
     for inner, value in table.items():
@@ -76,8 +76,8 @@ def _without_names(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]
     return kept
 
 
-def _name_at(key: str, tables: Mapping[str, Any]) -> Any:
-    """Return the name in the table of a dotted key; a text for the table is its name."""
+def name_or_value(key: str, tables: Mapping[str, Any]) -> Any:
+    """Return the value of a dotted key, or the name in it if it is a table; None without either."""
     found: Any = tables
     for part in key.split("."):
         if not isinstance(found, Mapping):

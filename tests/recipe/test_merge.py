@@ -277,6 +277,15 @@ def test_a_list_that_overrides_replace_leaves_the_sweep(override):
     assert len(load_recipes("cbml/omniglot-small-gamma", ["loss.name=cbml", "loss.mvc_weight=3.0"])) == 6
 
 
+def test_overrides_of_other_keys_leave_the_sweep(tmp_path):
+    stage = '{ epochs = 1, loss = { name = "pml/contrastive", pos_margin = 0.%d } }'
+    stages = f'"stages" = [[{stage % 1}], [{stage % 2}]]\n'
+    trunks = '"model.trunk" = ["convnet", "mlp"]\n'
+    sizes = '"optimizer" = [{ lr = 0.1 }, { weight_decay = 0.1 }]\n'
+    file = write(tmp_path, f'extends = "cbml/digits"\n[sweep]\n{stages}{trunks}{sizes}')
+    assert len(load_recipes(file, ["model.trunk.width=8", "engine.deterministic=true"], check=False)) == 8
+
+
 def test_overrides_that_make_variants_equal_are_refused():
     weights = "cbml/omniglot-small-mvc-weight"
     with pytest.raises(
