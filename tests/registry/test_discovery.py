@@ -343,7 +343,8 @@ def test_an_interrupted_hook_of_a_plugin_is_called_again(install_loss):
 
 def test_a_plugin_in_an_attribute_may_import_ours_first(install_plugin):
     """Its entry point names an object of the module that is being imported."""
-    hooks = textwrap.dedent(IMPORTS_OURS) + "import sys\nhooks = sys.modules[__name__]\n"
+    reads = "import sys\nfrom pml_ext import registry\nregistry.components()\n"
+    hooks = reads + textwrap.dedent(IMPORTS_OURS) + "hooks = sys.modules[__name__]\n"
     package = install_plugin("aardvark", hooks)
     points = package.parent / "aardvark-1.0.dist-info" / "entry_points.txt"
     points.write_text("[pml_ext]\naardvark = aardvark:hooks\n")
