@@ -74,6 +74,7 @@ class View:
         self.network = build_network(recipe.model, self.data.preprocessing)
         if self.processes > 1:
             self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
+            self.network.embedder = synchronize_batch_norm(self.network.embedder, self.device)
         self.network.to(self.device)
         self.trunk = self.network.trunk
         self.embedder = self.network.embedder
