@@ -47,6 +47,7 @@ def train_run(
     """
     for table in run.recipe.track:
         import_tracker(table.name)
+    outcome.check_validation(run)
     with deterministic_algorithms(run.recipe.engine.deterministic):
         run.compute_frozen_features()
         outcome.warn_of_small_batches(run)
