@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
 import zipfile
@@ -65,7 +66,7 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
         get_archives(about(wanted), tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
     (server.files / "set.bin").write_bytes(BODY)
-    (tmp_path / "new" / "set.bin.part").write_bytes(BODY[:1000])
+    (tmp_path / "new" / f"set.bin.{os.getpid()}.part").write_bytes(BODY[:1000])
     get_archives(about(wanted), tmp_path / "new")
     asked = len(server.asked)
     get_archives(about(wanted), tmp_path / "new")
@@ -75,6 +76,15 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
     gone = wanted._replace(name="other.bin", url=server.url + "other")
     with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or fetch other.bin yourself and put it into"):
         get_archives(about(gone), tmp_path)
+
+
+def test_two_processes_may_download_one_file(server, tmp_path, monkeypatch):
+    wanted = archive(server, unpack=False)
+    half = tmp_path / f"set.bin.{os.getpid() + 1}.part"  # of the other process, which goes on
+    half.write_bytes(BODY[:1000])
+    get_archives(about(wanted), tmp_path)
+    assert (tmp_path / "set.bin").read_bytes() == BODY
+    assert half.read_bytes() == BODY[:1000]
 
 
 def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # noqa: B006
