@@ -168,6 +168,15 @@ def test_embeddings_after_a_step_are_those_of_the_new_weights(tmp_path):
         assert not torch.equal(before, after)
 
 
+def test_views_of_a_frozen_trunk_are_computed_before_the_first_epoch(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    frozen = ["model.freeze=trunk", "model.trunk.weights=random", "model.views=2"]
+    run = built(tmp_path / "run", *frozen, "data.augment.transforms=[{name='RandomRotation', degrees=15}]")
+    run.compute_frozen_features()
+    monkeypatch.setattr("pml_ext.training.features.FeatureCache.of", None)
+    assert len(run.reader_of(run.stages[0]).views) == 2
+
+
 def test_several_processes_join_the_batch_norms_of_the_head(tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext.training.view.num_processes", lambda: 2)
     run = built(tmp_path / "run", "model.hidden_sizes=[8]", "model.norm=batch")
