@@ -82,7 +82,18 @@ def draw_for_all(
         of_tuples = [tuples.batch(numbers) for numbers in joined]
         joined = [batch.items for batch in of_tuples]
         indices = [batch.indices_tuple for batch in of_tuples]
+    _check_sizes(joined, num_processes(), views)
     return epoch_batches(joined, seed, epoch, rank(), num_processes(), views), indices
+
+
+def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
+    """Raise TrainingError for a batch of which some process gets no image."""
+    fewest = min(map(len, joined), default=processes) * views
+    if fewest < processes:
+        raise TrainingError(
+            f"a batch of {fewest} images has none for some of {processes} processes; wanted sampler.batch_size of "
+            f"{processes} or more"
+        )
 
 
 def with_indices(

@@ -55,6 +55,15 @@ def test_batches_of_listed_pairs_have_their_indices():
     assert draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)[1] is None
 
 
+def test_a_batch_has_an_image_for_each_process(monkeypatch):
+    monkeypatch.setattr("pml_ext.training.batches.num_processes", lambda: 3)
+    text = r"a batch of 2 images has none for some of 3 processes; wanted sampler.batch_size of 3 or more"
+    with pytest.raises(TrainingError, match=text):
+        draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)
+    batches, _ = draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1, views=2)
+    assert [len(batch) for batch in batches] == [1, 1]
+
+
 def test_seeds_differ_between_images_epochs_and_runs():
     joined = [[0] * 50, [0] * 50]
     batches = [batch for run in (0, 1) for epoch in (1, 2) for batch in epoch_batches(joined, run, epoch)]
