@@ -25,7 +25,7 @@ DERIVED = ("figures/", NETWORK, RECIPE, REPORT, SUMS)  # written again for a fin
 
 def no_finished_run(folder: Path, missing: str) -> DataError:
     """Return the error of a folder that lacks a file of a finished run; an unfinished run can be resumed."""
-    command = f"pml-ext train RECIPE --out {folder}"
+    command = f"pml-ext train RECIPE --out {shlex.quote(str(folder))}"
     if (folder / "checkpoints").is_dir():
         command += " --resume"
     return DataError(f"{folder}: no finished run (no {missing} in it); type: {command}")

@@ -60,5 +60,7 @@ def test_advice_of_an_unfinished_run_is_to_resume(tmp_path):
     assert str(files.no_finished_run(tmp_path, files.METRICS)) == (
         f"{tmp_path}: no finished run (no metrics.json in it); type: {command}"
     )
+    spaced = tmp_path / "my run"
+    assert str(files.no_finished_run(spaced, files.METRICS)).endswith(f"pml-ext train RECIPE --out '{spaced}'")
     (tmp_path / "checkpoints").mkdir()
     assert str(files.no_finished_run(tmp_path, files.METRICS)).endswith(f"type: {command} --resume")
