@@ -31,7 +31,7 @@ def no_finished_run(folder: Path, missing: str) -> DataError:
     return DataError(f"{folder}: no finished run (no {missing} in it); type: {command}")
 
 
-def write_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
+def write_run_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
     """Write a JSON file of a run, and its checksum."""
     text = json.dumps(value, indent=2) + "\n"
     replace_file(folder, name, lambda path: path.write_text(text, "utf-8"))

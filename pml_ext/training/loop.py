@@ -17,7 +17,7 @@ from . import outcome, signals
 from .batches import draw_for_all, indices_of, with_indices
 from .checkpointing import Checkpointer
 from .engine import NotFiniteError, Step
-from .folder import NETWORK, REPORT, write_json
+from .folder import NETWORK, REPORT, write_run_json
 from .listener import forward_warnings
 from .pseudo_labels import relabel
 from .recording import open_records
@@ -107,7 +107,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     wait_for_all_ranks()  # until all have read the checkpoints, of which rank 0 deletes one
     if run.rank == 0:
         checkpointer.forget_epoch()
-        write_json(run.folder, NETWORK, run.data.network_json(run.network.features))
+        write_run_json(run.folder, NETWORK, run.data.network_json(run.network.features))
     return checkpointer
 
 

@@ -43,7 +43,7 @@ def test_checksums_of_checkpoints_and_lost_files_stay(tmp_path):
 
 
 def test_json_is_written_with_its_checksum(tmp_path):
-    files.write_json(tmp_path, files.METRICS, {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]})
+    files.write_run_json(tmp_path, files.METRICS, {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]})
     text = (tmp_path / "metrics.json").read_text("utf-8")
     assert json.loads(text) == {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]}
     assert text.endswith("}\n")
