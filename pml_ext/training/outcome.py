@@ -246,14 +246,7 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
     """Say which pairs, or triplets, none of the batches has; labels are ``[B]`` each. Empty if nothing is missing."""
     positive_pairs = negative_pairs = triplets = False
     for labels in batches:
-        if relation is None:
-            positive = labels[:, None] == labels[None]
-            negative = ~positive
-        else:
-            rows = relation.tensor(labels, len(labels), labels.device)
-            weights = relation.matrix(rows, rows)
-            positive = weights > 0
-            negative = weights == 0
+        positive, negative = _pairs_of(labels, relation)
         positive.fill_diagonal_(False)
         positive_pairs |= bool(positive.any())
         negative_pairs |= bool(negative.any())
@@ -266,3 +259,16 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
     if triplets:
         return ""
     return "no batch has an image with both a positive and a negative, so there are no triplets"
+
+
+def _pairs_of(labels: Tensor, relation: Relation | None) -> tuple[Tensor, Tensor]:
+    """Return which pairs of labels, ``[B]``, are positive and which are negative, ``[B, B]`` each.
+
+    Each label is positive with itself. A pair may be neither under a relation.
+    """
+    if relation is None:
+        positive = labels[:, None] == labels[None]
+        return positive, ~positive
+    rows = relation.tensor(labels, len(labels), labels.device)
+    weights = relation.matrix(rows, rows)
+    return weights > 0, weights == 0
