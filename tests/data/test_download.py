@@ -14,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from torchvision.datasets.utils import download_url
 
 from pml_ext.data import get_archives, omniglot, omniglot_small, photographs
 from pml_ext.data.published import Archive, Count
@@ -80,11 +81,20 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
 
 def test_two_processes_may_download_one_file(server, tmp_path, monkeypatch):
     wanted = archive(server, unpack=False)
-    half = tmp_path / f"set.bin.{os.getpid() + 1}.part"  # of the other process, which goes on
-    half.write_bytes(BODY[:1000])
+    begun = []
+
+    def download(url, folder, name):
+        begun.append(name)
+        download_url(url, folder, name)
+        if len(begun) == 1:  # the other process begins and ends, before this one has looked at what it got
+            monkeypatch.setattr(os, "getpid", lambda: 1)
+            get_archives(about(wanted), tmp_path)
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", download)
     get_archives(about(wanted), tmp_path)
+    assert len(set(begun)) == 2
     assert (tmp_path / "set.bin").read_bytes() == BODY
-    assert half.read_bytes() == BODY[:1000]
+    assert [path.name for path in tmp_path.iterdir()] == ["set.bin"]
 
 
 def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # noqa: B006
