@@ -15,9 +15,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
-
 from ..data import LabeledImages, hold_out_classes, prepare
+from ..data.splits import classes_of_two
 from ..errors import MissingExtraError
 from ..networks.efficientnet_lite import IMAGENET, check_packages
 from ..recipe import build_dataset, load_recipe, preprocessing_of
@@ -125,5 +124,4 @@ def readable_training_images(
 def _compared_classes(training: LabeledImages, seed: int) -> int:
     """Return the number of classes with two images among those that the trials hold out."""
     _, held_out = hold_out_classes(training, HELD_OUT, seed)
-    _, counts = np.unique(held_out.labels, return_counts=True)
-    return int((counts > 1).sum())
+    return classes_of_two(held_out.labels)

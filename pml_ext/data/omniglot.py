@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import io
 import zipfile
+import zlib
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
@@ -133,7 +134,7 @@ def _read(path: Path, image_size: int, without: Collection[str] = ()) -> Labeled
                     small = drawing.convert("L").resize((image_size, image_size), Image.Resampling.BILINEAR)
                 drawings.append(255 - np.asarray(small))
                 labels.append(names.setdefault(f"{parts[1]}/{parts[2]}", len(names)))
-    except (zipfile.BadZipFile, OSError, EOFError, SyntaxError) as error:
+    except (zipfile.BadZipFile, OSError, EOFError, SyntaxError, zlib.error) as error:
         raise DataError(f"{path}: not a readable zip of drawings ({error}); download it again") from None
     pixels = torch.from_numpy(np.array(drawings, dtype=np.uint8)).view(-1, 1, image_size, image_size)
     return LabeledImages(pixels, labels, list(names), channels=1)

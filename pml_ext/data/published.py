@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import http.client
@@ -141,20 +142,20 @@ def _download(archive: Archive, place: Path) -> None:
     """Download an archive to a temporary name, and rename the file once its checksum is right."""
     from torchvision.datasets.utils import download_url
 
-    part = place / f"{archive.name}.part"
+    part = place / f"{archive.name}.{os.getpid()}.part"  # other processes may download it at the same time
     try:
         part.unlink(missing_ok=True)
         download_url(archive.url, os.fspath(place), part.name)
         archive.check(part)
         os.replace(part, place / archive.name)
-    except DataError:
-        part.unlink()
-        raise
     except (OSError, RuntimeError, http.client.HTTPException) as error:
         raise DataError(
             f"{archive.url} cannot be downloaded ({one_line(error)}); try again, or fetch {archive.name} yourself and "
             f"put it into {place}"
         ) from None
+    finally:
+        with contextlib.suppress(OSError):  # an earlier error says more
+            part.unlink(missing_ok=True)
 
 
 def _unpack(path: Path, place: Path) -> None:
@@ -218,7 +219,7 @@ def assemble(
     ``listed_in`` is the list's path, for error messages. Paths are relative to the folder ``images``. ``names`` are
     the class names in the order of their labels, by default in the order of the lists.
     """
-    check_disjoint(listed_in, parts)
+    check_disjoint(listed_in, images, parts)
     paths: set[str] = set()
     for entries in parts.values():
         for entry in entries:
@@ -310,15 +311,20 @@ def _class_names(parts: Parts) -> list[str]:
     return list(names)
 
 
-def check_disjoint(listed_in: Path, parts: Parts, shared_classes: bool = False) -> None:
-    """Check that no image is listed twice and, without ``shared_classes``, that no training class is tested."""
+def check_disjoint(listed_in: Path, images: Path, parts: Parts, shared_classes: bool = False) -> None:
+    """Check that no image is listed twice and, without ``shared_classes``, that no training class is tested.
+
+    Paths are relative to the folder ``images``; one image may be listed under two spellings of its path.
+    """
+    folder = os.path.abspath(images)
     seen: dict[str, str] = {}
     for part, entries in parts.items():
         for entry in entries:
-            if entry.path in seen:
-                where = f"in {seen[entry.path]} and in {part}"
+            path = os.path.normpath(os.path.join(folder, entry.path))
+            if path in seen:
+                where = f"in {seen[path]} and in {part}"
                 raise DataError(f"{listed_in}: the image {entry.path} is {where}; delete one of its lines")
-            seen[entry.path] = part
+            seen[path] = part
     trained = {entry.name for entry in parts["train"]}
     for part, entries in parts.items():
         if part == "train" or shared_classes:

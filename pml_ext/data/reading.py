@@ -56,7 +56,7 @@ def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: 
                 file.draft(None, (sides[0], sides[1]))
             image = _upright(file)
             if box is not None:
-                image = image.crop(_scaled(part, image.width / width))  # the draft may be smaller
+                image = image.crop(_scaled(part, (width, height), image.size))  # the draft may be smaller
             return _pixels(image, channels)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
@@ -78,13 +78,16 @@ def _whole_pixels(box: Box, width: int, height: int, path: Path) -> Box:
     return Box(left, top, right, bottom)
 
 
-def _scaled(box: Box, factor: float) -> tuple[int, int, int, int]:
-    """Return left, top, right and bottom of a box in an image of another size."""
+def _scaled(box: Box, before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return left, top, right and bottom of a box, once an image of one size (width, height) has another.
+
+    Both sides are rounded when an image is decoded small, so that each has a factor of its own.
+    """
     return (
-        math.floor(box.left * factor),
-        math.floor(box.top * factor),
-        math.ceil(box.right * factor),
-        math.ceil(box.bottom * factor),
+        math.floor(box.left * after[0] / before[0]),
+        math.floor(box.top * after[1] / before[1]),
+        math.ceil(box.right * after[0] / before[0]),
+        math.ceil(box.bottom * after[1] / before[1]),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import DataError
@@ -160,6 +161,12 @@ def check_trainable(place: Path, train: LabeledImages, test: LabeledImages, advi
             raise DataError(f"{place}: {len(images)} {what} to {part} with; wanted two or more per class")
     if len(set(train.labels.tolist())) < 2:
         raise DataError(f"{place}: one class to train with; wanted two or more{advice}")
+
+
+def classes_of_two(labels: NDArray[np.int64]) -> int:
+    """Return the number of classes that have two images or more, so that one can find another."""
+    _, counts = np.unique(labels, return_counts=True)
+    return int((counts > 1).sum())
 
 
 def first_without_gallery(groups: Sequence[str], searched: Sequence[str]) -> int | None:

@@ -87,7 +87,7 @@ def table(
     train = [row for row in rows if row.split == "train"]
     tested = [row for row in rows if row.split == "validation"]
     entries = {"train": _entries(train), "validation": _entries(tested)}
-    check_disjoint(file, entries, shared_classes or label_sets)
+    check_disjoint(file, place, entries, shared_classes or label_sets)
     parts = {"train": entries["train"], **_tested_parts(tested, file)}
     for part, of_part in parts.items():
         least = 2 if part in ("train", "test") else 1
@@ -127,6 +127,12 @@ def _check_files(rows: list[Row], place: Path, file: Path) -> None:
 
 def _tested_parts(tested: list[Row], file: Path) -> dict[str, list[Entry]]:
     """Return ``test``, if each image is a query among all others, or else ``query`` and ``gallery``."""
+    unused = [row for row in tested if not row.is_query and not row.is_gallery]
+    if unused:
+        raise DataError(
+            f"{file}: {len(unused)} of {len(tested)} images of validation are neither query nor gallery, "
+            f"{unused[0].path} first; fill is_query or is_gallery, or delete the rows"
+        )
     both = [row for row in tested if row.is_query and row.is_gallery]
     if 0 < len(both) < len(tested):
         raise DataError(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError, DataError, counted, first_of, needs_extra, one_line, shortened, unknown
 from .images import LabeledImages
-from .splits import DataSplits, check_trainable, divide, first_without_gallery
+from .splits import DataSplits, check_trainable, classes_of_two, divide, first_without_gallery
 
 KEYS = ("embeddings", "labels", "ids", "split", "groups")
 PARTS = ("train", "test", "validation")
@@ -93,22 +93,18 @@ def vectors(
             validation = whole.subset(file.split == "validation")
     check_trainable(file.path, train, test, advice)
     _check_galleries(file.path, test)
-    if not _has_class_of_two(test):
+    if classes_of_two(test.labels) == 0:
         raise DataError(
             f"{file.path}: no class has two of the {len(test)} vectors to test with; wanted two or more per class, so "
             "that a query can find its class"
         )
     notes = _notes(file)
-    if not _has_class_of_two(train):
+    if classes_of_two(train.labels) == 0:
         notes.append(
             f"{file.path}: no class has two of the {len(train)} vectors to train with, so that there are no positive "
             "pairs, which most losses need"
         )
     return DataSplits(train, test, validation=validation, note="; ".join(notes))
-
-
-def _has_class_of_two(part: LabeledImages) -> bool:
-    return len(np.unique(part.labels)) < len(part)
 
 
 def _check_galleries(path: Path, test: LabeledImages) -> None:

@@ -94,7 +94,9 @@ class DistributedBatchSampler(Sampler[list[int]]):
         """Return the batches of a pass for all processes together."""
         with _seeded(self.seed, self.epoch):
             drawn = list(self.sampler)
-        gives_batches = bool(drawn) and isinstance(drawn[0], (list, tuple))
+        if not drawn:
+            return []
+        gives_batches = isinstance(drawn[0], (list, tuple))
         if gives_batches:
             if self.batch_size is not None:
                 raise TypeError(f"{type(self.sampler).__name__} gives batches; leave out batch_size")

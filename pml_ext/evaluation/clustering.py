@@ -30,6 +30,7 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     """
     if not 1 <= clusters <= len(points):
         raise ValueError(f"{clusters} clusters of {len(points)} points; wanted from 1 to as many as there are points")
+    points = points.detach().float()
     starts = max(1, MAX_MULTIPLICATIONS // (points.shape[0] * clusters * points.shape[1]))
     if has_faiss():
         from ..pml import FaissKMeans
@@ -41,7 +42,7 @@ def kmeans(points: Tensor, clusters: int) -> Tensor:
     from sklearn.cluster import KMeans
 
     search = KMeans(clusters, n_init=min(3, starts), random_state=0)
-    assigned = search.fit_predict(points.float().cpu().numpy())
+    assigned = search.fit_predict(points.cpu().numpy())
     return torch.as_tensor(assigned, dtype=torch.int64, device=points.device)
 
 

@@ -196,9 +196,9 @@ class MetricSearch:
         graded = [metric for metric in self.metrics if metric.metric.graded]
         for metric in graded:
             if self.sides.groups is None:
-                metric.ideal = self._greatest_gains(metric.columns)[self.classes.class_of_query].cpu()
+                metric.ideal = self._greatest_gains(metric.columns)[self.classes.class_of_query.cpu()]
             else:
-                metric.ideal = self._greatest_gains_outside_groups(metric.columns).cpu()
+                metric.ideal = self._greatest_gains_outside_groups(metric.columns)
 
         for rows, distances, indices in self._tiles(knn_func):
             tile = TileOfNeighbors(self.sides.query_labels[rows], self.sides.reference_labels, indices, self.compare)
@@ -291,11 +291,14 @@ class MetricSearch:
         return torch.cat(tops)
 
     def _greatest_gains(self, k: int) -> Tensor:
-        """Return the k greatest gains in the gallery for a query of each class, without the query, ``[C, k]``."""
+        """Return the k greatest gains in the gallery for a query of each class, without the query, ``[C, k]``.
+
+        They are on the CPU, since some devices lack float64.
+        """
         itself = int(self.sides.ref_includes_query)
         if self.relation is None:
-            found = (self.classes.counts - itself).clamp(min=0)
-            return (torch.arange(k, device=found.device) < found[:, None]).to(torch.float64)
+            found = (self.classes.counts - itself).clamp(min=0).cpu()
+            return (torch.arange(k) < found[:, None]).to(torch.float64)
 
         tops = []
         for part in torch.split(self.classes.classes, _CLASSES):
@@ -305,7 +308,7 @@ class MetricSearch:
                 weight_of_itself = self.relation.weights(part, part).nan_to_num()
                 top = _without_first(top, weight_of_itself)
             tops.append(top.to("cpu", torch.float64))
-        return torch.cat(tops).to(self.classes.classes.device)
+        return torch.cat(tops)
 
 
 def _without_first(top: Tensor, value: Tensor) -> Tensor:

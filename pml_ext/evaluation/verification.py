@@ -313,11 +313,14 @@ def _checked(scores: Any, same: Any) -> tuple[NDArray[np.float64], NDArray[np.bo
 
 def _scores(x: Tensor, y: Tensor, distance: BaseDistance | None) -> Tensor:
     if distance is None:
+        if x.device.type == "mps":  # has no float64
+            x = x.cpu()
+            y = y.cpu()
         cosines: Tensor = torch.nn.functional.cosine_similarity(x.double(), y.double(), dim=1)
         return cosines
     with evaluating(distance):
         values: Tensor = distance.pairwise_distance(distance.maybe_normalize(x), distance.maybe_normalize(y))
-    return (values if distance.is_inverted else -values).double().cpu()
+    return (values if distance.is_inverted else -values).cpu().double()
 
 
 def _finite(name: str, values: Any) -> Tensor:

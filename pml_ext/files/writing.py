@@ -55,12 +55,17 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
                 with contextlib.suppress(OSError):  # the original error says more
                     temporary.unlink(missing_ok=True)
             raise
-        if os.name != "nt":  # Windows cannot open folders
-            handle = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(handle)  # makes the rename survive a power loss
-            finally:
-                os.close(handle)
+        _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renames in a folder survive a power loss, where the system can: some mounted folders have no fsync."""
+    with contextlib.suppress(OSError):  # Windows cannot open folders
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextlib.contextmanager
@@ -106,6 +111,9 @@ def locked_folder(folder: Path, taken: Exception | None = None) -> Iterator[None
         folder.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
+        except NotImplementedError:  # older versions of filelock raise it where flock is missing
+            reason = f"{folder}: its filesystem has no locks; wanted a folder on another filesystem"
+            raise UnwritableError(reason) from None
         except Timeout:
             if isinstance(taken, Warning):
                 warnings.warn(taken, stacklevel=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,11 +20,25 @@ from ..networks.modes import preserved_modes
 from ..pairwise import ListedTuples
 from .loader import Item, WorkerDataset, data_loader
 
-if TYPE_CHECKING:  # a query imports no losses
-    from .engine import Batch
-
 Batches = list[list[Item]]
 Indices = tuple[Tensor, ...]  # the indices_tuple of a batch
+
+
+class Batch(NamedTuple):
+    """A batch to train on: images, features or vectors with labels, or with the indices of listed tuples."""
+
+    images: Tensor
+    labels: Tensor | None = None
+    indices_tuple: Indices | None = None
+
+
+class Pass(NamedTuple):
+    """What a forward pass of a batch of a test has: features ``[B, F]``, embeddings ``[B, D]`` and labels ``[B]``."""
+
+    images: Tensor | None  # None where features or activations are kept
+    features: Tensor
+    embeddings: Tensor
+    labels: Tensor
 
 
 def draw(sampler: Any, batch_size: int, iterations: int) -> list[list[int]]:
@@ -82,18 +96,27 @@ def draw_for_all(
         of_tuples = [tuples.batch(numbers) for numbers in joined]
         joined = [batch.items for batch in of_tuples]
         indices = [batch.indices_tuple for batch in of_tuples]
+    _check_sizes(joined, num_processes(), views)
     return epoch_batches(joined, seed, epoch, rank(), num_processes(), views), indices
 
 
-def with_indices(
-    reading: Iterable[tuple[Tensor, Tensor]], indices: Sequence[Indices] | None, device: torch.device
-) -> Iterator[Batch]:
+def _check_sizes(joined: list[list[int]], processes: int, views: int) -> None:
+    """Raise TrainingError for a batch of which some process gets no image."""
+    fewest = min(map(len, joined), default=processes) * views
+    if fewest < processes:
+        raise TrainingError(
+            f"a batch of {fewest} images has none for some of {processes} processes; wanted sampler.batch_size of "
+            f"{processes} or more"
+        )
+
+
+def with_indices(reading: Iterable[Batch], indices: Sequence[Indices] | None, device: torch.device) -> Iterator[Batch]:
     """Yield batches as they are read, or, with ``indices``, with an ``indices_tuple`` in place of their labels."""
     if indices is None:
         yield from reading
         return
-    for (images, _), indices_tuple in zip(reading, indices, strict=True):
-        yield images, None, tuple(index.to(device) for index in indices_tuple)
+    for batch, indices_tuple in zip(reading, indices, strict=True):
+        yield Batch(batch.images, indices_tuple=tuple(index.to(device) for index in indices_tuple))
 
 
 def epoch_batches(
@@ -143,7 +166,7 @@ class BatchReader:
             self.images, workers, device, batch_sampler=self._now, persistent_workers=workers > 0
         )
 
-    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
         """Return an iterator over the batches of an epoch: images ``[B, C, H, W]`` and labels ``[B]``, on the device.
 
         ``labels`` of all images, ``[N]``, stand in place of their own. One number is drawn from torch's generator, as
@@ -153,11 +176,11 @@ class BatchReader:
         self._now[:] = batches
         pinned = self._loader.pin_memory
 
-        def on_device(number: int, images: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+        def on_device(number: int, images: Tensor, own: Tensor) -> Batch:
             if labels is not None:
                 own = torch.from_numpy(labels[indices_of(batches[number]).numpy()])
             images = images.to(self._device, non_blocking=pinned, memory_format=self._memory_format)
-            return self.images.finish(images), own.to(self._device, non_blocking=pinned)
+            return Batch(self.images.finish(images), own.to(self._device, non_blocking=pinned))
 
         return (on_device(number, *batch) for number, batch in enumerate(self._loader))
 
@@ -175,8 +198,8 @@ def embed_batches(
     batch_size: int = 256,
     workers: int = 0,
     batches: Batches | None = None,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield images, features ``[B, F]``, embeddings ``[B, D]`` and labels, on the device: of all images, or of batches.
+) -> Iterator[Pass]:
+    """Yield the forward passes of all images, or of batches, on the device.
 
     Both modules are in evaluation mode for each batch, and as they were when the pass ends.
     """
@@ -191,4 +214,5 @@ def embed_batches(
             embedder.eval()
             batch = dataset.finish(batch.to(device, non_blocking=loader.pin_memory))
             features = trunk(batch)
-            yield batch, features, embedder(features), labels.to(device, non_blocking=loader.pin_memory)
+            labels = labels.to(device, non_blocking=loader.pin_memory)
+            yield Pass(batch, features, embedder(features), labels)

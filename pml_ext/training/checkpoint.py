@@ -11,6 +11,7 @@ import contextlib
 import functools
 import importlib.metadata
 import io
+import pickle
 import platform
 import random
 import shutil
@@ -29,12 +30,16 @@ from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
 from ..pairwise.generators import generator_states, set_generator_states
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
+_MAKE_ARRAY: Any = np.zeros(0).__reduce__()[0]  # type: ignore[index]
+_MAKE_NUMBER: Any = np.float64(0).__reduce__()[0]  # type: ignore[index]
 # Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.
 _SAFE: list[Any] = [
     np.dtype,
     np.ndarray,
-    np.zeros(0).__reduce__()[0],  # type: ignore[index]
-    np.float64(0).__reduce__()[0],  # type: ignore[index]
+    (_MAKE_ARRAY, "numpy.core.multiarray._reconstruct"),  # in checkpoints that were written with numpy 1
+    (_MAKE_NUMBER, "numpy.core.multiarray.scalar"),
+    (_MAKE_ARRAY, "numpy._core.multiarray._reconstruct"),  # with numpy 2
+    (_MAKE_NUMBER, "numpy._core.multiarray.scalar"),
     *{type(np.dtype(kind)) for kind in np.typecodes["All"] if kind not in "OV"},
     collections.Counter,
     frozenset,
@@ -96,6 +101,9 @@ def load(
     except PermissionError:
         with reading(path):
             raise
+    except pickle.UnpicklingError as error:
+        reason = "it cannot be read here (UnpicklingError): other versions of torch or numpy wrote it, or it is damaged"
+        raise _refused(path, reason, "go on with the versions that wrote it") from error
     except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
     if not isinstance(state, dict) or (of is not None and state.get("of") != of):
@@ -141,14 +149,15 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
         raise _refused(path, f"it does not fit the run's recipe ({reason}){written}") from error
 
 
-def _refused(path: Path, reason: str) -> DataError:
+def _refused(path: Path, reason: str, advice: str = "") -> DataError:
+    """Return the error of a checkpoint; ``advice`` stands in place of the one to begin again."""
     remedies = {
         "model.pt": "train with --resume: it is made again from last.pt",
         "before.pt": "the report leaves out its figure",
         "within.pt": "the epoch begins again",
     }
     anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
-    return DataError(f"{path}: {reason}; {remedies.get(path.name, anew)}")
+    return DataError(f"{path}: {reason}; {remedies.get(path.name, advice or anew)}")
 
 
 def sampler_state(sampler: Any) -> Any:

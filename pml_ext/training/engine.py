@@ -23,11 +23,9 @@ from ..losses import MicroBatched, unwrapped
 from ..networks.modes import is_batch_norm
 from ..pairwise import to_full_precision
 from ..recipe.schema import EngineTable
+from .batches import Batch
 
 MOST_SKIPPED = 30  # steps in a row; a loss scale that is halved as often is below 1e-4
-
-
-Batch = tuple[Tensor, Tensor] | tuple[Tensor, None, tuple[Tensor, ...]]
 
 
 class NotFiniteError(TrainingError):
@@ -119,8 +117,6 @@ class Engine:
     def epoch(self, batches: Iterable[Batch], objective: Objective) -> Iterator[Step]:
         """Train on batches and yield every step after it was taken; the epoch ends with the last step.
 
-        A batch has images and labels, or images, None and the ``indices_tuple`` of listed pairs or triplets.
-
         NotFiniteError if the loss, an embedding or a gradient is NaN or infinite, TrainingError for a loss that is not
         one value, or depends on no parameter.
         """
@@ -140,7 +136,7 @@ class Engine:
         batch = next(reading, None)
         while batch is not None:
             if self._skips:
-                self._undo = self._make_undo(objective, len(batch[0]))
+                self._undo = self._make_undo(objective, len(batch.images))
             pending = self._forward_and_backward(batch, objective)
             batch = None
             if reads_ahead:
@@ -154,18 +150,17 @@ class Engine:
             scheduler.step()
 
     def _forward_and_backward(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
-        images, labels, *listed = batch
         for module in (*self._parts, objective.loss):
             module.zero_grad()
         with autocast(self.device, self.settings.precision):
-            embeddings = images
+            embeddings = batch.images
             for module in self._parts:
                 embeddings = module(embeddings)
         embeddings = to_full_precision(embeddings)
-        indices_tuple = listed[0] if listed else None
+        indices_tuple = batch.indices_tuple
         if objective.miner is not None:
-            indices_tuple = objective.miner(embeddings, labels)
-        loss = objective.loss(embeddings, labels, indices_tuple)
+            indices_tuple = objective.miner(embeddings, batch.labels)
+        loss = objective.loss(embeddings, batch.labels, indices_tuple)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             given = f"a {type(loss).__name__}"
             if isinstance(loss, Tensor):

@@ -18,7 +18,7 @@ import os
 import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from ..distributed.processes import gather_objects, share_of
 from ..errors import ConfigError, DataError, UnwritableError, one_line
 from ..files.stat import MISSING, FileStat, file_stat, path_bytes
 from ..networks.modes import preserved_modes
-from .batches import Batches, embed_batches
+from .batches import Batch, Batches, Pass, embed_batches
 from .feature_store import FeatureStore, Vectors
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object without a representation of its own, in that of a module
@@ -207,8 +207,8 @@ class FeatureCache:
         embedding = embed_batches(
             self._trunk, nn.Identity(), images, self._device, workers=self._workers, batches=seeded
         )
-        for batch, (_, features, _, _) in zip(batches, embedding, strict=True):
-            rows = self._rows(features)
+        for batch, each in zip(batches, embedding, strict=True):
+            rows = self._rows(each.features)
             bad = np.flatnonzero(~np.isfinite(rows).all(1))
             if len(bad):
                 if images.paths:
@@ -307,24 +307,24 @@ def _stat_of(path: Path | None) -> FileStat:
 
 @torch.no_grad()
 def with_features(
-    passing: Iterator[tuple[Tensor, Tensor, Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor | None, Tensor]],
     kept: Features,
     rest: nn.Module,
     embedder: nn.Module,
-) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-    """Yield the batches of :func:`~.batches.embed_batches` from cached features, or from cached activations.
+) -> Iterator[Pass]:
+    """Yield the passes of :func:`~.batches.embed_batches` from cached features, or from cached activations.
 
-    ``rest`` is the part of the trunk from what is cached to the features.
+    ``batches`` have images, or None, and labels. ``rest`` is the part of the trunk from what is cached to the features.
     """
     start = 0
     with preserved_modes(rest, embedder):
-        for images, _, _, labels in passing:
+        for images, labels in batches:
             rest.eval()
             embedder.eval()
             rows = kept[start : start + len(labels)].to(labels.device).float()
             start += len(labels)
             features = rest(rows)
-            yield images, features, embedder(features), labels
+            yield Pass(images, features, embedder(features), labels)
 
 
 class FeatureReader:
@@ -335,7 +335,7 @@ class FeatureReader:
         self.labels = torch.as_tensor(labels)
         self._device = device
 
-    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
         """Yield features ``[B, F]``, or activations, and labels ``[B]``.
 
         An image's view follows from the seed of its augmentation.
@@ -351,7 +351,7 @@ class FeatureReader:
             for number, view in enumerate(self.views[1:], start=1):
                 seen = seeds % len(self.views) == number
                 features[seen] = view[indices[seen]]
-            yield features.to(self._device).float(), labels_of_images[indices].to(self._device)
+            yield Batch(features.to(self._device).float(), labels_of_images[indices].to(self._device))
 
     naming_images = staticmethod(contextlib.nullcontext)  # no workers read images
 

@@ -25,13 +25,13 @@ DERIVED = ("figures/", NETWORK, RECIPE, REPORT, SUMS)  # written again for a fin
 
 def no_finished_run(folder: Path, missing: str) -> DataError:
     """Return the error of a folder that lacks a file of a finished run; an unfinished run can be resumed."""
-    command = f"pml-ext train RECIPE --out {folder}"
+    command = f"pml-ext train RECIPE --out {shlex.quote(str(folder))}"
     if (folder / "checkpoints").is_dir():
         command += " --resume"
     return DataError(f"{folder}: no finished run (no {missing} in it); type: {command}")
 
 
-def write_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
+def write_run_json(folder: Path, name: str, value: Mapping[str, Any]) -> None:
     """Write a JSON file of a run, and its checksum."""
     text = json.dumps(value, indent=2) + "\n"
     replace_file(folder, name, lambda path: path.write_text(text, "utf-8"))

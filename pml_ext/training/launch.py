@@ -112,7 +112,7 @@ def _recorded_name(name: str, out: Path) -> str | None:
 
 def tables_of_run(folder: Path) -> dict[str, Any]:
     """Return the recipe that a run has written, with ``[run]``; DataError for a damaged one."""
-    _check_unchanged(folder, RECIPE)
+    _check_against_sums(folder, RECIPE)
     try:
         return read_toml(folder / RECIPE, "run")
     except DamagedError as error:
@@ -151,7 +151,7 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
     if not folder.exists():
         return None
     try:
-        _check_unchanged(folder, RECIPE)
+        _check_against_sums(folder, RECIPE)
         tables = read_toml(folder / RECIPE, "run")
     except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
         _check_only_files_of_a_run(folder)
@@ -257,7 +257,7 @@ def _write_recipe(plan: Plan) -> None:
     checksums.replace_file(plan.folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
 
 
-def _check_unchanged(folder: Path, name: str) -> None:
+def _check_against_sums(folder: Path, name: str) -> None:
     """Raise DataError if a file differs from its checksum; damaged checksums are written again with the report."""
     if checksums.read_sums(folder):
         check_unchanged(folder, name)
@@ -270,7 +270,7 @@ def is_finished(folder: Path) -> bool:
 
 def _finished(folder: Path) -> tuple[Metrics, list[str]]:
     """Return the metrics of a finished run, and the names of its missing and damaged files."""
-    _check_unchanged(folder, METRICS)
+    _check_against_sums(folder, METRICS)
     metrics = read_metrics(folder / METRICS)
     damaged = set()
     for name in checksums.missing_files(folder):

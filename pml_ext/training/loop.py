@@ -17,7 +17,7 @@ from . import outcome, signals
 from .batches import draw_for_all, indices_of, with_indices
 from .checkpointing import Checkpointer
 from .engine import NotFiniteError, Step
-from .folder import NETWORK, REPORT, write_json
+from .folder import NETWORK, REPORT, write_run_json
 from .listener import forward_warnings
 from .pseudo_labels import relabel
 from .recording import open_records
@@ -47,6 +47,7 @@ def train_run(
     """
     for table in run.recipe.track:
         import_tracker(table.name)
+    outcome.check_validation(run)
     with deterministic_algorithms(run.recipe.engine.deterministic):
         run.compute_frozen_features()
         outcome.warn_of_small_batches(run)
@@ -106,7 +107,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     wait_for_all_ranks()  # until all have read the checkpoints, of which rank 0 deletes one
     if run.rank == 0:
         checkpointer.forget_epoch()
-        write_json(run.folder, NETWORK, run.data.network_json(run.network.features))
+        write_run_json(run.folder, NETWORK, run.data.network_json(run.network.features))
     return checkpointer
 
 

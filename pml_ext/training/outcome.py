@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.splits import classes_of_two
 from ..distributed import join, max_over_ranks
-from ..errors import TrainingError
+from ..errors import DataError, TrainingError
 from ..evaluation.listed import tuple_metrics
 from ..networks.modes import is_batch_norm
 from ..networks.pretrained import is_pretrained
@@ -30,6 +31,19 @@ COLLAPSED = 0.99  # mean cosine similarity of different images above which embed
 RESOLUTION = 1e-6  # a search in float32 cannot distinguish closer cosine similarities
 QUERIES_FOR_COLLAPSE = 256
 FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
+
+
+def check_validation(run: Run) -> None:
+    """Raise DataError if the epoch is chosen on validation images of which none can find another of its class."""
+    has_labels = run.data.listed is None and run.relation is None  # a relation may join different classes
+    if run.recipe.evaluation.select is None or "validation" not in run.splits or not has_labels:
+        return
+    images = run.images("validation")
+    if classes_of_two(images.labels) == 0:
+        raise DataError(
+            f"evaluation.select: no class has two of the {len(images)} {run.data.noun} to validate with, so that all "
+            "epochs are equal; wanted two or more of a class, or leave out evaluation.select"
+        )
 
 
 def warn_of_small_batches(run: Run) -> None:
@@ -232,14 +246,7 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
     """Say which pairs, or triplets, none of the batches has; labels are ``[B]`` each. Empty if nothing is missing."""
     positive_pairs = negative_pairs = triplets = False
     for labels in batches:
-        if relation is None:
-            positive = labels[:, None] == labels[None]
-            negative = ~positive
-        else:
-            rows = relation.tensor(labels, len(labels), labels.device)
-            weights = relation.matrix(rows, rows)
-            positive = weights > 0
-            negative = weights == 0
+        positive, negative = _pairs_of(labels, relation)
         positive.fill_diagonal_(False)
         positive_pairs |= bool(positive.any())
         negative_pairs |= bool(negative.any())
@@ -252,3 +259,16 @@ def missing_pairs(batches: Sequence[Tensor], relation: Relation | None) -> str:
     if triplets:
         return ""
     return "no batch has an image with both a positive and a negative, so there are no triplets"
+
+
+def _pairs_of(labels: Tensor, relation: Relation | None) -> tuple[Tensor, Tensor]:
+    """Return which pairs of labels, ``[B]``, are positive and which are negative, ``[B, B]`` each.
+
+    Each label is positive with itself. A pair may be neither under a relation.
+    """
+    if relation is None:
+        positive = labels[:, None] == labels[None]
+        return positive, ~positive
+    rows = relation.tensor(labels, len(labels), labels.device)
+    weights = relation.matrix(rows, rows)
+    return weights > 0, weights == 0

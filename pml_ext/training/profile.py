@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
 from ..recipe import load_recipe
-from .batches import draw, epoch_batches
+from .batches import Batch, draw, epoch_batches
 from .engine import Engine, Objective, Step
 from .features import FeatureReader
 from .pseudo_labels import relabel
@@ -42,7 +42,7 @@ class StepProfile:
 def profile_steps(
     engine: Engine,
     objective: Objective,
-    batches: Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[Batch],
     plain: Iterable[tuple[Tensor, Tensor]],
     count: int,
     record: Callable[[Step], None] = lambda _: None,

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import re
+import shlex
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -156,9 +157,10 @@ def _delete_rows_after(database: Path, iteration: int, epoch: int, warn: Callabl
                     connection.execute(f'DROP TABLE "{table}"')
                 (database.parent / f"{table}.csv").unlink(missing_ok=True)
     except sqlite3.OperationalError as error:  # locked, unreadable or on a full disk, but not damaged
+        command = f"fuser {shlex.quote(str(database))}"
         raise DataError(
             f"{database}: the rows after the checkpoint cannot be deleted ({error}); another program, such as a "
-            f"monitor of the run, may hold the file (type: fuser {database}); end it, then repeat the command"
+            f"monitor of the run, may hold the file (type: {command}); end it, then repeat the command"
         ) from None
     except sqlite3.DatabaseError as error:
         aside = database.with_name("damaged.db")

@@ -102,9 +102,10 @@ def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
     name = headline_metric(metrics["after"])
     if view.data.listed.kind == "pairs":
         text = "Of two test pairs, one the same and one not, the one that is the same is more similar in"
+        of = "cases"
     else:
         text = "The anchor is more similar to the positive than to the negative in"
-    of = "cases" if view.data.listed.kind == "pairs" else "the test triplets"
+        of = "the test triplets"
     text = f"{text} {percent(metrics['after'][name])} % of {of}"
     if "raw" not in metrics:
         return f"{text}."

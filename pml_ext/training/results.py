@@ -13,7 +13,7 @@ from ..recipe import plugins_in
 from . import checkpoint
 from .checkpointing import Checkpointer
 from .evaluation import counts, metrics_after, recall_by_class
-from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_json
+from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
 from .outcome import collapse, collapse_of_listed
 from .records import TEST, Records, write_csv_files
 from .report import write_run_report
@@ -35,7 +35,7 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     _warn_of_the_end(run)
     run.history.test_seconds += time.perf_counter() - started
     result = _about(run, best) | metrics
-    write_json(run.folder, METRICS, result)
+    write_run_json(run.folder, METRICS, result)
     write_report(run, result)
     return result
 
@@ -100,5 +100,5 @@ def write_again(run: Run, metrics: Mapping[str, Any], damaged: Collection[str] =
         run.listener.warn(f"{run.folder}: not what {SUMS} says: {first_of(named, 4)}; what can be is made again")
     if has_records:
         write_csv_files(run.folder / "records")
-    write_json(run.folder, NETWORK, run.data.network_json(run.network.features))
+    write_run_json(run.folder, NETWORK, run.data.network_json(run.network.features))
     write_report(run, metrics, lost)

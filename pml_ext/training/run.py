@@ -242,6 +242,9 @@ class Run(View):
             for split in self.splits:
                 if self.processes > 1 or split in ("train", "validation"):
                     self.features(split)
+        if self.frozen and self.epochs:  # else no epoch reads the views
+            for view in self._views():
+                self.features("train", view)
         for cut in dict.fromkeys(self.trunk_cut(stage) for stage in self.stages):
             if cut is not None:
                 self._compute_activations(cut)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..data import DataSplits, LabeledImages, Pipeline, hold_out_classes, prepare
 from ..data.images import Transform
+from ..data.splits import classes_of_two
 from ..distributed import rank_0_first
 from ..errors import ConfigError, DataError, counted
 from ..evaluation import some_of_each_class
@@ -227,9 +228,10 @@ def _check_class_means(data: RunData) -> None:
     gallery = data.splits[data.gallery_of(data.queries)]
     if data.queries == "query":
         without_mean = np.setdiff1d(labels, gallery.labels)
+    elif classes_of_two(labels) == 0:
+        without_mean = np.unique(labels)
     else:
-        values, counts = np.unique(labels, return_counts=True)
-        without_mean = values if counts.max() == 1 else values[:0]
+        without_mean = labels[:0]
     if len(without_mean):
         name = gallery.class_names[without_mean[0]]
         wanted = f"'nearest-class-mean' wants another image of {name} to test with, and there is none"

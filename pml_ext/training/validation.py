@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from ..errors import TrainingError
@@ -48,6 +49,8 @@ def validate(run: Run, records: Records, checkpointer: Checkpointer) -> None:
         if table.select not in measured[deciding]:
             raise TrainingError(f"evaluation.select: the metric {table.select!r} of a plugin failed; choose another")
         value = measured[deciding][table.select]
+        if math.isnan(value):
+            run.warn(f"evaluation.select: {table.select} of {deciding} is NaN; an epoch with NaN is not chosen")
         if value > run.history.best["value"]:
             run.history.best = {"epoch": run.epoch, "value": value}
             checkpointer.save_best()

@@ -25,7 +25,7 @@ from ..registry.hooks import RunView
 from ..relations import Relation
 from . import checkpoint
 from .activations import TrunkCut
-from .batches import embed_batches
+from .batches import Pass, embed_batches
 from .features import FeatureCache, Features, with_features
 from .folder import RECIPE
 from .run_data import load_run_data
@@ -74,6 +74,7 @@ class View:
         self.network = build_network(recipe.model, self.data.preprocessing)
         if self.processes > 1:
             self.network.trunk = synchronize_batch_norm(self.network.trunk, self.device)
+            self.network.embedder = synchronize_batch_norm(self.network.embedder, self.device)
         self.network.to(self.device)
         self.trunk = self.network.trunk
         self.embedder = self.network.embedder
@@ -111,31 +112,29 @@ class View:
         values = math.prod(self.data.preprocessing.input_shape)
         return min(most, max(_CPU_BATCH, _CPU_VALUES // values))
 
-    def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield a split's batches as :func:`embed_batches`; without images where the features are kept.
+    def _forward_passes(self, split: str, pixels: bool = False) -> Iterator[Pass]:
+        """Yield a split's passes as :func:`embed_batches`; without images where the features are kept.
 
         With ``pixels`` there are always images.
         """
         if self.frozen and pixels:
             passes = self._passes_of_images(split, nn.Identity(), nn.Identity())
-            return with_features(passes, self.features(split), nn.Identity(), self.embedder)
+            batches = ((each.images, each.labels) for each in passes)
+            return with_features(batches, self.features(split), nn.Identity(), self.embedder)
         if self.frozen:
-            passes = self._passes_of_labels(split, _FEATURES_BATCH)
-            return with_features(passes, self.features(split), nn.Identity(), self.embedder)
+            labels = self._batches_of_labels(split, _FEATURES_BATCH)
+            return with_features(labels, self.features(split), nn.Identity(), self.embedder)
         if self.cut is not None and split == "validation":
-            passes = self._passes_of_labels(split, self._batch_size)
-            return with_features(passes, self.activations(self.cut, split), self.cut.rest, self.embedder)
+            labels = self._batches_of_labels(split, self._batch_size)
+            return with_features(labels, self.activations(self.cut, split), self.cut.rest, self.embedder)
         return self._passes_of_images(split, self.trunk, self.embedder)
 
-    def _passes_of_labels(self, split: str, batch_size: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _batches_of_labels(self, split: str, batch_size: int) -> Iterator[tuple[None, Tensor]]:
         """Yield batches of a split without images, for what is computed from the cache."""
         labels = torch.as_tensor(self.images(split).labels, device=self.device)
-        none = labels[:0]
-        return ((none, none, none, part) for part in torch.split(labels, batch_size))
+        return ((None, part) for part in torch.split(labels, batch_size))
 
-    def _passes_of_images(
-        self, split: str, trunk: nn.Module, embedder: nn.Module
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _passes_of_images(self, split: str, trunk: nn.Module, embedder: nn.Module) -> Iterator[Pass]:
         images = self.images(split)
         return embed_batches(trunk, embedder, images, self.device, self._batch_size, self.recipe.data.workers)
 
@@ -194,8 +193,9 @@ class View:
     def _batches(self, split: str, layer: Layer) -> Iterator[tuple[Tensor, Tensor]]:
         if layer not in ("embedder", "trunk"):
             raise ValueError(f"layer must be 'embedder' or 'trunk', not {layer!r}")
-        for _, features, embeddings, labels in self._forward_passes(split):
-            yield (features if layer == "trunk" else embeddings).float(), labels
+        for each in self._forward_passes(split):
+            rows = each.features if layer == "trunk" else each.embeddings
+            yield rows.float(), each.labels
 
     def labels(self, split: str) -> Tensor:
         """Return the labels of a split, ``[N]``, int64, on the run's device; which may be clusters for ``"train"``."""
@@ -224,17 +224,17 @@ class View:
         images = self.images(split)
         held: dict[str, Tensor] = {}
         start = 0
-        for batch, features_of_batch, embeddings, _ in self._forward_passes(split, pixels=also is not None):
-            parts = {"embeddings": embeddings}
+        for each in self._forward_passes(split, pixels=also is not None):
+            parts = {"embeddings": each.embeddings}
             if features:
-                parts["features"] = features_of_batch
-            if also is not None:
-                parts["also"] = also(batch)
+                parts["features"] = each.features
+            if also is not None and each.images is not None:
+                parts["also"] = also(each.images)
             for name, part in parts.items():  # in place: joining batches at the end would hold everything twice
                 if name not in held:
                     held[name] = part.new_empty(len(images), *part.shape[1:])
                 held[name][start : start + len(part)] = part
-            start += len(embeddings)
+            start += len(each.embeddings)
         self._kept["embeddings", split] = held["embeddings"]
         return held
 

@@ -72,7 +72,7 @@ def test_each_image_of_a_batch_is_drawn_for_itself():
     drawn = []
     for workers in (0, 1):
         reader = BatchReader(white.with_transform(augmented), workers, CPU)
-        drawn.append([images for images, _ in reader.read(epoch)])
+        drawn.append([batch.images for batch in reader.read(epoch)])
         reader.close()
     first = drawn[0][0]
     assert len({tuple(image.flatten().tolist()) for image in first}) == 8

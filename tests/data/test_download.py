@@ -6,6 +6,7 @@ import functools
 import hashlib
 import io
 import json
+import os
 import tarfile
 import threading
 import zipfile
@@ -13,6 +14,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
+from torchvision.datasets.utils import download_url
 
 from pml_ext.data import get_archives, omniglot, omniglot_small, photographs
 from pml_ext.data.published import Archive, Count
@@ -65,7 +67,7 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
         get_archives(about(wanted), tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
     (server.files / "set.bin").write_bytes(BODY)
-    (tmp_path / "new" / "set.bin.part").write_bytes(BODY[:1000])
+    (tmp_path / "new" / f"set.bin.{os.getpid()}.part").write_bytes(BODY[:1000])
     get_archives(about(wanted), tmp_path / "new")
     asked = len(server.asked)
     get_archives(about(wanted), tmp_path / "new")
@@ -75,6 +77,24 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
     gone = wanted._replace(name="other.bin", url=server.url + "other")
     with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or fetch other.bin yourself and put it into"):
         get_archives(about(gone), tmp_path)
+
+
+def test_two_processes_may_download_one_file(server, tmp_path, monkeypatch):
+    wanted = archive(server, unpack=False)
+    begun = []
+
+    def download(url, folder, name):
+        begun.append(name)
+        download_url(url, folder, name)
+        if len(begun) == 1:  # the other process begins and ends, before this one has looked at what it got
+            monkeypatch.setattr(os, "getpid", lambda: 1)
+            get_archives(about(wanted), tmp_path)
+
+    monkeypatch.setattr("torchvision.datasets.utils.download_url", download)
+    get_archives(about(wanted), tmp_path)
+    assert len(set(begun)) == 2
+    assert (tmp_path / "set.bin").read_bytes() == BODY
+    assert [path.name for path in tmp_path.iterdir()] == ["set.bin"]
 
 
 def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # noqa: B006

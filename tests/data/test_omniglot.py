@@ -1,5 +1,8 @@
 """Omniglot: its parts by alphabet and by character."""
 
+import zipfile
+import zlib
+
 import pytest
 
 from pml_ext.data import omniglot
@@ -9,6 +12,10 @@ from pml_ext.errors import ConfigError, DataError
 from .made_up import omniglot_zip
 
 
+def broken(*_):
+    raise zlib.error("invalid block type")
+
+
 @pytest.mark.parametrize(
     ("name", "factory", "files"),
     [
@@ -16,7 +23,7 @@ from .made_up import omniglot_zip
         ("SMALL", omniglot.omniglot_small, (omniglot.TRAIN, omniglot.TEST)),
     ],
 )
-def test_omniglot_tests_on_unseen_alphabets(tmp_path, count, name, factory, files):
+def test_omniglot_tests_on_unseen_alphabets(tmp_path, count, name, factory, files, monkeypatch):
     omniglot_zip(tmp_path / files[0], {"Greek": 3, "Latin": 2})
     omniglot_zip(tmp_path / files[1], {"Greek": 3, "Sanskrit": 4})
     with pytest.raises(DataError, match=r"expected (19,280|2,720) training images of .* classes, found 15 of 5"):
@@ -35,6 +42,9 @@ def test_omniglot_tests_on_unseen_alphabets(tmp_path, count, name, factory, file
         factory(tmp_path, image_size=500)
     (tmp_path / files[1]).write_bytes(b"no zip")
     with pytest.raises(DataError, match=f"{files[1]}: not a readable zip"):
+        factory(tmp_path)
+    monkeypatch.setattr(zipfile.ZipFile, "read", broken)
+    with pytest.raises(DataError, match=f"{files[0]}: not a readable zip of drawings .invalid block"):
         factory(tmp_path)
     (tmp_path / files[1]).unlink()
     with pytest.raises(DataError, match=f"has no {files[1]}"):

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, PngImagePlugin
 
-from pml_ext.data import (
-    read_image,
-)
+from pml_ext.data import Box, read_image
 from pml_ext.errors import DataError
 
 
@@ -75,6 +73,19 @@ def test_the_orientation_is_all_that_exif_is_read_for(tmp_path):
     block += b"\x12\x01\x03\0\x01\0\0\0\x06\0\0\0" + b"\x1a\x01\x02\0\x04\0\0\0wide" + bytes(4)
     Image.new("RGB", (30, 10)).save(tmp_path / "odd.jpg", exif=block)
     assert tuple(read_image(tmp_path / "odd.jpg").shape) == (3, 30, 10)
+
+
+@pytest.mark.parametrize("size", [(1001, 3000), (3000, 1001), (1001, 1003)])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_box_of_a_small_decoding_lies_inside(tmp_path, size, orientation):
+    """Both sides are rounded: pixels from outside of the image would be black."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.new("L", size, 255).save(tmp_path / "white.jpg", exif=exif)
+    width, height = size if orientation == 1 else size[::-1]
+    pixels = read_image(tmp_path / "white.jpg", 1, Box(0, 0, width, height), smallest=100)
+    assert max(pixels.shape) < 500
+    assert pixels.min() == 255
 
 
 @pytest.mark.parametrize("error", [TypeError("odd"), struct.error("short"), KeyError(3), MemoryError()])

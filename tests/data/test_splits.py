@@ -1,5 +1,6 @@
 """Splits of a data set."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from pml_ext.data import (
     digits,
     hold_out_classes,
 )
+from pml_ext.data.splits import classes_of_two
 
 
 def test_held_out_classes():
@@ -20,6 +22,11 @@ def test_held_out_classes():
     assert set(hold_out_classes(train, 0.3, seed=4)[1].labels) != set(held_out.labels)
     rest, held_out = hold_out_classes(train, 0.3, which="last")
     assert (set(rest.labels.tolist()), set(held_out.labels.tolist())) == ({*range(7)}, {7, 8, 9})
+
+
+def test_classes_of_two_images_are_counted():
+    for labels, count in (([3, 1, 2], 0), ([3, 1, 3, 2, 3], 1), ([0, 0, 1, 1], 2), ([], 0)):
+        assert classes_of_two(np.array(labels, dtype=np.int64)) == count
 
 
 def test_splits_are_tested_by_test_or_by_query_and_gallery():

@@ -59,6 +59,11 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
         ("7,photos/99.jpg,validation,True,True,,,,", "photos/99.jpg: no such file, though .*mine.csv lists it"),
         ("10,photos/3.jpg,validation,True,True,,,,", "1 of the classes of train are in validation too, 10 first"),
         ("7,photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
+        ("7,./photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
+        (
+            "7,photos/3.jpg,validation,True,,,,,\n7,photos/4.jpg,validation,,,,,,",
+            "1 of 2 .* neither .* photos/4.jpg first",
+        ),
         ("7,photos/3.jpg,validation,often,True,,,,", "line 5: found is_query 'often': .*boolean"),
         ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),
         ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),

@@ -80,6 +80,11 @@ def test_the_group_is_that_of_the_processes(collectives):
     assert [one + other for one, other in zip(first, second, strict=True)] == whole
 
 
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_an_empty_pass_has_no_batches(batch_size):
+    assert list(DistributedBatchSampler([], batch_size)) == []
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [

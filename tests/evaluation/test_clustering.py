@@ -31,6 +31,15 @@ def test_k_means_has_the_starts_of_the_rule(installed, monkeypatch):
     assert made == [10 if installed else 3, 2]
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_k_means_takes_half_precision_and_gradients(installed, monkeypatch):
+    monkeypatch.setattr(clustering, "has_faiss", lambda: installed)
+    points = torch.eye(3).repeat(4, 1)
+    wanted = kmeans(points, 3)
+    found = kmeans(points.bfloat16().requires_grad_(), 3)
+    assert torch.equal(found, wanted)
+
+
 def test_agreement_takes_memory_of_the_points_alone():
     generator = np.random.default_rng(0)
     labels, clusters = (generator.integers(11_316, size=60_502) for _ in range(2))

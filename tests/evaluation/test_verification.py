@@ -16,6 +16,7 @@ from pml_ext.evaluation import (
     neighbors_under,
     pair_scores,
     pairs_of_classes,
+    verification,
     verification_metrics,
     verify,
 )
@@ -30,6 +31,39 @@ def scores_and_same(count=60, ties=False, seed=0):
     same = rng.random(count) < 0.4
     scores = rng.normal(size=count) + same
     return np.round(scores) if ties else scores, same
+
+
+class OnMps:
+    """A tensor of a device without float64."""
+
+    device = torch.device("mps")
+
+    def __init__(self, values):
+        self.values = values
+
+    def __neg__(self):
+        return OnMps(-self.values)
+
+    def cpu(self):
+        return self.values
+
+    def double(self):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64.")
+
+
+@pytest.mark.parametrize("distance", [None, LpDistance(), CosineSimilarity()])
+def test_scores_of_a_device_without_float64(distance, monkeypatch):
+    x = torch.randn(5, 3)
+    y = torch.randn(5, 3)
+    wanted = verification._scores(x, y, distance)
+    if distance is None:
+        found = verification._scores(OnMps(x), OnMps(y), None)
+    else:
+        values = distance.pairwise_distance(distance.maybe_normalize(x), distance.maybe_normalize(y))
+        monkeypatch.setattr(distance, "pairwise_distance", lambda *_: OnMps(values))
+        found = verification._scores(x, y, distance)
+    assert torch.equal(found, wanted)
+    assert found.dtype == torch.float64
 
 
 def rates(scores, same, threshold):

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import re
+import stat
 import threading
 
 import pytest
@@ -68,6 +69,30 @@ def test_disk_errors_have_the_path(tmp_path):
     with pytest.raises(UnwritableError, match="No such file or directory; the folder .*/a/b is gone"):
         write_text(tmp_path / "a" / "b" / "one", "text")
     assert names(tmp_path) == []
+
+
+def test_a_folder_without_fsync_is_written_to(tmp_path, monkeypatch):
+    """As on CIFS and some FUSE filesystems."""
+    synced = os.fsync
+
+    def fsync(handle):
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        synced(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_text(tmp_path / "one", "text")
+    assert (tmp_path / "one").read_text() == "text"
+
+
+def test_a_filesystem_without_locks_is_named(tmp_path, monkeypatch):
+    def acquire(self, timeout=None):
+        raise NotImplementedError("FileSystem does not appear to support flock; use SoftFileLock instead")
+
+    monkeypatch.setattr("filelock.FileLock.acquire", acquire)
+    text = f"{tmp_path}: its filesystem has no locks; wanted a folder on another filesystem"
+    with pytest.raises(UnwritableError, match=text), locked_folder(tmp_path):
+        pass
 
 
 def test_temporary_names_are_told_from_others(tmp_path):

@@ -13,6 +13,7 @@ from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
 from pml_ext.samplers import TupleSampler
 from pml_ext.training.batches import (
+    Batch,
     BatchReader,
     draw,
     draw_for_all,
@@ -46,13 +47,24 @@ def test_batches_of_listed_pairs_have_their_indices():
     assert draw(TupleSampler(pairs, 2, seed=5), 2, 1) == drawn[:1]
     batches, indices = draw_for_all(TupleSampler(pairs, 2, seed=5), 2, 2, seed=0, epoch=1)
     assert [[index for index, _ in batch] for batch in batches] == [pairs.batch(numbers).items for numbers in drawn]
-    reading = [(torch.full((len(batch), 1), number), torch.zeros(len(batch))) for number, batch in enumerate(batches)]
+    reading = []
+    for number, batch in enumerate(batches):
+        reading.append(Batch(torch.full((len(batch), 1), number), torch.zeros(len(batch))))
     for number, (images, labels, listed) in enumerate(with_indices(reading, indices, CPU)):
         assert labels is None
-        assert torch.equal(images, reading[number][0])
+        assert torch.equal(images, reading[number].images)
         assert all(map(torch.equal, listed, pairs.batch(drawn[number]).indices_tuple))
     assert list(with_indices(reading, None, CPU)) == reading
     assert draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)[1] is None
+
+
+def test_a_batch_has_an_image_for_each_process(monkeypatch):
+    monkeypatch.setattr("pml_ext.training.batches.num_processes", lambda: 3)
+    text = r"a batch of 2 images has none for some of 3 processes; wanted sampler.batch_size of 3 or more"
+    with pytest.raises(TrainingError, match=text):
+        draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1)
+    batches, _ = draw_for_all(SequentialSampler(range(4)), 2, 2, seed=0, epoch=1, views=2)
+    assert [len(batch) for batch in batches] == [1, 1]
 
 
 def test_seeds_differ_between_images_epochs_and_runs():
@@ -100,12 +112,13 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
         drawn.append(list(reader.read(epoch)))
         assert reader._loader.dataset[0, 1][0].dtype == (torch.uint8 if workers else torch.float32)
         reader.close()
-    for (one, _), (other, _) in zip(*drawn, strict=True):
+    for one, other in zip(*([batch.images for batch in epoch] for epoch in drawn), strict=True):
         assert one.dtype == other.dtype == torch.float32
         assert torch.equal(one, other)
     flat = nn.Flatten(), nn.Identity()
     passes = [
-        [x for _, x, *_ in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)] for workers in (0, 1)
+        [each.features for each in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)]
+        for workers in (0, 1)
     ]
     assert all(torch.equal(one, other) for one, other in zip(*passes, strict=True))
 
@@ -119,8 +132,9 @@ def test_a_split_is_embedded_in_order_without_side_effects():
     embedder = nn.Linear(64, 3)
     before = torch.get_rng_state()
     batches = list(embed_batches(trunk, embedder, images, CPU, batch_size=8))
-    assert [len(batch[0]) for batch in batches] == [8, 8, 7]
-    embeddings, labels = (torch.cat([batch[place] for batch in batches]) for place in (2, 3))
+    assert [len(batch.images) for batch in batches] == [8, 8, 7]
+    embeddings = torch.cat([batch.embeddings for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in (trunk, *trunk)] == [True, True, False, True, True, True]
     wanted = embedder(trunk.eval()(torch.stack([images[index][0] for index in range(23)])))
@@ -137,7 +151,7 @@ def test_an_epoch_broken_off_leaves_nothing_for_the_next(workers):
     broken.close()
     second = epoch_batches([[7, 8], [9, 7]], 0, 2)
     alone = WorkerDataset(Noisy(), 0)
-    for batch, (values, indices) in zip(second, reader.read(second), strict=True):
+    for batch, (values, indices, _) in zip(second, reader.read(second), strict=True):
         assert indices.tolist() == [index for index, _ in batch]
         assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))
 

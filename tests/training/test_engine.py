@@ -14,7 +14,7 @@ from pml_ext import CrossBatchMemory
 from pml_ext.data import LabeledImages
 from pml_ext.errors import TrainingError
 from pml_ext.recipe.schema import EngineTable
-from pml_ext.training.batches import BatchReader, epoch_batches
+from pml_ext.training.batches import Batch, BatchReader, epoch_batches
 from pml_ext.training.engine import Engine, NotFiniteError, Objective, first_nonfinite
 from pml_ext.training.loader import WorkerDataset
 
@@ -141,7 +141,7 @@ def test_clipping_is_torchs_and_leaves_the_loss_alone(images, batches):
     ours.train(images, batches[:1], clip_gradient=0.05)
     torch.manual_seed(5)
     norms = []
-    for pixels, labels in BatchReader(images, 0, CPU).read(batches[0]):
+    for pixels, labels, _ in BatchReader(images, 0, CPU).read(batches[0]):
         for optimizer in theirs.optimizers.values():
             optimizer.zero_grad()
         embeddings = theirs.embedder(theirs.trunk(pixels))
@@ -310,14 +310,14 @@ def test_a_step_that_is_not_finite_can_be_left_out():
     labels = torch.arange(8) % 4
     bad = torch.full_like(images, math.nan)
     before = parts.state()
-    (step,) = engine.epoch([(bad, labels)], parts.objective())
+    (step,) = engine.epoch([Batch(bad, labels)], parts.objective())
     assert step.skipped
     assert same(parts.state(), before)
-    steps = list(engine.epoch([(images, labels), (bad, labels), (images, labels)], parts.objective()))
+    steps = list(engine.epoch([Batch(images, labels), Batch(bad, labels), Batch(images, labels)], parts.objective()))
     assert [step.skipped for step in steps] == [False, True, False]
     assert not same(parts.state(), before)
     with pytest.raises(NotFiniteError, match=r"became nan in 31 iterations one after the other"):
-        list(engine.epoch([(bad, labels)] * 31, parts.objective()))
+        list(engine.epoch([Batch(bad, labels)] * 31, parts.objective()))
 
 
 def test_a_step_that_is_left_out_leaves_the_memory_alone(monkeypatch):
@@ -327,12 +327,12 @@ def test_a_step_that_is_left_out_leaves_the_memory_alone(monkeypatch):
     engine = Engine(parts.trunk, parts.embedder, CPU, skip_nonfinite=True)
     images = torch.rand(8, 1, 8, 8)
     labels = torch.arange(8) % 4
-    list(engine.epoch([(images, labels)], parts.objective(miner=None)))
+    list(engine.epoch([Batch(images, labels)], parts.objective(miner=None)))
     before = parts.state()
     place = memory.embedding_memory.data_ptr()
     real = copy.deepcopy
     monkeypatch.setattr(copy, "deepcopy", lambda value, *more: copied.append(value) or real(value, *more))
-    (step,) = engine.epoch([(torch.full_like(images, math.nan), labels)], parts.objective(miner=None))
+    (step,) = engine.epoch([Batch(torch.full_like(images, math.nan), labels)], parts.objective(miner=None))
     assert step.skipped
     assert same(parts.state(), before)
     assert (memory.filled, memory.queue_idx) == (8, 8)

@@ -43,7 +43,7 @@ def test_checksums_of_checkpoints_and_lost_files_stay(tmp_path):
 
 
 def test_json_is_written_with_its_checksum(tmp_path):
-    files.write_json(tmp_path, files.METRICS, {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]})
+    files.write_run_json(tmp_path, files.METRICS, {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]})
     text = (tmp_path / "metrics.json").read_text("utf-8")
     assert json.loads(text) == {"after": {"recall_at_1": 0.5}, "warnings": ["ü"]}
     assert text.endswith("}\n")
@@ -60,5 +60,7 @@ def test_advice_of_an_unfinished_run_is_to_resume(tmp_path):
     assert str(files.no_finished_run(tmp_path, files.METRICS)) == (
         f"{tmp_path}: no finished run (no metrics.json in it); type: {command}"
     )
+    spaced = tmp_path / "my run"
+    assert str(files.no_finished_run(spaced, files.METRICS)).endswith(f"pml-ext train RECIPE --out '{spaced}'")
     (tmp_path / "checkpoints").mkdir()
     assert str(files.no_finished_run(tmp_path, files.METRICS)).endswith(f"type: {command} --resume")

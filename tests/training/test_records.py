@@ -204,25 +204,26 @@ def test_a_damaged_database_is_put_aside(tmp_path, content):
 
 
 def test_a_database_that_is_read_is_not_damaged(tmp_path, monkeypatch):
-    record(tmp_path / "run", 1, 6)
-    folder = tmp_path / "run" / "records"
+    record(tmp_path / "my run", 1, 6)
+    folder = tmp_path / "my run" / "records"
     words = []
-    before = tables(tmp_path / "run")
+    before = tables(tmp_path / "my run")
     monkeypatch.setattr("pml_ext.training.records._LOCK_SECONDS", 0.1, raising=False)
     with closing(sqlite3.connect(folder / "logs.db")) as monitor:
         rows = monitor.execute('SELECT "~iteration~" FROM loss_histories')
         assert rows.fetchone() == (1,)  # the others are left, which keeps the file locked
         with pytest.raises(
-            DataError, match=r"logs.db: .* \(database is locked\); another program.* repeat the command"
+            DataError,
+            match=r"logs.db: .* \(database is locked\); .*type: fuser '.*/my run/records/logs.db'.* repeat the command",
         ):
-            record(tmp_path / "run", 5, 8, words.append)
+            record(tmp_path / "my run", 5, 8, words.append)
         rows.close()
     assert words == []
     assert not (folder / "damaged.db").exists()
-    assert tables(tmp_path / "run") == before
-    record(tmp_path / "run", 5, 8, words.append)
+    assert tables(tmp_path / "my run") == before
+    record(tmp_path / "my run", 5, 8, words.append)
     record(tmp_path / "whole", 1, 8)
-    assert everything(tmp_path / "run") == everything(tmp_path / "whole")
+    assert everything(tmp_path / "my run") == everything(tmp_path / "whole")
 
 
 def test_records_are_never_in_the_way(tmp_path):

@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from pml_ext.distributed import JoinedBatchNorm
 from pml_ext.errors import ConfigError
+from pml_ext.networks.modes import is_batch_norm
 from pml_ext.recipe import load_recipes
 from pml_ext.training import checkpoint
 from pml_ext.training.checkpointing import Checkpointer
@@ -164,3 +166,20 @@ def test_embeddings_after_a_step_are_those_of_the_new_weights(tmp_path):
     assert len(reading.seen) == run.stages[0].iterations > 1
     for before, after in itertools.pairwise(reading.seen):
         assert not torch.equal(before, after)
+
+
+def test_views_of_a_frozen_trunk_are_computed_before_the_first_epoch(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    frozen = ["model.freeze=trunk", "model.trunk.weights=random", "model.views=2"]
+    run = built(tmp_path / "run", *frozen, "data.augment.transforms=[{name='RandomRotation', degrees=15}]")
+    run.compute_frozen_features()
+    monkeypatch.setattr("pml_ext.training.features.FeatureCache.of", None)
+    assert len(run.reader_of(run.stages[0]).views) == 2
+
+
+def test_several_processes_join_the_batch_norms_of_the_head(tmp_path, monkeypatch):
+    monkeypatch.setattr("pml_ext.training.view.num_processes", lambda: 2)
+    run = built(tmp_path / "run", "model.hidden_sizes=[8]", "model.norm=batch")
+    norms = [part for part in run.network.modules() if is_batch_norm(part)]
+    assert any(part in norms for part in run.embedder.modules())
+    assert all(isinstance(part, JoinedBatchNorm) for part in norms)

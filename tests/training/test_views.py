@@ -81,7 +81,7 @@ def test_two_views_differ_and_have_one_label(tmp_path, cached):
         reader = BatchReader(images.with_transform(augmented), workers, CPU)
         drawn.append(list(reader.read(epoch)))
         reader.close()
-    for (one, labels), (other, same_labels) in zip(*drawn, strict=True):
+    for (one, labels, _), (other, same_labels, _) in zip(*drawn, strict=True):
         assert torch.equal(one, other)
         assert torch.equal(labels, same_labels)
         assert torch.equal(labels[::2], labels[1::2])
@@ -93,7 +93,7 @@ def test_two_views_differ_and_have_one_label(tmp_path, cached):
 def test_of_kept_views_a_batch_has_different_ones(kept):
     features = [Features.of_vectors(torch.full((4, 1), float(number))) for number in range(kept)]
     reader = FeatureReader(features, np.arange(4), CPU)
-    rows = torch.cat([x for x, _ in reader.read(epoch_batches([[0, 1, 2, 3]] * 50, 0, 1, views=2))])
+    rows = torch.cat([batch.images for batch in reader.read(epoch_batches([[0, 1, 2, 3]] * 50, 0, 1, views=2))])
     assert (rows[::2] != rows[1::2]).all()
     assert set(rows.flatten().tolist()) == set(range(kept))
 
@@ -196,7 +196,7 @@ def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
     batches = epoch_batches([list(range(0, 80, 2))], 0, 1, views=2)
     labels = np.arange(len(run.data.training_images))
     objective, _ = run.objective(stage, recorded=False)
-    (images, _) = next(iter(run.reader_of(stage).read(batches)))
+    images = next(iter(run.reader_of(stage).read(batches))).images
     run.trunk.eval()
     with torch.no_grad():
         embeddings = run.embedder(run.trunk(images))
