@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import closing
 from types import SimpleNamespace
@@ -187,6 +189,13 @@ def test_a_worker_killed_while_it_is_idle_is_replaced():
         process.join()
         assert do([Quick()], executor, lambda job, text: said.append(text)) == {}
     assert said == [1.0]  # without a death of the job
+
+
+def test_a_worker_starts_without_torch():
+    """Torch reads the number of its threads when it is imported, and a worker is told that number once it runs."""
+    script = "import sys, pml_ext_compare.executors; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 class Sleeper:
