@@ -6,9 +6,10 @@
 - ``embedded``: a row per file that was embedded, so that none is embedded twice;
 - ``images``: a row per image of the indexed folder, or per vector of the indexed file, which is what a query searches.
 
-``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``. It only grows: new vectors are
-flushed before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the
-next one cuts off. Replaced and deleted rows leave holes; when a fifth of the file is holes, a new file takes its place.
+``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``; ``features.f32`` has features
+instead, so that the file's name still says what a damaged database does not. It only grows: new vectors are flushed
+before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the next one
+cuts off. Replaced and deleted rows leave holes; when a fifth of the file is holes, a new file takes its place.
 
 Every row has the CRC-32 of its values and of its vector, so that a damaged one is noticed when it is read.
 """
@@ -72,6 +73,8 @@ _LIVE = "SELECT vector FROM embedded UNION SELECT vector FROM images ORDER BY ve
 _LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
+
+_STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the names of files of vectors
 
 Numbers = NDArray[np.int64]
 Vectors = NDArray[np.float32]
@@ -250,20 +253,30 @@ def is_inside(path: str) -> bool:
 
 
 def recorded_by(place: Path) -> By | None:
-    """Return what a folder's collection compares images by; None if there is no collection, or it cannot be read.
+    """Return what a folder's collection compares images by; None if there is no collection.
 
     The database is opened to write as well, since a process that was killed may have left a journal to roll back.
-    This reads a row, without the vectors and their checks: a damaged collection is told when it is opened.
+    This reads a row, without the vectors and their checks: a damaged collection is told when it is opened. Where the
+    row cannot be read, the names of the files of vectors say it.
     """
     database = place.resolve() / DATABASE
-    if not database.is_file():
-        return None
     try:
         with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True)) as connection:
             ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
         return _state_of(about, crc).by
     except (sqlite3.Error, ValueError, TypeError, AttributeError):
+        for by, stem in _STEMS.items():
+            if any(place.glob(f"{stem}*.f32")):
+                return by
         return None
+
+
+def _vector_files(place: Path) -> list[Path]:
+    """Return the files of a folder that may be a collection's vectors, by their names."""
+    files: list[Path] = []
+    for stem in _STEMS.values():
+        files += place.glob(f"{stem}*.f32")
+    return files
 
 
 def _live_vectors(connection: sqlite3.Connection) -> Numbers:
@@ -342,7 +355,7 @@ class Collection:
     def exists(self) -> bool:
         """Whether there is a collection in the folder, damaged or not."""
         filled = self.database.is_file() and self.database.stat().st_size > 0
-        return filled or any(self.place.glob("vectors*.f32"))
+        return filled or bool(_vector_files(self.place))
 
     @contextlib.contextmanager
     def locked(self, replace: bool) -> Iterator[None]:
@@ -377,11 +390,12 @@ class Collection:
         """Create the tables, with the state of a collection whose file of vectors nobody has written."""
         for table in _SCHEMA:
             connection.execute(table)
-        name = "vectors.f32"
+        stem = _STEMS[self.by]
+        name = f"{stem}.f32"
         number = 0
         while (self.place / name).exists():
             number += 1
-            name = f"vectors-{number}.f32"
+            name = f"{stem}-{number}.f32"
         first = State(run=str(self.run), identity=self.identity, size=self.size, by=self.by, file=name, made=time_ns())
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
@@ -444,7 +458,7 @@ class Collection:
             self._check_own()
             text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
             removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
-            vector_files = {path.name for path in self.place.glob("vectors*.f32")}
+            vector_files = {path.name for path in _vector_files(self.place)}
             left = sorted(vector_files - removed)
             if left:
                 text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
@@ -464,7 +478,7 @@ class Collection:
                 names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             own = {"collection", "embedded", "images"} <= names
         except (sqlite3.Error, UnicodeDecodeError):  # damaged: then our vectors lie beside it
-            own = any(self.place.glob("vectors*.f32"))
+            own = bool(_vector_files(self.place))
         if not own:
             raise DataError(f"{self.database} is not of a collection; wanted a folder of its own, with --store FOLDER")
 
@@ -595,7 +609,7 @@ class Collection:
             holes = state.vectors - len(_live_vectors(connection))
             whole = len(current.vectors) == state.vectors
         if whole and 5 * holes >= state.vectors > 0:
-            path = self._new_file("vectors", ".f32")
+            path = self._new_file(_STEMS[self.by], ".f32")
             with self.transaction(write=True) as current:
                 self._move_vectors(current, path)
         with self.transaction(write=True) as current:
