@@ -261,7 +261,8 @@ def recorded_by(place: Path) -> By | None:
     """
     database = place.resolve() / DATABASE
     try:
-        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True)) as connection:
+        address = f"{database.as_uri()}?mode=rw"
+        with contextlib.closing(sqlite3.connect(address, timeout=_LOCK_TIMEOUT, uri=True)) as connection:
             ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
         return _state_of(about, crc).by
     except (sqlite3.Error, ValueError, TypeError, AttributeError):
@@ -375,6 +376,7 @@ class Collection:
             opened = sqlite3.connect(address, timeout=_LOCK_TIMEOUT, isolation_level=None, uri=True)
             with contextlib.closing(opened) as connection:  # closing rolls back
                 connection.execute("PRAGMA temp_store = MEMORY")
+                connection.execute("PRAGMA cache_spill = OFF")  # a large write locks readers out only as it commits
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     self._create_tables(connection)
@@ -602,16 +604,40 @@ class Collection:
 
         To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
         """
+        self._forget(gone)
+        self._close_holes()
+        self._delete_unused_files()
+
+    def _forget(self, gone: Sequence[bytes]) -> None:
+        """Delete the rows of missing files, and damaged ones, whose number is of no vector."""
+        damaged = 0
         with self.transaction(write=True) as current:
-            state = current.state
             connection = current.connection
             connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
-            holes = state.vectors - len(_live_vectors(connection))
+            is_damaged = "typeof(vector) != 'integer' OR vector NOT BETWEEN 0 AND ?"
+            last = current.state.vectors - 1
+            for table in ("embedded", "images"):
+                deleted = connection.execute(f"DELETE FROM {table} WHERE {is_damaged}", (last,))
+                damaged += deleted.rowcount
+        if damaged:
+            text = f"{self.place}: {counted(damaged, 'row')} of images were damaged and are deleted"
+            warnings.warn(
+                f"{text}; these images are embedded again when they are next needed", StoreWarning, stacklevel=6
+            )
+
+    def _close_holes(self) -> None:
+        """Move the vectors to a new file if a fifth of the old one belongs to no row."""
+        with self.transaction() as current:
+            state = current.state
+            holes = state.vectors - len(_live_vectors(current.connection))
             whole = len(current.vectors) == state.vectors
         if whole and 5 * holes >= state.vectors > 0:
             path = self._new_file(_STEMS[self.by], ".f32")
             with self.transaction(write=True) as current:
                 self._move_vectors(current, path)
+
+    def _delete_unused_files(self) -> None:
+        """Delete the collection's files that its state has no more, and forget those that are gone."""
         with self.transaction(write=True) as current:
             state = current.state
             self._delete(state.own_files - state.used_files)
@@ -691,9 +717,11 @@ class Collection:
                     numbers.append(image.vector)
         if not paths:
             return embedded
+        all_paths = [*embedded.paths, *paths]
         return dataclasses.replace(
             embedded,
-            paths=[*embedded.paths, *paths],
+            paths=all_paths,
+            class_folders=ClassFolders.of_paths(all_paths, embedded.class_folders.levels),
             stats=np.concatenate([embedded.stats, np.array(stats, dtype=np.int64)]),
             numbers=np.concatenate([embedded.numbers, np.array(numbers, dtype=np.int64)]),
         )
@@ -756,11 +784,16 @@ class Collection:
 
     # Errors
 
+    @property
+    def _is_in_run(self) -> bool:
+        """Whether this is the collection of the run's folder, which ``index`` makes again for another network."""
+        return self.place == (self.run / COLLECTION).absolute()
+
     def command(self) -> str:
         """Return the command that makes the index again."""
         index = self._index or Index(folder=self.source, images=0, first=None)
         command = ["pml-ext", "index", str(self.run), index.folder]
-        if self.place != (self.run / COLLECTION).absolute():
+        if not self._is_in_run:
             command += ["--store", str(self.place)]
         if index.factory:
             command += ["--index", index.factory]
@@ -779,8 +812,16 @@ class Collection:
     def check_identity(self, state: State) -> None:
         """Refuse a collection of another network, or of another of its outputs."""
         self.check_by(state)
-        if state.identity != self.identity:
-            raise DataError(
-                f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
-                f"({self.identity}); type: {self.command()}"
+        if state.identity == self.identity:
+            return
+        if self._is_in_run:
+            remedy = f"type: {self.command()}"
+        else:
+            remedy = (
+                f"type --store FOLDER for a collection of its own, or delete {self.place} first, then type: "
+                f"{self.command()}"
             )
+        raise DataError(
+            f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
+            f"({self.identity}); {remedy}"
+        )
