@@ -295,6 +295,40 @@ class TimedOut:
         raise UncompletedJobError("timed-out too many times")
 
 
+@pytest.mark.parametrize("address", [None, "ray://there:10001"])
+def test_ray_begins_here_without_an_address(monkeypatch, address):
+    """Also where RAY_ADDRESS names a cluster: Ray refuses a number of processors for one that exists."""
+    given = {}
+    fake = SimpleNamespace(
+        init=lambda **settings: given.update(settings),
+        cluster_resources=dict,
+        remote=lambda **_: lambda function: function,
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    OnRay(2, address)
+    assert (given["address"], given.get("num_cpus")) == ((address, None) if address else ("local", 2))
+
+
+def test_a_task_that_is_cancelled_is_no_error():
+    class RayError(Exception):
+        pass
+
+    class TaskCancelledError(RayError):
+        pass
+
+    def get(reference):
+        raise TaskCancelledError
+
+    executor = OnRay.__new__(OnRay)
+    executor.running = {"reference": Quick()}
+    executor._ray = SimpleNamespace(
+        wait=lambda references, timeout: (references, []),
+        get=get,
+        exceptions=SimpleNamespace(RayError=RayError, TaskCancelledError=TaskCancelledError),
+    )
+    assert [result for _, result in executor.ended(silent)] == [JobResult(died=True)]
+
+
 def test_time_limits_of_sbatch():
     limits = {"90": 90, "90:30": 91, "1:30:00": 90, "1-12": 36 * 60, "1-12:30": 36 * 60 + 30, "0-0:0:1": 1}
     assert {text: minutes_of(text) for text in limits} == limits
