@@ -373,7 +373,7 @@ def probe(
 
     keep_freed_memory(choose_device(device))
     name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
-    trunk_names = [trunk for trunk in trunks.split(",") if trunk]
+    trunk_names = [trunk.strip() for trunk in trunks.split(",") if trunk.strip()]
     if not trunk_names:
         raise ConfigError(f"--trunks {trunks!r}: wanted names of trunks, such as --trunks torchvision/resnet50=DEFAULT")
     with Progress() as progress:

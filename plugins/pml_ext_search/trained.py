@@ -358,12 +358,15 @@ class TrainedRun(LoadedRun):
         """Return the answers of :meth:`query` to ids of the index, a file of vectors, or an array of vectors."""
         gallery = self._kept_gallery()
         texts = _texts_of(queries)
+        files = [text for text in texts or [] if is_vector_file(text) and os.path.isfile(text)]
+        if files and texts != files[:1]:
+            raise ConfigError(f"{files[0]} and more: wanted ids, or one file of vectors; name one file")
         if texts is None:
             points = self.vectors.embed(queries)
             names = [""] * len(points)
             shown = [f"vector {number}" for number in range(len(points))]
-        elif len(texts) == 1 and is_vector_file(texts[0]) and os.path.isfile(texts[0]):
-            file = self.vectors.read(Path(texts[0]))
+        elif files:
+            file = self.vectors.read(Path(files[0]))
             points = self.vectors.embed(file.embeddings, file.ids)
             names = self._names_in_index(file)
             shown = file.ids.tolist()

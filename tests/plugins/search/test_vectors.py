@@ -135,6 +135,15 @@ def test_filters_ranks_and_duplicates_work(indexed):
         loaded.query(["digits/0"], within="tow")
 
 
+def test_two_files_of_vectors_are_refused(indexed, tmp_path):
+    loaded, _ = indexed
+    files = [tmp_path / name for name in ("one.npz", "other.npz")]
+    for file in files:
+        file.touch()
+    with pytest.raises(ConfigError, match="one.npz and more: wanted ids, or one file of vectors; name one file"):
+        loaded.query(files)
+
+
 def test_an_unknown_id_is_refused(indexed):
     loaded, _ = indexed
     with pytest.raises(DataError, match="'0': no such id among the 400 of the index, .* its ids are as 'digits/0'"):
