@@ -72,7 +72,7 @@ def test_an_embedding_that_is_not_finite_is_named_by_its_id(indexed, tmp_path, m
     rows = load_digits().data[:40].astype(np.float32)
     rows[7] = 1e6
     file = write(tmp_path / "large.npz", slice(0, 40), embeddings=rows)
-    monkeypatch.setattr("pml_ext_search.query._TILE", 4)
+    monkeypatch.setattr("pml_ext_search.match._BATCH", 4)
     calls = [
         lambda: loaded.embed(file),
         lambda: loaded.query(str(file)),
