@@ -32,7 +32,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.tool import (
@@ -55,6 +54,7 @@ from pml_ext.tool import (
 )
 
 from .faiss_index import FaissIndex, chosen_factory
+from .stores import Numbers, Vectors
 
 with needs_extra("train", "a collection"):
     from pydantic import BaseModel
@@ -75,9 +75,6 @@ _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed wh
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
 
 _STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the names of files of vectors
-
-Numbers = NDArray[np.int64]
-Vectors = NDArray[np.float32]
 
 
 class RetrievalWarning(UserWarning):
@@ -440,7 +437,16 @@ class Collection:
 
         With ``replace``, also in place of one of another network.
         """
-        why = ""
+        why = self._reason_to_replace(replace)
+        if why:
+            self._remove(why)
+        with writing(self.place):
+            self.place.mkdir(parents=True, exist_ok=True)
+        with self.transaction(write=True, create=True):
+            pass
+
+    def _reason_to_replace(self, replace: bool) -> str:
+        """Return why the collection that is there has to be made again, "" if it has not, or if there is none."""
         there = self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
@@ -449,27 +455,26 @@ class Collection:
                     raise self.damaged(problem)
                 self.check_by(current.state)
                 if current.state.identity == self.identity:
-                    return
+                    return ""
                 if not replace:
                     self.check_identity(current.state)
-                why = "of an earlier state of the run (other weights, preprocessing or precision) or of this program"
+                return "of an earlier state of the run (other weights, preprocessing or precision) or of this program"
         except DamagedCollectionError as error:
             if there:
-                why = str(error).partition("; type: ")[0]
-        if why:
-            self._check_own()
-            text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
-            removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
-            vector_files = {path.name for path in _vector_files(self.place)}
-            left = sorted(vector_files - removed)
-            if left:
-                text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
-            warnings.warn(text, StoreWarning, stacklevel=6)
-            self._delete(removed)
-        with writing(self.place):
-            self.place.mkdir(parents=True, exist_ok=True)
-        with self.transaction(write=True, create=True):
-            pass
+                return str(error).partition("; type: ")[0]
+            return ""
+
+    def _remove(self, why: str) -> None:
+        """Delete the collection's files, with a warning that says why; refuse a database of somebody else."""
+        self._check_own()
+        text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
+        removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
+        vector_files = {path.name for path in _vector_files(self.place)}
+        left = sorted(vector_files - removed)
+        if left:
+            text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
+        warnings.warn(text, StoreWarning, stacklevel=7)
+        self._delete(removed)
 
     def _check_own(self) -> None:
         """Refuse a database of somebody else: one that SQLite reads and that lacks our tables, or one by itself."""

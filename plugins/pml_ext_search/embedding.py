@@ -52,10 +52,10 @@ from .collection import (
     Embedded,
     StoreWarning,
     Transaction,
-    Vectors,
     is_below,
 )
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
+from .stores import Vectors
 
 READ = 64  # images per batch of a reading worker
 WRITTEN = 1000  # embeddings of a folder are written after this many images

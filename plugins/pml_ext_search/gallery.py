@@ -36,15 +36,13 @@ from .collection import (
     Embedded,
     Image,
     Index,
-    Numbers,
     RetrievalWarning,
     Transaction,
-    Vectors,
     in_shard,
     is_inside,
 )
 from .query import RADIUS, Answer, QueryOptions, answers_of, check_query
-from .stores import SearchResult
+from .stores import Numbers, SearchResult, Vectors
 from .vectors import changes_of
 
 if TYPE_CHECKING:

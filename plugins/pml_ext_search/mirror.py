@@ -13,10 +13,10 @@ from torch import Tensor
 
 from pml_ext.tool import ConfigError, path_bytes, printable, shortened
 
-from .collection import Changes, Embedded, Image, Numbers, Vectors, crc_of
+from .collection import Changes, Embedded, Image, crc_of
 from .faiss_index import RecallSample
 from .query import Answer, QueryOptions, answers_of, utf8_of
-from .stores import BATCH, Rows, SearchFilter, Store
+from .stores import BATCH, Numbers, Rows, SearchFilter, Store, Vectors
 
 if TYPE_CHECKING:
     from .gallery import Gallery

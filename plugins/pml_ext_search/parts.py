@@ -45,9 +45,10 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import ClassFolders, Collection, Embedded, Vectors, is_inside
+from .collection import ClassFolders, Collection, Embedded, is_inside
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
+from .stores import Vectors
 
 with needs_extra("parquet", "embeddings as Parquet"):
     import pyarrow
