@@ -22,7 +22,8 @@ import torch
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.evaluation import default_neighbors
-from pml_ext_search.query import Gallery, copy_to_store, recall_of
+from pml_ext_search.gallery import Gallery
+from pml_ext_search.mirror import copy_to_store, recall_of
 from pml_ext_search.stores import SearchFilter, Store
 
 from . import postgresql

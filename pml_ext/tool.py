@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from .distributed.devices import check_precision as check_precision
     from .distributed.devices import choose_device as choose_device
     from .distributed.processes import share_of as share_of
-    from .distributed.processes import threads_for as threads_for
+    from .distributed.threads import threads_for as threads_for
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
     from .errors import PluginError as PluginError

@@ -78,20 +78,23 @@ def compare(
         from .runs import recipes_of_table
 
         recipes += recipes_of_table(table, full=data is not None)
-    _check_options(
+    options = _Options(
         recipes=recipes,
         folders=folders,
         out=out,
         seeds=seeds,
         folds=folds,
         jobs=jobs,
+        on=on,
+        ray_address=ray_address,
+        data=data,
+        device=device,
+        overrides=overrides or [],
         tune=tune,
         save_recipe=save_recipe,
         latex=latex,
-        on=on,
-        ray_address=ray_address,
-        overrides=overrides or [],
     )
+    options.check()
 
     metrics = metric or reported_of(phase, _METRICS)
     studies: list[Study] = []
@@ -100,19 +103,8 @@ def compare(
             from .runs import check_reported
 
             check_reported(recipes, overrides or (), phase, metrics, baseline)
-        wanted = _WantedRuns(
-            recipes=recipes,
-            folders=folders,
-            out=out,
-            seeds=seeds,
-            folds=folds,
-            tune=tune,
-            overrides=overrides or [],
-            device=device,
-            data=data,
-        )
-        studies = wanted.studies()
-        groups = wanted.rows(studies, jobs, on, ray_address)
+        studies = options.studies(out)
+        groups = options.rows(studies, out)
     else:
         groups = groups_below(folders)
 
@@ -137,56 +129,49 @@ def compare(
         raise Exit(1)
 
 
-def _check_options(
-    *,
-    recipes: list[str],
-    folders: list[Path],
-    out: Path | None,
-    seeds: int,
-    folds: int,
-    jobs: int,
-    tune: int,
-    save_recipe: bool,
-    latex: bool,
-    on: str,
-    ray_address: str | None,
-    overrides: list[str],
-) -> None:
-    """Raise ConfigError for options that do not go together."""
-    if not recipes and not folders:
-        raise ConfigError("wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER")
-    if folds == 1:
-        raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
-    has_run_options = bool(tune or folds or overrides) or jobs > 1 or seeds > 1 or on != "here"
-    if has_run_options and not recipes:
-        raise ConfigError(
-            "--seeds, --folds, --jobs, --tune, --on and --set go with recipes to run; found folders alone"
-        )
-    if latex and out is None:
-        raise ConfigError("--latex writes to --out FOLDER")
-    if recipes and out is None:
-        raise ConfigError(f"no folder {recipes[0]}; the runs of a recipe want --out FOLDER")
-    if save_recipe and not tune:
-        raise ConfigError("--save-recipe goes with --tune TRIALS")
-    if ray_address is not None and on != "ray":
-        raise ConfigError("--ray-address goes with --on ray")
-
-
 @dataclass(frozen=True)
-class _WantedRuns:
-    """The recipes to run, and the folders of finished runs; with ``tune``, the recipes are tuned first."""
+class _Options:
+    """The options of ``compare``: recipes to run and folders of finished runs, how and where."""
 
     recipes: list[str]
     folders: list[Path]
-    out: Path
+    out: Path | None
     seeds: int
     folds: int
-    tune: int  # number of trials
-    overrides: list[str]
-    device: str
+    jobs: int
+    on: Literal["here", "ray", "slurm"]
+    ray_address: str | None
     data: Path | None
+    device: str
+    overrides: list[str]
+    tune: int  # number of trials; 0: the recipes are not tuned
+    save_recipe: bool
+    latex: bool
 
-    def studies(self) -> list[Study]:
+    def check(self) -> None:
+        """Raise ConfigError for options that do not go together."""
+        if not self.recipes and not self.folders:
+            raise ConfigError(
+                "wanted recipes or folders of runs; type: pml-ext compare RECIPE... --seeds 5 --out FOLDER"
+            )
+        if self.folds == 1:
+            raise ConfigError("--folds 1: wanted 2 or more, or 0 for the recipe's own split")
+        changes_runs = bool(self.tune or self.folds or self.overrides)
+        has_run_options = changes_runs or self.jobs > 1 or self.seeds > 1 or self.on != "here"
+        if has_run_options and not self.recipes:
+            raise ConfigError(
+                "--seeds, --folds, --jobs, --tune, --on and --set go with recipes to run; found folders alone"
+            )
+        if self.latex and self.out is None:
+            raise ConfigError("--latex writes to --out FOLDER")
+        if self.recipes and self.out is None:
+            raise ConfigError(f"no folder {self.recipes[0]}; the runs of a recipe want --out FOLDER")
+        if self.save_recipe and not self.tune:
+            raise ConfigError("--save-recipe goes with --tune TRIALS")
+        if self.ray_address is not None and self.on != "ray":
+            raise ConfigError("--ray-address goes with --on ray")
+
+    def studies(self, out: Path) -> list[Study]:
         """Return the studies of all recipes; none without tuning."""
         if not self.tune:
             return []
@@ -194,22 +179,21 @@ class _WantedRuns:
 
         studies = []
         for name in self.recipes:
-            studies += studies_of(name, self.out, self.tune, self.folds, self.data, self.overrides)
+            studies += studies_of(name, out, self.tune, self.folds, self.data, self.overrides)
         return studies
 
-    def rows(
-        self, studies: list[Study], jobs: int, on: Literal["here", "ray", "slurm"], ray_address: str | None
-    ) -> list[Group]:
+    def rows(self, studies: list[Study], out: Path) -> list[Group]:
         """Do the studies' trials and the missing runs, and return the rows of all runs."""
         from .executors import make_executor
         from .groups import disambiguate_names
         from .runs import plans_of, rows_of
 
-        with closing(make_executor(jobs, on, self.out, ray_address)) as executor, AllRuns() as progress:
+        executor = make_executor(self.jobs, self.on, out, self.ray_address)
+        with closing(executor), AllRuns() as progress:
             recipes, failed = self._tuned(studies, executor, progress)
             plans = plans_of(
                 recipes=recipes,
-                out=self.out,
+                out=out,
                 seeds=self.seeds,
                 folds=self.folds,
                 data=self.data,
@@ -373,7 +357,7 @@ def probe(
 
     keep_freed_memory(choose_device(device))
     name = f"folder:{data_set}" if Path(data_set).is_dir() else data_set
-    trunk_names = [trunk for trunk in trunks.split(",") if trunk]
+    trunk_names = [trunk.strip() for trunk in trunks.split(",") if trunk.strip()]
     if not trunk_names:
         raise ConfigError(f"--trunks {trunks!r}: wanted names of trunks, such as --trunks torchvision/resnet50=DEFAULT")
     with Progress() as progress:

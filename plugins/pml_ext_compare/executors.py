@@ -229,7 +229,8 @@ class OnRay(Executor):
         if address:
             ray.init(address=address, log_to_driver=False)
         else:
-            ray.init(num_cpus=jobs, include_dashboard=False, log_to_driver=False)
+            # "local": without an address, Ray would join a cluster that runs here, or that RAY_ADDRESS names
+            ray.init(address="local", num_cpus=jobs, include_dashboard=False, log_to_driver=False)
 
         gpus_per_job = ray.cluster_resources().get("GPU", 0) / jobs
         environment = {"OMP_NUM_THREADS": str(threads_for(jobs))}
@@ -251,6 +252,8 @@ class OnRay(Executor):
         for reference in ready:
             try:
                 result = self._ray.get(reference)
+            except self._ray.exceptions.TaskCancelledError:  # by stop()
+                result = JobResult(died=True)
             except self._ray.exceptions.RayError as error:
                 result = JobResult(error=f"Ray: {one_line(error)}")
             yield self.running.pop(reference), result
@@ -326,8 +329,7 @@ class OnSlurm(Executor):
 
     def close(self) -> None:
         """Cancel the jobs that have not ended."""
-        for submitted in self.running:
-            submitted.cancel(check=False)
+        self.stop()
 
 
 def minutes_of(time_limit: str) -> int:

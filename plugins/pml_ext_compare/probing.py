@@ -46,6 +46,18 @@ BASE_RECIPE = "pml/multi-similarity/frozen"
 _GALLERY = "figures/queries-and-their-nearest-test-images.png"
 _TIMED = 3  # forward passes; the fastest is reported
 _BATCH = 16  # images per forward pass
+# Overrides of these are meant for the heads; the features have the base recipe, which may not know them.
+_OF_HEADS = (
+    "loss",
+    "sampler",
+    "stages",
+    "optimizer",
+    "evaluation.shortlist",
+    "model.embedder",
+    "model.hidden_sizes",
+    "model.norm",
+    "model.dropout",
+)
 # A run of the features as they are trains nothing: its sampler fits data of any size.
 _NO_TRAINING = 'sampler={name="pml/m-per-class", m=1, batch_size=2}'
 
@@ -126,10 +138,11 @@ class _Prober:
         self.listener = listener
         self.settings = [f"data.name={data_set}", f"model.trunk={_trunk_table(trunk)}", "model.freeze=trunk"]
         self.settings += overrides
+        self.settings_of_features = [each for each in self.settings if not each.startswith(_OF_HEADS)]
 
     def probe(self, head: str | None, seeds: int) -> Probe:
         """Do the missing runs of the trunk, with the recipe of a head if there is one, and return their results."""
-        trunk = _size_and_speed(self.settings, self.device, self.data)
+        trunk = _size_and_speed(self.settings_of_features, self.device, self.data)
         runs = self._train_frozen(trunk.features)
         folders = [self.place / "frozen"]
         metrics = {}
@@ -154,9 +167,7 @@ class _Prober:
         )
 
     def _train_frozen(self, features: int) -> list[dict[str, Any]]:
-        # Overrides of the sampler are meant for the heads.
-        settings = [setting for setting in self.settings if not setting.startswith("sampler")]
-        settings += [_NO_TRAINING, "model.embedder=none", f"model.embedding_size={features}"]
+        settings = [*self.settings_of_features, _NO_TRAINING, "model.embedder=none", f"model.embedding_size={features}"]
         return self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
 
     def _train_heads(self, head: str, seeds: int) -> list[dict[str, Any]]:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .embedding import SkippedImage as SkippedImage
     from .embedding import save_embeddings as save_embeddings
     from .faiss_index import FaissIndex as FaissIndex
+    from .gallery import Gallery as Gallery
     from .pictures import placeholder as placeholder
     from .pictures import thumbnail as thumbnail
     from .query import RADIUS as RADIUS
     from .query import Answer as Answer
-    from .query import Gallery as Gallery
     from .trained import TrainedRun as TrainedRun
     from .trained import load_run as load_run
 

@@ -31,8 +31,9 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import Embedded, Numbers, Vectors
+from .collection import Embedded
 from .pictures import PictureReader
+from .stores import Numbers, Vectors
 
 AUTO = "auto"
 NOISE = -1  # the cluster number of images that HDBSCAN assigns to no cluster

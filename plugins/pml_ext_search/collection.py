@@ -6,9 +6,10 @@
 - ``embedded``: a row per file that was embedded, so that none is embedded twice;
 - ``images``: a row per image of the indexed folder, or per vector of the indexed file, which is what a query searches.
 
-``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``. It only grows: new vectors are
-flushed before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the
-next one cuts off. Replaced and deleted rows leave holes; when a fifth of the file is holes, a new file takes its place.
+``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``; ``features.f32`` has features
+instead, so that the file's name still says what a damaged database does not. It only grows: new vectors are flushed
+before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the next one
+cuts off. Replaced and deleted rows leave holes; when a fifth of the file is holes, a new file takes its place.
 
 Every row has the CRC-32 of its values and of its vector, so that a damaged one is noticed when it is read.
 """
@@ -31,7 +32,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pml_ext.tool import (
@@ -54,6 +54,7 @@ from pml_ext.tool import (
 )
 
 from .faiss_index import FaissIndex, chosen_factory
+from .stores import Numbers, Vectors
 
 with needs_extra("train", "a collection"):
     from pydantic import BaseModel
@@ -73,8 +74,7 @@ _LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
 _MAX_HASHED_BYTES = 32_000_000  # bytes up to which the search file is hashed whenever it is opened
 _MIN_RECALL = 0.9  # recall@10 below which a warning is given
 
-Numbers = NDArray[np.int64]
-Vectors = NDArray[np.float32]
+_STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the names of files of vectors
 
 
 class RetrievalWarning(UserWarning):
@@ -250,20 +250,31 @@ def is_inside(path: str) -> bool:
 
 
 def recorded_by(place: Path) -> By | None:
-    """Return what a folder's collection compares images by; None if there is no collection, or it cannot be read.
+    """Return what a folder's collection compares images by; None if there is no collection.
 
     The database is opened to write as well, since a process that was killed may have left a journal to roll back.
-    This reads a row, without the vectors and their checks: a damaged collection is told when it is opened.
+    This reads a row, without the vectors and their checks: a damaged collection is told when it is opened. Where the
+    row cannot be read, the names of the files of vectors say it.
     """
     database = place.resolve() / DATABASE
-    if not database.is_file():
-        return None
     try:
-        with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=rw", uri=True)) as connection:
+        address = f"{database.as_uri()}?mode=rw"
+        with contextlib.closing(sqlite3.connect(address, timeout=_LOCK_TIMEOUT, uri=True)) as connection:
             ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
         return _state_of(about, crc).by
     except (sqlite3.Error, ValueError, TypeError, AttributeError):
+        for by, stem in _STEMS.items():
+            if any(place.glob(f"{stem}*.f32")):
+                return by
         return None
+
+
+def _vector_files(place: Path) -> list[Path]:
+    """Return the files of a folder that may be a collection's vectors, by their names."""
+    files: list[Path] = []
+    for stem in _STEMS.values():
+        files += place.glob(f"{stem}*.f32")
+    return files
 
 
 def _live_vectors(connection: sqlite3.Connection) -> Numbers:
@@ -342,7 +353,7 @@ class Collection:
     def exists(self) -> bool:
         """Whether there is a collection in the folder, damaged or not."""
         filled = self.database.is_file() and self.database.stat().st_size > 0
-        return filled or any(self.place.glob("vectors*.f32"))
+        return filled or bool(_vector_files(self.place))
 
     @contextlib.contextmanager
     def locked(self, replace: bool) -> Iterator[None]:
@@ -362,6 +373,7 @@ class Collection:
             opened = sqlite3.connect(address, timeout=_LOCK_TIMEOUT, isolation_level=None, uri=True)
             with contextlib.closing(opened) as connection:  # closing rolls back
                 connection.execute("PRAGMA temp_store = MEMORY")
+                connection.execute("PRAGMA cache_spill = OFF")  # a large write locks readers out only as it commits
                 connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     self._create_tables(connection)
@@ -377,11 +389,12 @@ class Collection:
         """Create the tables, with the state of a collection whose file of vectors nobody has written."""
         for table in _SCHEMA:
             connection.execute(table)
-        name = "vectors.f32"
+        stem = _STEMS[self.by]
+        name = f"{stem}.f32"
         number = 0
         while (self.place / name).exists():
             number += 1
-            name = f"vectors-{number}.f32"
+            name = f"{stem}-{number}.f32"
         first = State(run=str(self.run), identity=self.identity, size=self.size, by=self.by, file=name, made=time_ns())
         text = first.model_dump_json()
         connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
@@ -424,7 +437,16 @@ class Collection:
 
         With ``replace``, also in place of one of another network.
         """
-        why = ""
+        why = self._reason_to_replace(replace)
+        if why:
+            self._remove(why)
+        with writing(self.place):
+            self.place.mkdir(parents=True, exist_ok=True)
+        with self.transaction(write=True, create=True):
+            pass
+
+    def _reason_to_replace(self, replace: bool) -> str:
+        """Return why the collection that is there has to be made again, "" if it has not, or if there is none."""
         there = self.exists  # asked first: another thread may create it meanwhile
         try:
             with self.transaction() as current:
@@ -433,27 +455,26 @@ class Collection:
                     raise self.damaged(problem)
                 self.check_by(current.state)
                 if current.state.identity == self.identity:
-                    return
+                    return ""
                 if not replace:
                     self.check_identity(current.state)
-                why = "of an earlier state of the run (other weights, preprocessing or precision) or of this program"
+                return "of an earlier state of the run (other weights, preprocessing or precision) or of this program"
         except DamagedCollectionError as error:
             if there:
-                why = str(error).partition("; type: ")[0]
-        if why:
-            self._check_own()
-            text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
-            removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
-            vector_files = {path.name for path in self.place.glob("vectors*.f32")}
-            left = sorted(vector_files - removed)
-            if left:
-                text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
-            warnings.warn(text, StoreWarning, stacklevel=6)
-            self._delete(removed)
-        with writing(self.place):
-            self.place.mkdir(parents=True, exist_ok=True)
-        with self.transaction(write=True, create=True):
-            pass
+                return str(error).partition("; type: ")[0]
+            return ""
+
+    def _remove(self, why: str) -> None:
+        """Delete the collection's files, with a warning that says why; refuse a database of somebody else."""
+        self._check_own()
+        text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
+        removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
+        vector_files = {path.name for path in _vector_files(self.place)}
+        left = sorted(vector_files - removed)
+        if left:
+            text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
+        warnings.warn(text, StoreWarning, stacklevel=7)
+        self._delete(removed)
 
     def _check_own(self) -> None:
         """Refuse a database of somebody else: one that SQLite reads and that lacks our tables, or one by itself."""
@@ -464,7 +485,7 @@ class Collection:
                 names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
             own = {"collection", "embedded", "images"} <= names
         except (sqlite3.Error, UnicodeDecodeError):  # damaged: then our vectors lie beside it
-            own = any(self.place.glob("vectors*.f32"))
+            own = bool(_vector_files(self.place))
         if not own:
             raise DataError(f"{self.database} is not of a collection; wanted a folder of its own, with --store FOLDER")
 
@@ -588,16 +609,40 @@ class Collection:
 
         To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
         """
+        self._forget(gone)
+        self._close_holes()
+        self._delete_unused_files()
+
+    def _forget(self, gone: Sequence[bytes]) -> None:
+        """Delete the rows of missing files, and damaged ones, whose number is of no vector."""
+        damaged = 0
         with self.transaction(write=True) as current:
-            state = current.state
             connection = current.connection
             connection.executemany("DELETE FROM embedded WHERE path = ?", [(path,) for path in gone])
-            holes = state.vectors - len(_live_vectors(connection))
+            is_damaged = "typeof(vector) != 'integer' OR vector NOT BETWEEN 0 AND ?"
+            last = current.state.vectors - 1
+            for table in ("embedded", "images"):
+                deleted = connection.execute(f"DELETE FROM {table} WHERE {is_damaged}", (last,))
+                damaged += deleted.rowcount
+        if damaged:
+            text = f"{self.place}: {counted(damaged, 'row')} of images were damaged and are deleted"
+            warnings.warn(
+                f"{text}; these images are embedded again when they are next needed", StoreWarning, stacklevel=6
+            )
+
+    def _close_holes(self) -> None:
+        """Move the vectors to a new file if a fifth of the old one belongs to no row."""
+        with self.transaction() as current:
+            state = current.state
+            holes = state.vectors - len(_live_vectors(current.connection))
             whole = len(current.vectors) == state.vectors
         if whole and 5 * holes >= state.vectors > 0:
-            path = self._new_file("vectors", ".f32")
+            path = self._new_file(_STEMS[self.by], ".f32")
             with self.transaction(write=True) as current:
                 self._move_vectors(current, path)
+
+    def _delete_unused_files(self) -> None:
+        """Delete the collection's files that its state has no more, and forget those that are gone."""
         with self.transaction(write=True) as current:
             state = current.state
             self._delete(state.own_files - state.used_files)
@@ -677,9 +722,11 @@ class Collection:
                     numbers.append(image.vector)
         if not paths:
             return embedded
+        all_paths = [*embedded.paths, *paths]
         return dataclasses.replace(
             embedded,
-            paths=[*embedded.paths, *paths],
+            paths=all_paths,
+            class_folders=ClassFolders.of_paths(all_paths, embedded.class_folders.levels),
             stats=np.concatenate([embedded.stats, np.array(stats, dtype=np.int64)]),
             numbers=np.concatenate([embedded.numbers, np.array(numbers, dtype=np.int64)]),
         )
@@ -742,11 +789,16 @@ class Collection:
 
     # Errors
 
+    @property
+    def _is_in_run(self) -> bool:
+        """Whether this is the collection of the run's folder, which ``index`` makes again for another network."""
+        return self.place == (self.run / COLLECTION).absolute()
+
     def command(self) -> str:
         """Return the command that makes the index again."""
         index = self._index or Index(folder=self.source, images=0, first=None)
         command = ["pml-ext", "index", str(self.run), index.folder]
-        if self.place != (self.run / COLLECTION).absolute():
+        if not self._is_in_run:
             command += ["--store", str(self.place)]
         if index.factory:
             command += ["--index", index.factory]
@@ -765,8 +817,16 @@ class Collection:
     def check_identity(self, state: State) -> None:
         """Refuse a collection of another network, or of another of its outputs."""
         self.check_by(state)
-        if state.identity != self.identity:
-            raise DataError(
-                f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
-                f"({self.identity}); type: {self.command()}"
+        if state.identity == self.identity:
+            return
+        if self._is_in_run:
+            remedy = f"type: {self.command()}"
+        else:
+            remedy = (
+                f"type --store FOLDER for a collection of its own, or delete {self.place} first, then type: "
+                f"{self.command()}"
             )
+        raise DataError(
+            f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
+            f"({self.identity}); {remedy}"
+        )

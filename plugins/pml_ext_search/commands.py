@@ -42,7 +42,8 @@ from pml_ext.tool import (
 if TYPE_CHECKING:
     from .clusters import Clusters
     from .embedding import Listener
-    from .query import Answer, Gallery
+    from .gallery import Gallery
+    from .query import Answer
     from .trained import TrainedRun
 
 IndexedFolder = Annotated[
@@ -88,8 +89,14 @@ def load_for_command(
     """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
     from pml_ext.tool import choose_device, keep_freed_memory
 
+    from .mirror import is_store
     from .trained import load_run
 
+    if store is not None and is_store(str(store)):
+        scheme = str(store).partition(":")[0]  # what follows may have a password
+        raise ConfigError(
+            f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {run} --to STORE"
+        )
     keep_freed_memory(choose_device(device))
     return load_run(run, device, workers, store, listener, by)
 
@@ -428,10 +435,8 @@ def query(
 
     if listing is not None or workers is not None:
         raise ConfigError("--list and --workers go with -o FILE")
-    if stored and (duplicates or metric != "euclidean"):
-        raise ConfigError("a store compares by Euclidean distance; leave out --duplicates and --metric")
-    if rerank is not None and (stored or metric != "euclidean" or radius is not None):
-        raise ConfigError("--rerank ranks the index by its own distance; leave out --store, --metric and --radius")
+    if stored and duplicates:
+        raise ConfigError("--duplicates compares the images of an index; leave out --store STORE")
     if bool(images) == duplicates:
         raise ConfigError(f"wanted images or ids to look for, or --duplicates; type: pml-ext query {run} IMAGE")
     if duplicates:
@@ -440,6 +445,9 @@ def query(
         _print_duplicates(load_for_command(run, device, store=collection, by=by), radius, as_json)
         return
 
+    from .query import check_options
+
+    check_options(stored, metric, shortlist, rerank, radius)
     if picture is not None:
         check_writable("--picture", picture, file=True)
     trained = load_for_command(run, device, store=collection, by=by)
@@ -467,7 +475,7 @@ def query(
 
 def _place_of(store: str | None) -> tuple[str | None, Path | None]:
     """Return the address of a store, or the folder of another collection, of which ``--store`` names one."""
-    from .query import is_store
+    from .mirror import is_store
 
     if store is None:
         return None, None

@@ -52,10 +52,10 @@ from .collection import (
     Embedded,
     StoreWarning,
     Transaction,
-    Vectors,
     is_below,
 )
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
+from .stores import Vectors
 
 READ = 64  # images per batch of a reading worker
 WRITTEN = 1000  # embeddings of a folder are written after this many images
@@ -320,9 +320,14 @@ class ImageEmbedder:
             class_folders=ClassFolders.of_paths(paths, self.class_levels),
         )
 
-    def embed_files(self, files: Sequence[Any], workers: int | None = None) -> Iterator[list[Vectors | str]]:
-        """Embed files (paths or open files) in batches of 64; yield embeddings, or why a file is unreadable."""
-        for batch in self._embedded(files, READ, workers=workers):
+    def embed_files(
+        self, files: Sequence[Any], workers: int | None = None, with_progress: bool = True
+    ) -> Iterator[list[Vectors | str]]:
+        """Embed files (paths or open files) in batches of 64; yield embeddings, or why a file is unreadable.
+
+        ``with_progress`` is for files that are all of a pass, not some of more.
+        """
+        for batch in self._embedded(files, READ, workers=workers, with_progress=with_progress):
             bad = []
             for place, row in batch.items():
                 if not isinstance(row, str) and not np.isfinite(row).all():
@@ -332,7 +337,12 @@ class ImageEmbedder:
             yield [batch[place] for place in sorted(batch)]
 
     def _embedded(
-        self, files: Sequence[Any], size: int, stats: Sequence[FileStat] = (), workers: int | None = None
+        self,
+        files: Sequence[Any],
+        size: int,
+        stats: Sequence[FileStat] = (),
+        workers: int | None = None,
+        with_progress: bool = True,
     ) -> Iterator[Batch]:
         """Embed files in batches, and report progress to the listener.
 
@@ -353,7 +363,7 @@ class ImageEmbedder:
                 rows = self._forward(images, stats_by_file).cpu().numpy()
                 batch |= zip(read, rows, strict=True)
             done += len(batch)
-            if self._listener is not None:
+            if with_progress and self._listener is not None:
                 rate = done / max(time.perf_counter() - begun, 1e-9)
                 seconds_left = (len(files) - done) / rate
                 self._listener(Progress(done, len(files), rate, seconds_left))

@@ -72,7 +72,8 @@ def write_on_ray(
     if not numbers:
         return 0
     options: dict[str, Any] = {}
-    if not address:  # a cluster of this machine alone
+    if not address:  # a cluster of this machine alone, also where another one runs, or RAY_ADDRESS names one
+        address = "local"
         options = {"num_cpus": jobs, "include_dashboard": False}
     environment = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
     ray.init(address=address, runtime_env=environment, log_to_driver=False, **options)

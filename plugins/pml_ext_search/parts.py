@@ -45,9 +45,10 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import ClassFolders, Collection, Embedded, Vectors, is_inside
+from .collection import ClassFolders, Collection, Embedded, is_inside
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
+from .stores import Vectors
 
 with needs_extra("parquet", "embeddings as Parquet"):
     import pyarrow
@@ -55,6 +56,8 @@ with needs_extra("parquet", "embeddings as Parquet"):
 
 FILES = 1024  # maximum number of segments of a listing; in tables each row group is a segment, in tar files each shard
 _META = b"pml_ext"
+_OF_PARTS = "delete it, and write it again"  # remedies for a file that cannot be read
+_OF_TABLES = "wanted one Parquet file with the columns path and image (bytes)"
 
 
 class _ImageBytes(io.BytesIO):
@@ -104,13 +107,25 @@ class Segment:
         elif "://" in self.place:
             system, root = _filesystem(self.place)
             for name, stats in zip(self.names, self.stats, strict=True):
-                with system.open_input_file(f"{root}/{name}") as file:
-                    yield name, stats, _ImageBytes(file.read(), name)
+                yield name, stats, _ImageBytes(self._content_of(name, system, root), name)
         else:
             samples = _samples(self.place) if self.place.endswith(".tar") else self._rows()
             for name, content in samples:
                 stat = (len(content), zlib.crc32(content))  # the checksum in place of a time
                 yield name, stat, _ImageBytes(content, name)
+
+    def _content_of(self, name: str, system: Any, root: str) -> bytes:
+        """Return the bytes of an image of an address; none if it is gone or private, so that it is skipped."""
+        try:
+            with system.open_input_file(f"{root}/{name}") as file:
+                return file.read()  # type: ignore[no-any-return]
+        except (FileNotFoundError, PermissionError):
+            return b""
+        except OSError as error:
+            raise DataError(
+                f"{self.place}/{name}: cannot be read ({one_line(error)}); files that were written stay, type the "
+                "command again"
+            ) from None
 
     def _rows(self) -> Iterator[tuple[str, bytes]]:
         contents = _column(Path(self.place), self.group, "image")
@@ -234,7 +249,7 @@ def _listed_images(items: Sequence[str | Path], folder: str | Path | None) -> Wo
 def _listed_table(file: Path) -> Work:
     segments = []
     stat = file_stat(file) or MISSING
-    for group in range(_read(file).num_row_groups):
+    for group in range(_read(file, _OF_TABLES).num_row_groups):
         names = tuple(_column(file, group, "path"))
         for name in names:
             if not isinstance(name, str) or not is_inside(name):
@@ -300,7 +315,7 @@ def _filesystem(place: str) -> tuple[Any, str]:
 
 def _column(file: Path, group: int, name: str) -> list[Any]:
     try:
-        return _read(file).read_row_group(group, [name])[name].to_pylist()  # type: ignore[no-any-return]
+        return _read(file, _OF_TABLES).read_row_group(group, [name])[name].to_pylist()  # type: ignore[no-any-return]
     except (KeyError, pyarrow.ArrowException) as error:
         raise DataError(f"{file}: cannot be read ({one_line(error)})") from None
 
@@ -356,7 +371,7 @@ def tables(embedder: ImageEmbedder, work: Work, numbers: Sequence[int]) -> Itera
         while batch := list(itertools.islice(images, READ)):
             if stream is None:
                 sources = [source for _, _, source in batch]
-                points = next(embedder.embed_files(sources, 0))
+                points = next(embedder.embed_files(sources, workers=0, with_progress=False))
             else:
                 points = next(stream)
             for (name, (size, time), _), point in zip(batch, points, strict=True):
@@ -419,12 +434,12 @@ def embeddings_of(table: pyarrow.Table) -> Vectors:
 # Reading
 
 
-def _read(file: Path) -> Any:
-    """Open a Parquet file; raise DataError if it is not one."""
+def _read(file: Path, remedy: str = _OF_PARTS) -> Any:
+    """Open a Parquet file; raise DataError, with a remedy, if it is not one."""
     try:
         return parquet.ParquetFile(file)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{file}: no Parquet file, or cut ({one_line(error)}); delete it, and write it again") from None
+        raise DataError(f"{file}: no Parquet file, or cut ({one_line(error)}); {remedy}") from None
 
 
 def _about(file: Path) -> dict[str, Any]:

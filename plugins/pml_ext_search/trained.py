@@ -30,20 +30,10 @@ from pml_ext.tool import (
 from .collection import COLLECTION, Changes, Embedded, recorded_by
 from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
-from .query import (
-    METRICS,
-    RADIUS,
-    SCHEME,
-    Answer,
-    Answers,
-    Gallery,
-    QueryOptions,
-    answers_from,
-    copy_to_store,
-    match,
-    match_vectors,
-    recall_of,
-)
+from .gallery import Gallery
+from .match import match, match_vectors
+from .mirror import SCHEME, answers_from, copy_to_store, recall_of
+from .query import METRICS, RADIUS, Answer, Answers, QueryOptions, check_options
 from .reading import Images, Listed, as_images
 from .stores import SearchFilter, masked
 from .stores.checked import CheckedStore, open_checked
@@ -297,17 +287,12 @@ class TrainedRun(LoadedRun):
                 the 1,000 nearest images, or a :class:`pml_ext.evaluation.QueryExpansion` or
                 :class:`pml_ext.evaluation.KReciprocal`. The distances are then those of the new ranking.
         """
+        check_options(store, metric, shortlist, rerank, radius)
         reranking = None
         if rerank is not None:
             from .reranking import reranking_of
 
             reranking = reranking_of(rerank)
-            if store is not None or metric != "euclidean" or radius is not None:
-                raise ConfigError(
-                    "--rerank ranks the index by its own distance; leave out --store, --metric and --radius"
-                )
-        if store is not None and (metric != "euclidean" or shortlist is not None):
-            raise ConfigError("a store compares by Euclidean distance; leave out --metric and --shortlist")
         learned = self._learned_metric(metric)
         options = QueryOptions(k, SearchFilter(within, radius), learned, shortlist, reranking)
         if self.takes_vectors:
@@ -358,12 +343,15 @@ class TrainedRun(LoadedRun):
         """Return the answers of :meth:`query` to ids of the index, a file of vectors, or an array of vectors."""
         gallery = self._kept_gallery()
         texts = _texts_of(queries)
+        files = [text for text in texts or [] if is_vector_file(text) and os.path.isfile(text)]
+        if files and texts != files[:1]:
+            raise ConfigError(f"{files[0]} and more: wanted ids, or one file of vectors; name one file")
         if texts is None:
             points = self.vectors.embed(queries)
             names = [""] * len(points)
             shown = [f"vector {number}" for number in range(len(points))]
-        elif len(texts) == 1 and is_vector_file(texts[0]) and os.path.isfile(texts[0]):
-            file = self.vectors.read(Path(texts[0]))
+        elif files:
+            file = self.vectors.read(Path(files[0]))
             points = self.vectors.embed(file.embeddings, file.ids)
             names = self._names_in_index(file)
             shown = file.ids.tolist()

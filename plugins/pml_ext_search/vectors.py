@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from pml_ext.tool import DataError, Network, VectorFile, check_writable, read_vectors, write_atomically
 
-from .collection import LAYOUT, Collection, Embedded, Image, Numbers, Vectors
+from .collection import LAYOUT, Collection, Embedded, Image
+from .stores import Numbers, Vectors
 
 _BLOCK = 1 << 15  # vectors that go through the head together
 

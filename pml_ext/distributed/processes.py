@@ -32,15 +32,6 @@ def share_of(count: int, number: int, processes: int) -> slice:
     return slice(count * number // processes, count * (number + 1) // processes)
 
 
-def threads_for(processes: int) -> int:
-    """Return the number of threads of each process: ``OMP_NUM_THREADS``, or an equal share of the processors."""
-    wanted = int(os.environ.get("OMP_NUM_THREADS", "0"))
-    if wanted:
-        return wanted
-    processors = os.cpu_count() or 1
-    return max(1, processors // processes)
-
-
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[None]:
     """Run a block in the process group of ``torchrun`` and then destroy the group; for one process, run it without.

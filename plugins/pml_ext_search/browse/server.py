@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from pml_ext.tool import ConfigError, DataError, needs_extra
+from pml_ext.tool import ConfigError, DataError, StoppedError, handle_signals, needs_extra
 
 from .collection import BrowsedRun
 from .page import Page
@@ -123,9 +123,16 @@ def listening(port: int) -> socket.socket:
 def serve(
     collections: Sequence[BrowsedRun], bound: socket.socket, open_browser: bool, ready: Callable[[str], None]
 ) -> None:
-    """Serve the page of collections on a socket until Ctrl-C; call ``ready`` with its address."""
+    """Serve the page of collections on a socket until Ctrl-C or another signal; call ``ready`` with its address.
+
+    Uploaded photographs are deleted in the end.
+    """
     address = f"http://{HOST}:{bound.getsockname()[1]}"
-    with tempfile.TemporaryDirectory(prefix="pml-ext-browse-") as uploads, contextlib.suppress(KeyboardInterrupt):
+    with (
+        contextlib.suppress(KeyboardInterrupt, StoppedError),
+        handle_signals(),
+        tempfile.TemporaryDirectory(prefix="pml-ext-browse-") as uploads,
+    ):
         app = application(collections, Path(uploads))
         ready(address)  # the socket listens already: an early request waits for the server
         if open_browser:

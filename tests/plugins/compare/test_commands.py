@@ -138,9 +138,9 @@ def test_a_phase_without_clusters_has_default_metrics(recipe, tmp_path):
 
 
 def test_a_probe_of_no_trunk_is_refused(pml_ext_command, tmp_path):
-    done = pml_ext_command("probe", "digits", "--trunks", ",", "--out", tmp_path / "out")
+    done = pml_ext_command("probe", "digits", "--trunks", " , ", "--out", tmp_path / "out")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--trunks ',': wanted names of trunks" in done.stderr
+    assert "--trunks ' , ': wanted names of trunks" in done.stderr
 
 
 def test_options_that_do_not_go_together(tmp_path):

@@ -3,6 +3,8 @@
 import importlib.util
 import os
 import signal
+import subprocess
+import sys
 import time
 from contextlib import closing
 from types import SimpleNamespace
@@ -189,6 +191,13 @@ def test_a_worker_killed_while_it_is_idle_is_replaced():
     assert said == [1.0]  # without a death of the job
 
 
+def test_a_worker_starts_without_torch():
+    """Torch reads the number of its threads when it is imported, and a worker is told that number once it runs."""
+    script = "import sys, pml_ext_compare.executors; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
 class Sleeper:
     """A job whose worker tells that it has begun to start, and takes its time."""
 
@@ -284,6 +293,40 @@ class TimedOut:
         from submitit.core.utils import UncompletedJobError
 
         raise UncompletedJobError("timed-out too many times")
+
+
+@pytest.mark.parametrize("address", [None, "ray://there:10001"])
+def test_ray_begins_here_without_an_address(monkeypatch, address):
+    """Also where RAY_ADDRESS names a cluster: Ray refuses a number of processors for one that exists."""
+    given = {}
+    fake = SimpleNamespace(
+        init=lambda **settings: given.update(settings),
+        cluster_resources=dict,
+        remote=lambda **_: lambda function: function,
+    )
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    OnRay(2, address)
+    assert (given["address"], given.get("num_cpus")) == ((address, None) if address else ("local", 2))
+
+
+def test_a_task_that_is_cancelled_is_no_error():
+    class RayError(Exception):
+        pass
+
+    class TaskCancelledError(RayError):
+        pass
+
+    def get(reference):
+        raise TaskCancelledError
+
+    executor = OnRay.__new__(OnRay)
+    executor.running = {"reference": Quick()}
+    executor._ray = SimpleNamespace(
+        wait=lambda references, timeout: (references, []),
+        get=get,
+        exceptions=SimpleNamespace(RayError=RayError, TaskCancelledError=TaskCancelledError),
+    )
+    assert [result for _, result in executor.ended(silent)] == [JobResult(died=True)]
 
 
 def test_time_limits_of_sbatch():

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import tomllib
 
 import numpy as np
 import pytest
@@ -43,6 +44,16 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
             (trunk, row) for trunk in TRUNKS for row in ("frozen", "pca", "head")
         ]
     assert "<h2>convnet=random</h2>" in (out / "probe.html").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("without_report")
+def test_overrides_of_a_head_are_for_the_head(tmp_path):
+    of_head = ["loss.mvc_weight=2", "model.norm=batch", "model.hidden_sizes=[4]", "model.dropout=0.1"]
+    (found,) = probe("digits", ["mlp=random"], tmp_path / "out", "cbml/frozen", 1, "cpu", overrides=[*QUICK, *of_head])
+    assert set(found.metrics) == {"frozen", "pca", "head"}
+    recipe = tomllib.loads((tmp_path / "out" / found.folders[1] / "recipe.toml").read_text())
+    assert (recipe["loss"]["mvc_weight"], recipe["model"]["norm"]) == (2, "batch")
 
 
 def test_a_head_of_several_variants_is_refused_at_once(tmp_path):

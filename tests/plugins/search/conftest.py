@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 from pml_ext import load_run
 from pml_ext_search.collection import Embedded
 from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.query import Gallery
+from pml_ext_search.gallery import Gallery
 from pml_ext_search.trained import TrainedRun
 
 Command = Callable[..., subprocess.CompletedProcess[str]]

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.training.launch import train
 from pml_ext_search.embedding import SkippedImage
+
+from .conftest import empty, garbage
 
 MIXED = r"has the features of images, not their embeddings; leave out --by, type --store FOLDER"
 
@@ -88,6 +91,18 @@ def test_a_lost_index_is_made_again_by_features(indexed_run, tmp_path):
     run = load_run(indexed_run, "cpu", store=tmp_path / "store", by="features")
     with pytest.raises(DataError, match=r"no index; type: pml-ext index .* FOLDER --store .* --by features"):
         run.gallery()
+
+
+@pytest.mark.parametrize("damage", [empty, garbage, Path.unlink])
+def test_a_damaged_collection_of_features_stays_one(few, indexed_run, tmp_path, command, damage):
+    store = ("--store", tmp_path / "store")
+    assert command("index", indexed_run, few[0], "--by", "features", *store).returncode == 0
+    damage(tmp_path / "store" / "images.sqlite")
+    done = command("query", indexed_run, next(few[1].glob("*/*.png")), *store)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(" --by features\n")
+    about = json.loads(command("index", indexed_run, few[0], "--json", *store).stdout)
+    assert about["by"] == "features"
 
 
 def test_parts_of_features_are_not_indexed_as_embeddings(indexed_run, few, tmp_path, command):

@@ -19,7 +19,7 @@ from filelock import FileLock
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import embedding
-from pml_ext_search.collection import ClassFolders, Collection, StoreWarning
+from pml_ext_search.collection import ClassFolders, Collection, StoreWarning, recorded_by
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.trained import _class_levels
 
@@ -191,7 +191,7 @@ def test_a_collection_of_an_earlier_state_is_replaced(runs, tmp_path):
         other.embed(sorted((tmp_path / "images").glob("*/*")))
     with pytest.warns(StoreWarning, match=r"collection: the collection is removed, .* of an earlier state of the run"):
         assert other.embed_folder(tmp_path / "images").new == 10
-    with pytest.raises(DataError, match="store was built by the run .*run .*, not by"):
+    with pytest.raises(DataError, match="store was built by the run .*run .*, not by .*; type --store FOLDER"):
         load_run(
             runs[0], "cpu", store=shutil.copytree(tmp_path / "run" / "collection", tmp_path / "store")
         ).embed_folder(tmp_path / "images")
@@ -295,6 +295,68 @@ def test_what_a_killed_process_left_is_deleted(make, images, monkeypatch):
     run.index(images)
     names = {path.name for path in (images.parent / "store").iterdir()}
     assert names == {".lock", "images.sqlite", "vectors.f32"}
+
+
+def test_a_damaged_row_of_another_folder_is_deleted_and_told(make, images, tmp_path):
+    write_some(images, range(30))
+    write_some(tmp_path / "others", range(30, 60))
+    run = make()
+    run.index(images)
+    run.embed_folder(tmp_path / "others")
+    with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite")) as connection, connection:
+        for number, damaged in ((40, None), (41, "much"), (42, 10_000)):  # of the other folder
+            connection.execute("UPDATE embedded SET vector = ? WHERE vector = ?", (damaged, number))
+    for path in sorted(images.glob("*/*"))[:20]:
+        path.unlink()
+    with pytest.warns(StoreWarning, match="3 rows of images were damaged and are deleted"):
+        run.index(images)
+    assert rows(images) == 10 + 27
+    assert run.embed_folder(tmp_path / "others").new == 3
+
+
+def test_readers_go_on_while_a_large_write_is_not_committed(make, images, tmp_path, monkeypatch):
+    write_some(images, range(5))
+    run = make()
+    run.embed_folder(images)
+    monkeypatch.setattr("pml_ext_search.collection._LOCK_TIMEOUT", 0)
+    with run.collection.transaction(write=True) as current:
+        many = [(b"%0200d" % number, 1, 1, 0, 0) for number in range(40_000)]  # more than SQLite's cache has
+        current.connection.executemany("INSERT INTO embedded VALUES (?, ?, ?, ?, ?)", many)
+        with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite", timeout=0)) as reader:
+            assert reader.execute("SELECT count(*) FROM embedded").fetchone() == (5,)
+
+
+def test_what_a_collection_has_is_read_once_another_process_is_done(make, images, tmp_path, monkeypatch):
+    write_some(images, range(5))
+    make().embed_folder(images)
+    real = sqlite3.connect
+    waits = []
+
+    def connect(*arguments, timeout=5, **settings):
+        waits.append(timeout)
+        return real(*arguments, timeout=timeout, **settings)
+
+    monkeypatch.setattr(sqlite3, "connect", connect)
+    assert recorded_by(tmp_path / "store") == "embeddings"
+    assert waits == [600]
+
+
+def test_classes_stay_while_a_split_cannot_be_looked_at(make, images, monkeypatch):
+    write_some(images / "train", range(20))
+    write_some(images / "test", range(20, 30))
+    run = make()
+    before = dict(zip(run.index(images).embedded.paths, run.gallery().embedded.classes, strict=True))
+    real = os.scandir
+
+    def scandir(place):
+        if str(place) == str(images / "test"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return real(place)
+
+    monkeypatch.setattr("os.scandir", scandir)
+    with pytest.warns(SkippedImage, match="test: cannot be read"):
+        embedded = run.index(images).embedded
+    assert dict(zip(embedded.paths, embedded.classes, strict=True)) == before
 
 
 @pytest.mark.parametrize("kind", ["database", "text"])

@@ -14,6 +14,11 @@ from pml_ext_search.trained import TrainedRun
         ("index RUN FOLDER --index nonsense", "--index nonsense: faiss refuses it (could not parse index string"),
         ("index RUN FOLDER --store FILE", "file is a file; type --store FOLDER"),
         ("index RUN FOLDER --store FILE/deep/er", "cannot be written"),
+        (
+            "index RUN FOLDER --store pgvector:postgresql://u:pw@h/db",
+            "--store pgvector:...: wanted a folder; a database",
+        ),
+        ("embed RUN FOLDER -o all.npz --store lancedb:TMP", "is filled by: pml-ext index"),
         ("embed RUN FOLDER -o all.txt", "-o all.txt: wanted a file that ends in .npz"),
         ("cluster RUN FOLDER --clusters 0", "--clusters 0: wanted 1 or more"),
         ("cluster RUN FOLDER --clusters 3 --smallest 4", "--smallest 4: wanted 2 or more images, with --clusters auto"),

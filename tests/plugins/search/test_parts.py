@@ -5,6 +5,7 @@ import json
 import shutil
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -156,6 +157,41 @@ def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, fold
     (tmp_path / "shard-1.tar").unlink()
     gone, changed = run.gallery().check()
     assert (len(gone), changed) == (len(names[1::2]), [])
+
+
+def test_an_object_that_is_gone_is_skipped_and_a_failure_named(make, folder, tmp_path):
+    shutil.copytree(folder / "3", tmp_path / "photos")
+    address = f"file://{tmp_path / 'photos'}"
+    (segment,) = listed(address).segments
+    first = tmp_path / "photos" / segment.names[0]
+    first.unlink()
+    content = [image.read() for _, _, image in segment.images()]
+    assert content[0] == b""
+    assert content[1] == (tmp_path / "photos" / segment.names[1]).read_bytes()
+
+    def slow_down(path):
+        raise OSError("slow down")
+
+    with pytest.raises(DataError, match=rf"{address}/a.png: cannot be read \(.*slow down\)"):
+        segment._content_of("a.png", SimpleNamespace(open_input_file=slow_down), "")
+
+
+def test_a_table_that_cannot_be_read_is_left_to_its_owner(tmp_path):
+    (tmp_path / "images.parquet").mkdir()
+    (tmp_path / "other.parquet").write_bytes(b"no table")
+    for file in ("images.parquet", "other.parquet"):
+        with pytest.raises(DataError, match="or cut .*; wanted one Parquet file with the columns path and image"):
+            listed(tmp_path / file)
+
+
+def test_images_of_a_table_tell_no_progress_of_their_batch(make, folder, tmp_path):
+    told = []
+    names = [path.name for path in sorted(folder.glob("3/*.png"))[:2]]
+    content = [(folder / "3" / name).read_bytes() for name in names]
+    table = pyarrow.table({"path": names, "image": pyarrow.array(content, pyarrow.binary())})
+    parquet.write_table(table, tmp_path / "images.parquet")
+    make(listener=told.append).embed_part(tmp_path / "images.parquet", out=tmp_path / "parts")
+    assert told == []
 
 
 def shard_of(place, names, content):

@@ -72,7 +72,7 @@ def test_an_embedding_that_is_not_finite_is_named_by_its_id(indexed, tmp_path, m
     rows = load_digits().data[:40].astype(np.float32)
     rows[7] = 1e6
     file = write(tmp_path / "large.npz", slice(0, 40), embeddings=rows)
-    monkeypatch.setattr("pml_ext_search.query._TILE", 4)
+    monkeypatch.setattr("pml_ext_search.match._BATCH", 4)
     calls = [
         lambda: loaded.embed(file),
         lambda: loaded.query(str(file)),
@@ -133,6 +133,15 @@ def test_filters_ranks_and_duplicates_work(indexed):
         loaded.query(["digits/0"], k=401)
     with pytest.raises(ConfigError, match="--within tow: no class 'tow'; nearest: two"):
         loaded.query(["digits/0"], within="tow")
+
+
+def test_two_files_of_vectors_are_refused(indexed, tmp_path):
+    loaded, _ = indexed
+    files = [tmp_path / name for name in ("one.npz", "other.npz")]
+    for file in files:
+        file.touch()
+    with pytest.raises(ConfigError, match="one.npz and more: wanted ids, or one file of vectors; name one file"):
+        loaded.query(files)
 
 
 def test_an_unknown_id_is_refused(indexed):

@@ -4,6 +4,8 @@ import asyncio
 import io
 import os
 import re
+import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -17,6 +19,17 @@ from .asking import PNG, ask, upload
 from .conftest import SECRET
 
 server = pytest.importorskip("pml_ext_search.browse.server", reason="needs the extra browse", exc_type=ImportError)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_closes_the_page_and_deletes_uploads(monkeypatch, tmp_path, name):
+    number = getattr(signal, name)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(server, "application", lambda collections, uploads: (uploads / "mine.png").touch())
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda self, sockets: signal.raise_signal(number))
+    with server.listening(0) as bound:
+        server.serve([], bound, False, lambda address: None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_upload_has_a_limit(served):

@@ -112,7 +112,7 @@ def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monk
     store = run.open_store(address)
     store.delete([*store.checksums()])
     monkeypatch.setattr(run, "open_store", lambda _: store)
-    monkeypatch.setattr("pml_ext_search.query.BATCH", 60)
+    monkeypatch.setattr("pml_ext_search.mirror.BATCH", 60)
     write = store.write
 
     def stopped(rows):
