@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import RunView, check_number, gram, normalize, pair_masks
+from pml_ext.plugin import (
+    RunView,
+    check_number,
+    gram,
+    masked_sum,
+    normalize,
+    pair_masks,
+    rows_per_tile,
+    tiles_of_rows,
+)
 
 from .functional import log_ratio
 
@@ -52,20 +61,25 @@ class PairStatistics:
             ValueError: there is no positive or no negative pair, or all similarities of one kind are equal.
         """
         x = normalize(embeddings.detach().double())
-        similarity = gram(x)
-        positives, negatives = pair_masks(similarity, labels)
-        if not positives.any() or not negatives.any():
+        labels = labels.to(x.device)
+        counts = x.new_zeros(2)  # of positive and of negative pairs
+        sums = x.new_zeros(2)
+        for similarity, masks in _tiles_of_pairs(x, labels):
+            counts += torch.stack([mask.sum() for mask in masks])
+            sums += torch.stack([masked_sum(similarity, mask).sum() for mask in masks])
+        if not counts.all():
             raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
-        pos = similarity[positives]
-        neg = similarity[negatives]
-        return cls(
-            mean_pos=float(pos.mean()),
-            std_pos=float(pos.std(unbiased=False)),
-            mean_neg=float(neg.mean()),
-            std_neg=float(neg.std(unbiased=False)),
-            num_pos=float(positives.sum(1).double().mean()),
-            num_neg=float(negatives.sum(1).double().mean()),
-        )
+
+        means = sums / counts
+        squares = x.new_zeros(2)  # of the differences from the mean
+        for similarity, masks in _tiles_of_pairs(x, labels):
+            for kind, mask in enumerate(masks):
+                squares[kind] += masked_sum((similarity - means[kind]).square(), mask).sum()
+
+        mean_pos, mean_neg = means.tolist()
+        std_pos, std_neg = (squares / counts).sqrt().tolist()
+        num_pos, num_neg = (counts / len(x)).tolist()
+        return cls(mean_pos, std_pos, mean_neg, std_neg, num_pos, num_neg)
 
     def exponents(self) -> dict[str, float]:
         r"""Return centers and widths of both exponentials, Sec. 4.4 F.
@@ -94,6 +108,14 @@ class PairStatistics:
                 )
             exponents[name] = alpha / ratio
         return exponents
+
+
+def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+    """Yield the cosines of some normalized rows with all, ``[T, B]``, and the masks of positive and negative pairs."""
+    size = rows_per_tile(None, len(x), len(x), x.device) or max(1, len(x))
+    for rows in tiles_of_rows(len(x), size):
+        similarity = x[rows] @ x.T
+        yield similarity, pair_masks(similarity, labels[rows], None, labels, first=rows.start)
 
 
 def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
