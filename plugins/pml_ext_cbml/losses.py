@@ -13,6 +13,7 @@ from torch import Tensor
 from pml_ext.plugin import (
     BaseDistance,
     DotProductSimilarity,
+    Float64Buffers,
     PairLoss,
     PairLossSettings,
     Pairs,
@@ -50,7 +51,7 @@ def _fit_again(loss: CBMLLoss, _: Any) -> None:
     loss._fitted = False  # the next call takes the loaded estimates
 
 
-class CBMLLoss(PairLoss):
+class CBMLLoss(Float64Buffers, PairLoss):
     r"""Contrastive Bayesian loss on hard pairs with a metric variance constraint, Eq. (27) to (30).
 
     .. math::
@@ -254,6 +255,7 @@ class CBMLLoss(PairLoss):
             return
         if learns:
             self.estimates.copy_(torch.tensor(dataclasses.astuple(known), dtype=torch.float64))
+            self._use(PairStatistics(*self.estimates.tolist()))  # the digits that a resumed run has
             self._fitted = True
 
     def _use(self, known: PairStatistics) -> None:
