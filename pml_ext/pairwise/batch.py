@@ -128,7 +128,7 @@ class Float64Buffers(torch.nn.Module):
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype == torch.float64:
                 self._buffers[name] = buffer.to(widest_dtype(device))
-        return super()._apply(fn, recurse)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def pair_to_full_precision(
