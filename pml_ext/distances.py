@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from .pairwise import euclidean_distances, gram, normalize
+from .pairwise import autocast_off, euclidean_distances, gram, normalize, pair_to_full_precision
 from .pairwise.generators import generator_states, using_generator_states
 from .pml import BaseDistance, CosineSimilarity, DotProductSimilarity, LpDistance, ModuleSettings
 from .settings import check_number
@@ -32,9 +32,11 @@ class NormalizedRows(BaseDistance):  # type: ignore[misc]
 
 class _Gram(BaseDistance):  # type: ignore[misc]
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        if ref_emb is query_emb:
-            return gram(query_emb)
-        return query_emb @ ref_emb.T
+        with autocast_off(query_emb.device):
+            x, y = pair_to_full_precision(query_emb, ref_emb)
+            if y is None or y is x:
+                return gram(x)
+            return x @ y.T
 
 
 class GramCosineSimilarity(NormalizedRows, _Gram, CosineSimilarity):  # type: ignore[misc]
@@ -70,8 +72,10 @@ class EuclideanDistance(NormalizedRows, LpDistance):  # type: ignore[misc]
         super().__init__(normalize_embeddings=True, p=2, power=power, **kwargs)
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Return ``[B, R]`` distances of normalized rows."""
-        return euclidean_distances(query_emb, None if ref_emb is query_emb else ref_emb)
+        """Return ``[B, R]`` distances of normalized rows, in float32 or float64."""
+        with autocast_off(query_emb.device):
+            x, y = pair_to_full_precision(query_emb, ref_emb)
+            return euclidean_distances(x, None if y is x else y)
 
 
 def require_similarity(owner: object, distance: BaseDistance) -> None:

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .miners import PairMiner as PairMiner
     from .miners import PairMinerSettings as PairMinerSettings
     from .miners import TiledMiner as TiledMiner
+    from .pairwise import Float64Buffers as Float64Buffers
     from .pairwise import all_entries as all_entries
     from .pairwise import apply_or_plain as apply_or_plain
     from .pairwise import autocast_off as autocast_off
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from .pairwise import tiles_of_rows as tiles_of_rows
     from .pairwise import to_full_precision as to_full_precision
     from .pairwise import transformed as transformed
+    from .pairwise import widest_dtype as widest_dtype
     from .pairwise import with_log_weights as with_log_weights
     from .pml import BaseDistance as BaseDistance
     from .pml import BaseMetricLossFunction as BaseMetricLossFunction
@@ -101,6 +103,7 @@ if TYPE_CHECKING:
     from .regularizers import LabeledRegularizer as LabeledRegularizer
     from .relations import Relation as Relation
     from .samplers import GroupSampler as GroupSampler
+    from .samplers import members_by_class as members_by_class
     from .settings import check_choice as check_choice
     from .settings import check_count as check_count
     from .settings import check_flag as check_flag

@@ -19,7 +19,9 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
     def unpack_loss_info(self, loss_info: dict[str, Any]) -> tuple[Any, Any, str, dict[str, Any]]:
         """Return the values, their indices, their kind, and the divisor."""
         losses, indices, kind, kwargs = super().unpack_loss_info(loss_info)
-        return losses, indices, kind, kwargs if kind == "already_reduced" else {"divisor": loss_info.get("divisor", 1)}
+        if kind != "already_reduced":
+            kwargs = {"divisor": loss_info.get("divisor", 1)}
+        return losses, indices, kind, kwargs
 
     def element_reduction(
         self, losses: Tensor, loss_indices: Any, embeddings: Tensor, labels: Tensor | None, divisor: Tensor | float = 1
@@ -31,7 +33,9 @@ class SumOverDivisorReducer(BaseReducer):  # type: ignore[misc]
             total = losses.sum() + (embeddings * 0).sum()
         if isinstance(divisor, Tensor):
             return _divide_or_zero(total, divisor)
-        return total / divisor if divisor else total * 0
+        if divisor:
+            return total / divisor
+        return total * 0
 
     pos_pair_reduction = neg_pair_reduction = triplet_reduction = element_reduction
 
@@ -101,8 +105,10 @@ def row_sums(reducer: BaseReducer, values: Tensor, mask: Tensor, times: Tensor |
     if isinstance(reducer, (SumOverDivisorReducer, reducers.ThresholdReducer)):
         low = getattr(reducer, "low", 0)
         high = getattr(reducer, "high", None)
-        kept = kept if low is None else kept & (values > low)
-        kept = kept if high is None else kept & (values < high)
+        if low is not None:
+            kept = kept & (values > low)
+        if high is not None:
+            kept = kept & (values < high)
     if times is not None and not isinstance(reducer, reducers.PerAnchorReducer):
         kept = kept * times
     sums = (values * kept).sum(1)

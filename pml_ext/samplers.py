@@ -17,6 +17,13 @@ from .settings import check_count
 Members = list[NDArray[np.int64]]  # the images of each group
 
 
+def members_by_class(class_of: NDArray[np.int64]) -> Members:
+    """Return the images of each class, in ascending order, from each image's class number from 0, ``[N]``."""
+    order = np.argsort(class_of, kind="stable")
+    ends = np.bincount(class_of).cumsum()
+    return np.split(order, ends[:-1])
+
+
 class GroupSampler(Sampler[int]):
     """Base of samplers that draw group by group until a batch is full; a pass has full batches only.
 
@@ -121,20 +128,25 @@ class MPerLabelSampler(GroupSampler):
             raise TypeError(f"relation of MPerLabelSampler must be a SharedLabel; got {relation!r}")
         if not isinstance(labels, (list, tuple)) or all(isinstance(label, (int, np.integer)) for label in labels):
             labels = torch.as_tensor(labels)
-            if labels.ndim == 1 and relation.table is None:  # one class per image
-                labels = torch.nn.functional.one_hot(torch.unique(labels, return_inverse=True)[1])
-        known = relation.tensor(labels, len(labels)).cpu()
-        if relation.table is None:
-            sets = known
+        one_class_each = isinstance(labels, torch.Tensor) and labels.ndim == 1 and relation.table is None
+        if one_class_each:
+            members = members_by_class(torch.unique(labels, return_inverse=True)[1].cpu().numpy())
         else:
-            sets = relation.table.cpu()[known]
-        members = [np.flatnonzero(column) for column in sets.numpy().T if column.any()]
+            members = _members_by_label(labels, relation)
         self.m = m
-        super().__init__(members, batch_size, length_before_new_iter or len(sets), seed)
+        super().__init__(members, batch_size, length_before_new_iter or len(labels), seed)
 
     def draw(self, group: int, taken: set[int]) -> list[int]:
         """Return m images of a label."""
         return self.some(self.members[group], self.m, taken)
+
+
+def _members_by_label(labels: Any, relation: SharedLabel) -> Members:
+    """Return the images of each label that any image has."""
+    sets = relation.tensor(labels, len(labels)).cpu()
+    if relation.table is not None:
+        sets = relation.table.cpu()[sets]
+    return [np.flatnonzero(column) for column in sets.numpy().T if column.any()]
 
 
 class TreeSampler(GroupSampler):
@@ -186,7 +198,7 @@ class TreeSampler(GroupSampler):
         self._per_parent = max(1, batch_size // (parents * m))
         self._classes = np.asarray(labels)
         above = relation.codes.cpu().numpy()[self._classes, level - 1]
-        members = [np.flatnonzero(above == parent) for parent in np.unique(above)]
+        members = members_by_class(np.unique(above, return_inverse=True)[1])
         super().__init__(members, batch_size, length_before_new_iter or len(self._classes), seed)
 
     def draw(self, group: int, taken: set[int]) -> list[int]:

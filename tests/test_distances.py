@@ -27,6 +27,23 @@ def test_euclidean_distance_has_pmls_power(power):
 
 
 @pytest.mark.parametrize("distance", [GramCosineSimilarity(), EuclideanDistance(), MahalanobisDistance(8)])
+@pytest.mark.parametrize("with_references", [False, True])
+def test_distance_in_autocast_trains_outside(distance, with_references):
+    """A loss of PML computes the matrix in autocast, and backward runs outside of it."""
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(0))
+    x[1] = x[0] + 1e-3  # a pair near enough for differences
+    gradients = []
+    for enabled in (False, True):
+        points = x.clone().requires_grad_()
+        references = x.flip(0) if with_references else None
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            matrix = distance(points, references)
+        assert matrix.dtype == torch.float32
+        gradients += torch.autograd.grad(matrix.square().sum(), points)
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("distance", [GramCosineSimilarity(), EuclideanDistance(), MahalanobisDistance(8)])
 def test_a_zero_row_of_float16_gives_no_nan(distance):
     """The least length that a row is divided by, 1e-12, is 0 in float16."""
     x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0)).half()

@@ -2,12 +2,13 @@
 
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 
 from pml_ext import Hierarchy, MPerLabelSampler, SharedLabel, TreeSampler
 from pml_ext.pairwise import ListedTuples
-from pml_ext.samplers import TupleSampler
+from pml_ext.samplers import TupleSampler, members_by_class
 
 SETS = [[0], [0, 1], [1], [1, 2], [2], [0, 2], [3], []]
 LABELS = torch.arange(80) % 8
@@ -49,6 +50,17 @@ def test_single_labels_and_resume():
     assert list(first) == list(second)
     with pytest.raises(ValueError, match="at most the 70 images with labels; got 71"):
         MPerLabelSampler(multi_hot(), m=2, batch_size=71)
+
+
+def test_members_of_classes():
+    members = members_by_class(np.array([2, 0, 2, 1, 0]))
+    assert [each.tolist() for each in members] == [[1, 4], [3], [0, 2]]
+
+
+def test_many_single_labels_need_no_matrix(monkeypatch):
+    monkeypatch.setattr(torch.nn.functional, "one_hot", None)  # 3,200 MB of 20,000 classes
+    sampler = MPerLabelSampler(torch.arange(20_000).repeat(2) + 7, m=2, batch_size=100)
+    assert set(Counter(label % 20_000 for label in batches(sampler)[0]).values()) == {2}
 
 
 def test_classes_of_some_parents():

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 
 from pml_ext.plugin import (
+    BaseDistance,
+    DotProductSimilarity,
+    Float64Buffers,
     PairLoss,
     PairLossSettings,
     Pairs,
@@ -38,11 +41,17 @@ CENTERS_AND_WIDTHS = (0.5, 0.5, 1.0, 0.01)  # defaults of alpha_pos, beta_pos, a
 ESTIMATED = ("auto", "auto-quadratic")  # statistics of the first batch, for linear or quadratic exponents
 
 
+def _gives_cosines(distance: BaseDistance) -> bool:
+    """Return whether the values of a similarity are cosines, as PairStatistics has them."""
+    is_product = isinstance(distance, DotProductSimilarity) and distance.normalize_embeddings
+    return is_product and distance.p == 2 and distance.power == 1
+
+
 def _fit_again(loss: CBMLLoss, _: Any) -> None:
     loss._fitted = False  # the next call takes the loaded estimates
 
 
-class CBMLLoss(PairLoss):
+class CBMLLoss(Float64Buffers, PairLoss):
     r"""Contrastive Bayesian loss on hard pairs with a metric variance constraint, Eq. (27) to (30).
 
     .. math::
@@ -88,9 +97,10 @@ class CBMLLoss(PairLoss):
         mining: False sums over all pairs, Eq. (22).
         statistics: :math:`\mu_P, \sigma_P, \mu_N, \sigma_N`, means and deviations of the similarities of positive and
             negative pairs, for the quadratic exponent of Eq. (20) instead of centers and widths; see
-            :meth:`from_statistics`. ``"auto"`` estimates them on the first batch, of the untrained network, for the
-            centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. The state dict
-            contains the estimates (``estimates``).
+            :meth:`from_statistics`. ``"auto"`` estimates them on the first batch in training, of the untrained network,
+            for the centers and widths of Sec. 4.4 F; ``"auto-quadratic"`` for Eq. (20), with ``delta="ratio"``. The
+            state dict contains the estimates (``estimates``). Before that batch, a call in evaluation or without
+            gradients uses the statistics of its own batch, or the default constants if it has none.
         kwargs: as in PML's losses: ``distance`` (a similarity), ``reducer``, ``embedding_regularizer``,
             ``embedding_reg_weight``, ``collect_stats``.
 
@@ -161,7 +171,7 @@ class CBMLLoss(PairLoss):
         elif statistics is not None:
             self.statistics = tuple(map(float, statistics))
         if self.estimated:
-            if not self.distance.normalize_embeddings:
+            if not _gives_cosines(self.distance):
                 raise ValueError(f"statistics={statistics!r} are of cosine similarities; give four numbers")
             self.register_buffer("estimates", torch.full((6,), torch.nan, dtype=torch.float64))
             self.register_load_state_dict_post_hook(_fit_again)
@@ -208,7 +218,11 @@ class CBMLLoss(PairLoss):
         ref_labels: Tensor | None = None,
         relation: Relation | None = None,
     ) -> Any:
-        """Return the reduced loss; arguments as in PairLoss. ``"auto"`` statistics are estimated in the first call."""
+        """Return the reduced loss; arguments as in PairLoss.
+
+        ``"auto"`` statistics are estimated in the first call in training. Calls before it, in evaluation or without
+        gradients, use those of their own batch.
+        """
         if not self._fitted:
             if relation is not None or self.relation is not None:
                 raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
@@ -219,20 +233,45 @@ class CBMLLoss(PairLoss):
         return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, relation)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
-        """Use the loaded estimates, or estimate from the first batch (gathered over processes)."""
-        if not self.estimates.isfinite().all():
-            if labels is None:
-                raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants labels in the first call")
+        """Use the loaded estimates, or estimate from the first batch in training (gathered over processes).
+
+        A batch in evaluation, or without gradients, is estimated for its call alone. Without estimates such a call has
+        the constants.
+        """
+        if self.estimates.isfinite().all():
+            self._use(PairStatistics(*self.estimates.tolist()))
+            self._fitted = True
+            return
+        if labels is None:
+            raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants labels in the first call")
+        learns = self.training and torch.is_grad_enabled()
+        try:
             known = PairStatistics.of(embeddings, labels)
+            self._use(known)
+        except ValueError:  # a batch without pairs of both kinds, or of an untrained network
+            if learns:
+                raise
+            self._use_constants()
+            return
+        if learns:
             self.estimates.copy_(torch.tensor(dataclasses.astuple(known), dtype=torch.float64))
-        known = PairStatistics(*self.estimates.tolist())
+            self._use(PairStatistics(*self.estimates.tolist()))  # the digits that a resumed run has
+            self._fitted = True
+
+    def _use(self, known: PairStatistics) -> None:
+        """Set the exponentials of the next calls by statistics."""
         if self.estimated == "auto":
             for name, value in known.exponents().items():
                 setattr(self, name, value)
         else:
             self.statistics = dataclasses.astuple(known)[:4]
             self.delta = "ratio"
-        self._fitted = True
+
+    def _use_constants(self) -> None:
+        """Set the exponentials of the next call by the default centers and widths."""
+        self.alpha_pos, self.beta_pos, self.alpha_neg, self.beta_neg = CENTERS_AND_WIDTHS
+        self.statistics = None
+        self.delta = 1.0
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Return distributions of the similarities of pairs and their ratio, of training and test images (Fig. 3)."""

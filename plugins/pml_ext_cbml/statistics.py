@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import RunView, check_number, gram, normalize, pair_masks
+from pml_ext.plugin import (
+    RunView,
+    check_number,
+    gram,
+    masked_sum,
+    normalize,
+    pair_masks,
+    rows_per_tile,
+    tiles_of_rows,
+    widest_dtype,
+)
 
 from .functional import log_ratio
 
@@ -51,21 +61,26 @@ class PairStatistics:
         Raises:
             ValueError: there is no positive or no negative pair, or all similarities of one kind are equal.
         """
-        x = normalize(embeddings.detach().double())
-        similarity = gram(x)
-        positives, negatives = pair_masks(similarity, labels)
-        if not positives.any() or not negatives.any():
+        x = normalize(embeddings.detach().to(widest_dtype(embeddings.device)))
+        labels = labels.to(x.device)
+        counts = x.new_zeros(2)  # of positive and of negative pairs
+        sums = x.new_zeros(2)
+        for similarity, masks in _tiles_of_pairs(x, labels):
+            counts += torch.stack([mask.sum() for mask in masks])
+            sums += torch.stack([masked_sum(similarity, mask).sum() for mask in masks])
+        if not counts.all():
             raise ValueError("PairStatistics.of wants a positive and a negative pair, and the batch lacks one of them")
-        pos = similarity[positives]
-        neg = similarity[negatives]
-        return cls(
-            mean_pos=float(pos.mean()),
-            std_pos=float(pos.std(unbiased=False)),
-            mean_neg=float(neg.mean()),
-            std_neg=float(neg.std(unbiased=False)),
-            num_pos=float(positives.sum(1).double().mean()),
-            num_neg=float(negatives.sum(1).double().mean()),
-        )
+
+        means = sums / counts
+        squares = x.new_zeros(2)  # of the differences from the mean
+        for similarity, masks in _tiles_of_pairs(x, labels):
+            for kind, mask in enumerate(masks):
+                squares[kind] += masked_sum((similarity - means[kind]).square(), mask).sum()
+
+        mean_pos, mean_neg = means.tolist()
+        std_pos, std_neg = (squares / counts).sqrt().tolist()
+        num_pos, num_neg = (counts / len(x)).tolist()
+        return cls(mean_pos, std_pos, mean_neg, std_neg, num_pos, num_neg)
 
     def exponents(self) -> dict[str, float]:
         r"""Return centers and widths of both exponentials, Sec. 4.4 F.
@@ -96,6 +111,14 @@ class PairStatistics:
         return exponents
 
 
+def _tiles_of_pairs(x: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
+    """Yield the cosines of some normalized rows with all, ``[T, B]``, and the masks of positive and negative pairs."""
+    size = rows_per_tile(None, len(x), len(x), x.device) or max(1, len(x))
+    for rows in tiles_of_rows(len(x), size):
+        similarity = x[rows] @ x.T
+        yield similarity, pair_masks(similarity, labels[rows], None, labels, first=rows.start)
+
+
 def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: int = 0) -> Figure:
     r"""Plot the similarity distributions of pairs, and the ratio :math:`\Phi_N` of positive to negative ones (Fig. 3).
 
@@ -109,31 +132,66 @@ def likelihood_ratio_figure(parts: Mapping[str, tuple[Tensor, Tensor]], seed: in
         chosen = figures.sample_indices(len(labels), _SHOWN, seed)
         x = embeddings.detach().cpu()[chosen]
         y = labels.cpu()[chosen]
-        similarity = gram(normalize(x.double()))
-        positives, negatives = pair_masks(similarity, y)
-        low = min(float(similarity.min()), 1 - 1e-6)  # the range is not empty for collapsed embeddings
-        edges = torch.linspace(low, 1.0, _BINS + 1, dtype=torch.float64)
-        middle = (edges[1:] + edges[:-1]) / 2
-        positive = torch.histogram(similarity[positives], edges, density=True).hist
-        negative = torch.histogram(similarity[negatives], edges, density=True).hist
-        for values, color, name in ((positive, figures.BLUE, "positive"), (negative, figures.ORANGE, "negative")):
-            above.stairs(values.numpy(), edges.numpy(), fill=True, color=color, alpha=0.55, label=f"{name} pairs")
-        both = (positive > 0) & (negative > 0)
-        ratio = positive[both] / negative[both]
-        below.semilogy(middle[both].numpy(), ratio.numpy(), ".", color=figures.GRAY, label="ratio of the two")
-        note = ""
-        try:
-            known = PairStatistics.of(x, y)
-        except ValueError as error:  # collapsed embeddings, or an untrained network
-            note = str(error).rpartition(": ")[2]
-        else:
-            quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
-            below.semilogy(middle.numpy(), quadratic.numpy(), color=figures.BLUE, label="Eq. 20")
-        if bool(both.any()):
-            below.set_ylim(float(ratio.min()) / 3, float(ratio.max()) * 3)
+        histograms = _histograms(x, y)
+        _draw_distributions(above, histograms)
+        note = _draw_ratio(below, histograms, x, y)
         figures.label_axes(above, legend=True, title=title, xlabel="cosine similarity", ylabel="density")
         figures.label_axes(below, legend=True, title=note, xlabel="cosine similarity", ylabel="positive / negative")
     return figure
+
+
+class _Histograms(NamedTuple):
+    """The distributions of similarities over common bins."""
+
+    edges: Tensor  # of the bins, [bins + 1]
+    positive: Tensor  # the density of positive pairs in each bin, [bins]
+    negative: Tensor
+
+
+def _histograms(x: Tensor, labels: Tensor) -> _Histograms:
+    """Return the distributions of the cosine similarities of embeddings, ``[N, D]``."""
+    similarity = gram(normalize(x.double()))
+    positives, negatives = pair_masks(similarity, labels)
+    low = min(float(similarity.min()), 1 - 1e-6)  # the range is not empty for collapsed embeddings
+    edges = torch.linspace(low, 1.0, _BINS + 1, dtype=torch.float64)
+    positive = torch.histogram(similarity[positives], edges, density=True).hist
+    negative = torch.histogram(similarity[negatives], edges, density=True).hist
+    return _Histograms(edges, positive, negative)
+
+
+def _draw_distributions(axes: Any, histograms: _Histograms) -> None:
+    """Draw the distributions of positive and negative pairs."""
+    from pml_ext.plugin import figures
+
+    edges = histograms.edges.numpy()
+    kinds = (
+        ("positive pairs", histograms.positive, figures.BLUE),
+        ("negative pairs", histograms.negative, figures.ORANGE),
+    )
+    for name, values, color in kinds:
+        axes.stairs(values.numpy(), edges, fill=True, color=color, alpha=0.55, label=name)
+
+
+def _draw_ratio(axes: Any, histograms: _Histograms, x: Tensor, labels: Tensor) -> str:
+    """Draw the ratio of the distributions and Eq. (20); return a note where the embeddings have no Eq. (20)."""
+    from pml_ext.plugin import figures
+
+    edges, positive, negative = histograms
+    middle = (edges[1:] + edges[:-1]) / 2
+    both = (positive > 0) & (negative > 0)
+    ratio = positive[both] / negative[both]
+    axes.semilogy(middle[both].numpy(), ratio.numpy(), ".", color=figures.GRAY, label="ratio of the two")
+    note = ""
+    try:
+        known = PairStatistics.of(x, labels)
+    except ValueError as error:  # collapsed embeddings, or an untrained network
+        note = str(error).rpartition(": ")[2]
+    else:
+        quadratic = log_ratio(middle, known.mean_pos, known.std_pos, known.mean_neg, known.std_neg).exp()
+        axes.semilogy(middle.numpy(), quadratic.numpy(), color=figures.BLUE, label="Eq. 20")
+    if bool(both.any()):
+        axes.set_ylim(float(ratio.min()) / 3, float(ratio.max()) * 3)
+    return note
 
 
 def likelihood_ratio_figures(run: RunView) -> dict[str, Figure]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows
+from pml_ext.plugin import in_tiles, normalize, rows_per_tile, tiles_of_rows, to_full_precision, widest_dtype
 
 
 class Slots(NamedTuple):
@@ -82,7 +82,7 @@ def class_densities(features: Tensor, labels: Tensor) -> Tensor:
     Features, ``[N, D]``, are normalized here (their mean is not); labels are ``[N]``. The result, ``[C]``, is in
     increasing order of the labels, from 0 to 1, and 0 for a class of one image.
     """
-    x = normalize(features)
+    x = normalize(to_full_precision(features, normalized=True))
     _, class_index, counts = torch.unique(labels, return_inverse=True, return_counts=True)
     return _variances(x, class_index, counts.to(x.dtype))
 
@@ -99,12 +99,12 @@ def streamed_class_densities(
     squares = torch.zeros(num_classes, dtype=torch.float64)
     counts = torch.zeros(num_classes, dtype=torch.float64)
     for features, labels in batches:
-        x = normalize(features.double())
+        x = normalize(features.to(widest_dtype(features.device)))
         entries = entry_of(labels)
         if sums is None:
             sums = x.new_zeros(num_classes, x.shape[1])
-            squares = squares.to(x.device)
-            counts = counts.to(x.device)
+            squares = squares.to(x)
+            counts = counts.to(x)
         sums.index_add_(0, entries, x)
         squares.index_add_(0, entries, x.square().sum(1))
         counts.index_add_(0, entries, torch.ones_like(x[:, 0]))

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pml_ext.plugin import (
     ClassLabels,
+    Float64Buffers,
     LabeledRegularizer,
     RunView,
     check_count,
     check_number,
     reduced,
-    write_atomically,
 )
 
 from .functional import class_densities, density_terms, slot_densities, slots, streamed_class_densities
+from .records import compared, plotted, read_rows, write_epoch
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _TABLE = "density.csv"
-_COLUMNS = ["epoch", "label", "target", "density"]
 _SHOWN = 500  # largest number of images on a map
 
 
-class DensityRegularizer(LabeledRegularizer):
+class DensityRegularizer(Float64Buffers, LabeledRegularizer):
     r"""Regularizer that fits class densities to learned targets, Eq. (6), in proportion to base densities, Eq. (8).
 
     .. math::
@@ -161,22 +159,11 @@ class DensityRegularizer(LabeledRegularizer):
         self.density_sums.zero_()
 
     def _write(self, path: Path, epoch: int) -> None:
-        """Add an epoch (0: before training) to the table; drop its rows of this and later epochs, after a resume."""
-        targets = self.target_density.detach()[self.classes.rows].tolist()
+        """Add the targets and the mean densities of an epoch (0: before training) to the table."""
+        targets = self.target_density.detach()[self.classes.rows]
         sums, counts = self.density_sums[:, self.classes.rows]
-        densities = (sums / counts).tolist()  # NaN for classes without measurements
-        rows = []
-        for row in read_rows(path):
-            if int(row["epoch"]) < epoch:
-                rows.append(list(row.values()))
-        for label, target, density in zip(self.classes.ordered.tolist(), targets, densities, strict=True):
-            rows.append([str(epoch), str(label), f"{target:.7g}", f"{density:.7g}"])
-
-        def write_table(temporary: Path) -> None:
-            with temporary.open("w", newline="", encoding="utf-8") as file:
-                csv.writer(file).writerows([_COLUMNS, *rows])
-
-        write_atomically(path, write_table)  # a kill leaves the old table whole
+        densities = sums / counts  # NaN for classes without measurements
+        write_epoch(path, epoch, self.classes.ordered.tolist(), targets.tolist(), densities.tolist())
 
     def figures(self, run: RunView) -> dict[str, Figure]:
         """Plot targets and measured densities by epoch, density histograms, and a map of training images (Fig. 5)."""
@@ -192,51 +179,9 @@ class DensityRegularizer(LabeledRegularizer):
             f"{run.queries} classes": class_densities(*test_points).tolist(),
         }
         return {
-            "Target densities, and densities measured in training, of every class": plot(read_rows(path)),
+            "Target densities, and densities measured in training, of every class": plotted(read_rows(path)),
             "Densities of training and test classes": compared(densities),
             "The embeddings of training images in two dimensions: t-SNE": figures.projections(
                 {"training classes": train_points}, max_items=_SHOWN, seed=run.seed
             ),
         }
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the rows of the table; an empty list if it does not exist yet."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def plot(rows: list[dict[str, str]]) -> Figure:
-    """Plot targets and measured densities of the classes over the epochs."""
-    from pml_ext.plugin import figures
-
-    figure, panels = figures.subplots(9.2, 2, sharex=True)
-    epochs = sorted({int(row["epoch"]) for row in rows})
-    for axes, name in zip(panels, ("target", "density"), strict=True):
-        by_label: dict[str, list[float]] = {}
-        for row in rows:
-            by_label.setdefault(row["label"], []).append(float(row[name]))
-        values = np.array(list(by_label.values()))  # [classes, epochs]
-        axes.plot(epochs, values.T, color=figures.BLUE, alpha=max(0.08, 0.6 / len(values) ** 0.4), lw=0.9)
-        means = np.ma.masked_invalid(values).mean(axis=0)
-        axes.plot(epochs, means, color=figures.ORANGE, lw=2, label="mean of the classes")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        figures.label_axes(axes, legend=True, title=f"{name} of the classes", xlabel="epoch")
-    return figure
-
-
-def compared(parts: Mapping[str, Sequence[float]]) -> Figure:
-    """Plot overlaid density histograms of ``{name of a set of classes: densities}`` with common bins."""
-    from pml_ext.plugin import figures
-
-    figure, (axes,) = figures.subplots(5.4, 1)
-    edges = np.histogram_bin_edges(np.concatenate([*map(np.asarray, parts.values())]), 30)
-    for (name, values), color in zip(parts.items(), (figures.BLUE, figures.ORANGE), strict=False):
-        shares = [1 / len(values)] * len(values)
-        label = f"{name}: {np.mean(values):.3f}"
-        axes.hist(values, edges, weights=shares, color=color, alpha=0.55, label=label)
-    labels = {"xlabel": "density (mean squared distance to the class's mean)", "ylabel": "share of the classes"}
-    figures.label_axes(axes, legend=True, **labels)
-    return figure

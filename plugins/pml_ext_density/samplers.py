@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pml_ext.plugin import GroupSampler
+from pml_ext.plugin import GroupSampler, members_by_class
 
 
 class WholeClassSampler(GroupSampler):
@@ -32,9 +32,9 @@ class WholeClassSampler(GroupSampler):
     def __init__(self, labels: Sequence[int] | Tensor, batch_size: int, seed: int = 0) -> None:
         known: Any = np.asarray(labels)
         classes, class_index = np.unique(known, return_inverse=True)
-        members = [np.flatnonzero(class_index == number) for number in range(len(classes))]
         if not 1 <= batch_size <= len(known):
             raise ValueError(f"batch_size must be between 1 and the {len(known)} images; got {batch_size}")
+        members = members_by_class(class_index)
         largest = max(range(len(classes)), key=lambda number: len(members[number]))
         if len(members[largest]) >= batch_size:
             raise ValueError(

@@ -259,12 +259,13 @@ class MahalanobisDistance(EuclideanDistance):
         return embeddings @ self.linear.weight.to(embeddings.dtype).T
 
     def compute_mat(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
-        """Return ``[B, R]`` distances of normalized rows."""
-        if ref_emb is query_emb:
+        """Return ``[B, R]`` distances of normalized rows, in float32 or float64."""
+        with autocast_off(query_emb.device):
+            x, y = pair_to_full_precision(query_emb, ref_emb)
             references = None
-        else:
-            references = self._mapped(ref_emb)
-        return euclidean_distances(self._mapped(query_emb), references, normalized=False)
+            if y is not None and y is not x:
+                references = self._mapped(y)
+            return euclidean_distances(self._mapped(x), references, normalized=False)
 
     def pairwise_distance(self, query_emb: Tensor, ref_emb: Tensor) -> Tensor:
         """Return ``[N]`` distances of row with row."""

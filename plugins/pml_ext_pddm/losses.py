@@ -158,8 +158,11 @@ class PDDMLoss(FullPrecisionForward, BaseMetricLossFunction):  # type: ignore[mi
         self.embedding_margin = embedding_margin
         self.embedding_weight = embedding_weight
         self.num_quadruplets = num_quadruplets
-        for name, value in flags.items():
-            setattr(self, name, value)
+        self.per_class = per_class
+        self.squared = squared
+        self.normalize_scores = normalize_scores
+        self.detach_scaling = detach_scaling
+        self.detach_embeddings = detach_embeddings
         self.embedding_loss = embedding_loss
         names = ["score_margin", "embedding_margin", "embedding_weight", "num_quadruplets"]
         self.add_to_recordable_attributes(list_of_names=names, is_stat=False)

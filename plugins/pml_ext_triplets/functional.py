@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pml_ext.plugin import all_entries, apply_or_plain, in_parts
+from pml_ext.plugin import all_entries, apply_or_plain, in_parts, widest_dtype
 
 _FAR = 1e6  # distance assigned to columns that are not negatives: finite, so that 0 times it is 0
 _AT_ONCE = 4  # positives per anchor that are compared at a time
@@ -338,9 +338,10 @@ def _hinges_by_sorting(far: Tensor, d_ap: Tensor, kind: Hinge, all_negatives: bo
     limit = _with_padding(d_ap, limit, -_FAR)
     ordered = far.sort(1).values
     below = torch.searchsorted(ordered, limit.contiguous())  # number of negatives with d_an < limit
-    prefix = torch.nn.functional.pad(kind.compared(ordered).double().cumsum(1), (1, 0))
+    wide = widest_dtype(far.device)
+    prefix = torch.nn.functional.pad(kind.compared(ordered).cumsum(1, dtype=wide), (1, 0))
     active = below.to(far.dtype)
-    sums = below * thresholds.double() - prefix.gather(1, below)
+    sums = below * thresholds.to(wide) - prefix.gather(1, below)
     sums = (sums + 0 * prefix[:, -1:]).to(far.dtype)  # propagate NaN, which sorts above every threshold
     if kind.squared:
         counts = torch.searchsorted(ordered, kind.limit(d_ap).contiguous()).to(far.dtype)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from pml_ext.plugin import RunView, check_choice, check_count, check_number, normalize
+from pml_ext.plugin import RunView, check_choice, check_count, check_number, members_by_class, normalize
 
 _TILE = 512  # number of anchors per tile, compared with all images
 Pairs = NDArray[np.int64]  # [P, 2], anchors and negatives
@@ -96,7 +96,7 @@ class HardNegativePoolSampler(Sampler[int]):
             )
         self._labels = np.asarray(labels)
         classes, self._class_of = np.unique(self._labels, return_inverse=True)
-        self._members = [np.flatnonzero(self._class_of == number) for number in range(len(classes))]
+        self._members = members_by_class(self._class_of)
         self._anchors = np.flatnonzero(np.bincount(self._class_of)[self._class_of] >= 2)
         if len(classes) < 2 or len(self._anchors) == 0:
             raise ValueError("triplets need two classes or more, and one of them with two images or more")

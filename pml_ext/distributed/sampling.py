@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler
 
+from ..samplers import TupleSampler
 from ..settings import check_count
 from .processes import from_rank_0, num_processes, rank, share_of
 
@@ -33,7 +34,7 @@ class DistributedBatchSampler(Sampler[list[int]]):
         rank: of this process; together with ``num_processes``, every process then draws for itself.
 
     Raises:
-        TypeError: a sampler that is none, or ``batch_size`` together with a sampler of batches.
+        TypeError: a sampler that is none, a TupleSampler, or ``batch_size`` together with a sampler of batches.
         ValueError: a batch of fewer items than processes, or a rank outside of them.
 
     Example:
@@ -52,6 +53,11 @@ class DistributedBatchSampler(Sampler[list[int]]):
     ) -> None:
         if not hasattr(sampler, "__iter__") or not hasattr(sampler, "__len__"):
             raise TypeError(f"sampler must be an object such as MPerClassSampler(labels, m=4); got {sampler!r}")
+        if isinstance(sampler, TupleSampler):
+            raise TypeError(
+                "TupleSampler gives whole pairs or triplets, which processes do not divide; wanted a sampler of "
+                "indices, such as MPerClassSampler(labels, m=4)"
+            )
         if batch_size is not None:
             check_count(self, "batch_size", batch_size)
         if (num_processes is None) != (rank is None):

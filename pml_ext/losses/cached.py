@@ -109,7 +109,7 @@ class CachedGradients(nn.Module):
             labels: labels of the rows, as the loss takes them.
             reference_inputs: inputs of the references, R rows; the loss compares each row with each reference.
             ref_labels: labels of the references.
-            others: further arguments of the loss.
+            others: ``indices_tuple``, ``ref_emb`` (embeddings) or ``enqueue_mask``, as the loss takes them.
         """
         embeddings = self.network(inputs, _number_of(labels))
         if reference_inputs is None:

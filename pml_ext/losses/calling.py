@@ -11,6 +11,7 @@ from torch import Tensor
 from ..pairwise import check_batch, check_indices_tuple, check_references
 from ..registry.components import capabilities
 from ..relations import Relation
+from ..relations.base import counted
 
 
 class WrapperCapabilities:
@@ -87,6 +88,10 @@ def check_call(
         labels = relation.tensor(labels, len(embeddings), embeddings.device)
     if relation is not None and ref_labels is not None and not isinstance(ref_labels, Tensor):
         ref_labels = relation.tensor(ref_labels, len(ref_emb), embeddings.device, 1)
+    if relation is not None and labels is not None:
+        counted(labels, len(embeddings))
+    if relation is not None and ref_labels is not None:
+        counted(ref_labels, len(ref_emb))
     return labels, ref_labels
 
 

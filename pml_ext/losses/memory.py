@@ -103,7 +103,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         **kwargs: Unpack[ModuleSettings],
     ) -> None:
         check_module(self, "loss", loss, "ContrastiveLoss()")
-        if getattr(loss, "joins_processes", False):
+        if any(getattr(module, "joins_processes", False) for module in loss.modules()):
             raise TypeError("DistributedLoss goes around the memory: DistributedLoss(CrossBatchMemory(loss, ...))")
         missing = _NEEDED - capabilities(loss)
         if missing:
@@ -137,6 +137,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
         """Activate the memory from ``first_epoch`` on; a run calls this method before each epoch."""
         self.active = run.epoch >= self.first_epoch
 
+    @torch.inference_mode(False)
     def reset_queue(self) -> None:
         """Empty the queue."""
         self.embedding_memory = torch.zeros(self.memory_size, self.embedding_size)
@@ -283,6 +284,7 @@ class CrossBatchMemory(WrapsLoss, BaseLossWrapper, ModuleWithRecords):  # type: 
             if enqueue_mask.dtype != torch.bool or enqueue_mask.shape != (rows,):
                 raise ValueError(f"enqueue_mask must be a tensor of bool of shape ({rows},); got {enqueue_mask!r}")
 
+    @torch.inference_mode(False)  # a tensor that is made in inference mode cannot train later
     @torch.no_grad()
     def add_to_memory(self, embeddings: Tensor, labels: Tensor, batch_size: int | None = None) -> None:
         """Write embeddings over the oldest rows of the queue, as a call in training does; ``batch_size`` is unused."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -34,6 +34,13 @@ def mine(
         raise ValueError(
             "EmbeddingsAlreadyPackagedAsTriplets gives rows of the batch and takes no references, such as those of a "
             "CrossBatchMemory; leave out the miner, or take TripletMarginMiner()"
+        )
+    declared = getattr(type(miner), "capabilities", None)  # a wrapper's property says nothing of the class
+    if ref_emb is not None and isinstance(declared, Collection) and "references" not in declared:
+        name = type(miner).__name__
+        raise ValueError(
+            f"{name} takes no references, such as those of a CrossBatchMemory; leave out the miner, or declare "
+            f'"references" in capabilities of {name} if it looks for partners in ref_emb'
         )
     if self_column is None or ref_emb is None:
         return miner(embeddings, labels, ref_emb, ref_labels)  # type: ignore[no-any-return]

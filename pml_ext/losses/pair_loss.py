@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from typing import Any, ClassVar, NamedTuple, Unpack
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor
@@ -36,9 +36,10 @@ from ..pairwise import (
     with_bad_input,
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
-from ..reducers import has_uniform_weights, reduce_uniformly, require_sums
+from ..reducers import has_uniform_weights, reduce_uniformly, reducer_of, require_sums
 from ..relations import Related, Relation, related
 from ..settings import check_keywords, check_tile_size, number_settings, settings_repr
+from .joined_terms import JoinedTerms
 from .pairs import Pairs, Terms, reduced
 
 _REQUIRED = {"similarities": require_similarity, "distances": require_distance}
@@ -249,9 +250,14 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
         if lists_pairs and (len(listed) == 3 or self.counts_repeats):
             return Compilation.EAGER
-        if self.collect_stats or not has_uniform_weights(self.reducer):
+        if self.collect_stats or not self._weighs_equally():
             return Compilation.EAGER
         return Compilation.ALL_ENTRIES
+
+    def _weighs_equally(self, gradient_device: torch.device | None = None) -> bool:
+        """Return whether the reducers of all sub-losses do; see :func:`has_uniform_weights`."""
+        reducers = [reducer_of(self.reducer, name) for name in self._sub_loss_names()]
+        return all(has_uniform_weights(reducer, gradient_device) for reducer in reducers)
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
@@ -392,7 +398,8 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         """Return the value of each term, whose losses are padded with zeros."""
         values = {}
         for name, info in terms.items():
-            value = reduce_uniformly(self.reducer, info["losses"], info["count"], info["divisor"])
+            reducer = reducer_of(self.reducer, name)
+            value = reduce_uniformly(reducer, info["losses"], info["count"], info["divisor"])
             values[name] = reduced(value)["loss"]
         return values
 
@@ -417,7 +424,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         points, columns = normalized_sides(self.distance, embeddings, ref_emb)
         masks = self._masks(inputs, rows=len(points))
         matrices = TiledDistance(self.distance, points, columns)
-        joined = _JoinedTerms(type(self).__name__, order)
+        joined = JoinedTerms(type(self).__name__, order)
         whole_tensors = [columns, ref_emb]
         if only_copies_need_gradient:
             whole_tensors.append(points)
@@ -450,7 +457,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             tiles_of_rows(len(points), size, ends),
             list(self.parameters()),
             values=len(self._sub_loss_names()),
-            at_once=has_uniform_weights(self.reducer, points.device),
+            at_once=self._weighs_equally(points.device),
         )
         matrices.finish()
         if self.collect_stats:
@@ -518,84 +525,3 @@ def _sorted_by_class(inputs: LossInputs, labels: Tensor) -> tuple[LossInputs, Te
     ends: list[int] = torch.unique_consecutive(labels, return_counts=True)[1].cumsum(0).tolist()
     ordered = dataclasses.replace(inputs, embeddings=embeddings, labels=labels, ref_emb=embeddings, ref_labels=labels)
     return ordered, order, ends
-
-
-class _Kind(NamedTuple):
-    """What a loss's values belong to."""
-
-    reduction_type: str
-    counts_values: bool  # whether the divisor is the number of values
-    num_indices: int  # number of index tensors: 1 for anchors, 2 for pairs, 3 for triplets
-
-
-class _JoinedTerms:
-    """Conversion of tiles' terms to tensors, which are concatenated over tiles, and back to terms.
-
-    ``order``, ``[B]``, has the batch row of each row, where rows are sorted by class.
-    """
-
-    def __init__(self, owner: str, order: Tensor | None) -> None:
-        self._owner = owner
-        self._order = order
-        self._kinds: dict[str, _Kind] = {}
-
-    def flat(self, terms: Terms, start: int) -> list[Tensor]:
-        """Return the values of a tile whose first row is ``start``, followed by their indices and divisors."""
-        values: list[Tensor] = []
-        rest: list[Tensor] = []
-        for name, info in terms.items():
-            losses = info["losses"]
-            if info["reduction_type"] == "already_reduced":
-                raise TypeError(
-                    f"{self._owner} gives one value for the whole batch, which tiles of it do not have; return "
-                    "values per anchor, pair or triplet, or leave out the class's tiles"
-                )
-            divisor = info.get("divisor")
-            if divisor is None:
-                divisor = len(losses)
-            counts_values = isinstance(divisor, int) and divisor == len(losses)
-            values.append(losses)
-
-            indices = info["indices"]
-            if isinstance(indices, Tensor):
-                indices = (indices,)
-            anchors, *partners = indices
-            self._kinds[name] = _Kind(info["reduction_type"], counts_values, len(indices))
-            rest.append(anchors + start)
-            rest.extend(partners)
-            rest.append(torch.as_tensor(divisor, device=losses.device).detach().reshape(1).to(losses.dtype))
-        return [*values, *rest]
-
-    def terms(self, results: tuple[Tensor, ...]) -> Terms:
-        """Return the terms of the whole batch, pairs in row-major order, from the joined results of :meth:`flat`."""
-        terms: Terms = {}
-        next_index = len(self._kinds)  # the results are the losses of all terms, then indices and divisor of each
-        for number, (name, kind) in enumerate(self._kinds.items()):
-            losses = results[number]
-            place_of_divisor = next_index + kind.num_indices
-            indices = list(results[next_index:place_of_divisor])
-            next_index = place_of_divisor + 1
-            divisor: Tensor | int
-            if kind.counts_values:
-                divisor = len(losses)
-            else:
-                divisor = results[place_of_divisor].sum()
-            if self._order is not None:
-                losses, indices = _in_batch_order(losses, indices, self._order)
-            terms[name] = {
-                "losses": losses,
-                "indices": indices[0] if len(indices) == 1 else tuple(indices),
-                "reduction_type": kind.reduction_type,
-                "divisor": divisor,
-            }
-        return terms
-
-
-def _in_batch_order(losses: Tensor, indices: list[Tensor], order: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """Return losses and indices of rows that were in another ``order``, [B], in the order of the batch."""
-    indices = [order[index] for index in indices]
-    places = indices[0]
-    if len(indices) > 1:
-        places = places * len(order) + indices[1]
-    by_row = places.argsort(stable=True)
-    return losses[by_row], [index[by_row] for index in indices]

@@ -54,7 +54,8 @@ class RegularizedLoss(WrapsLoss, FullPrecisionForward, pml.BaseMetricLossFunctio
         kwargs: as in PML's losses, without ``distance`` and ``reducer``, which the parts have.
 
     Raises:
-        ValueError: a distance or a reducer, or a part that is no module.
+        TypeError: a part that is no module.
+        ValueError: a distance or a reducer, or a labeled regularizer beside a loss with a relation.
     """
 
     capabilities = WrapperCapabilities({"labels", "indices_tuple", "references"}, lambda self: self._capabilities())

@@ -4,6 +4,7 @@ They work on dense matrices ``[B, R]`` (batch by references) with boolean masks,
 off; nothing loops over anchors or waits for the device.
 """
 
+from .batch import Float64Buffers as Float64Buffers
 from .batch import apply_or_plain as apply_or_plain
 from .batch import autocast_off as autocast_off
 from .batch import check_batch as check_batch
@@ -13,8 +14,10 @@ from .batch import labels_to_int64 as labels_to_int64
 from .batch import normalizes as normalizes
 from .batch import pair_to_full_precision as pair_to_full_precision
 from .batch import run_eagerly as run_eagerly
+from .batch import to_device as to_device
 from .batch import to_full_precision as to_full_precision
 from .batch import transformed as transformed
+from .batch import widest_dtype as widest_dtype
 from .batch import with_bad_input as with_bad_input
 from .listed import Kind as Kind
 from .listed import ListedTuples as ListedTuples

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd import Function, forward_ad
 
 _FULL = (torch.float32, torch.float64)
+_WITHOUT_FLOAT64 = frozenset({"mps"})  # types of devices
 _LEAST_HALF = 2.0**-8  # a shorter row of float16 has the gradient of a row of this length
 
 
@@ -101,6 +102,33 @@ def to_full_precision(x: Tensor, normalized: bool = False) -> Tensor:
     fixed = wide.detach()
     share: Tensor = (torch.linalg.vector_norm(fixed, dim=1, keepdim=True) / _LEAST_HALF).clamp(max=1)
     return fixed + (wide - fixed) * share
+
+
+def widest_dtype(device: torch.device | str) -> torch.dtype:
+    """Return float64, or float32 for a device that has no float64, Apple's GPU."""
+    if torch.device(device).type in _WITHOUT_FLOAT64:
+        return torch.float32
+    return torch.float64
+
+
+def to_device(x: Tensor, device: torch.device | str | None) -> Tensor:
+    """Return a tensor on a device, float64 in its :func:`widest_dtype`; the tensor itself for None."""
+    if device is None:
+        return x
+    if x.dtype == torch.float64:
+        return x.to(device, widest_dtype(device))
+    return x.to(device)
+
+
+class Float64Buffers(torch.nn.Module):
+    """Mixin for modules with buffers of float64, which become float32 on a device that has no float64."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        device = fn(torch.empty(0)).device
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype == torch.float64:
+                self._buffers[name] = buffer.to(widest_dtype(device))
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
 
 def pair_to_full_precision(

@@ -113,7 +113,13 @@ class PairsOfRows:
             anchors = pairs[0]
             order = anchors.argsort(stable=True)
             numbers = torch.arange(rows + 1, device=anchors.device)
-            self._starts.append(torch.searchsorted(anchors[order], numbers).tolist())
+            starts = torch.searchsorted(anchors[order], numbers).tolist()
+            if starts[0] > 0 or starts[-1] < len(anchors):
+                raise IndexError(
+                    f"indices_tuple has anchors {int(anchors.min())} to {int(anchors.max())}, and the batch has rows 0 "
+                    f"to {rows - 1}; give the indices that a miner returns for this batch"
+                )
+            self._starts.append(starts)
             sorted_lists.append(tuple(index[order] for index in pairs))
         self._lists = sorted_lists
 

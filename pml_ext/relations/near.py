@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..pairwise.batch import describe
+from ..pairwise.batch import Float64Buffers, describe, to_device
 from ..settings import check_number
 from .base import Relation, counted, from_array
 
 
-class Near(Relation):
+class Near(Float64Buffers, Relation):
     r"""Labels that are numbers, such as ages or positions: near items are positive, far ones negative.
 
     .. math::
@@ -69,10 +69,7 @@ class Near(Relation):
             raise TypeError(f"Near wants numbers of shape ({count},) or ({count}, K); got {describe(labels)}") from None
         if self.table is not None:
             return self._integers(labels, count, device)
-        numbers = self._checked(labels, count)
-        if device is not None and torch.device(device).type == "mps" and numbers.dtype == torch.float64:
-            numbers = numbers.float()  # the device has no float64
-        return numbers.to(device)
+        return to_device(self._checked(labels, count), device)
 
     def _checked(self, labels: Any, count: int) -> Tensor:
         is_number = isinstance(labels, Tensor) and labels.dtype != torch.bool and not labels.is_complex()
@@ -94,7 +91,7 @@ class Near(Relation):
     def weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the weights of numbers ``[..., K]``, or of classes ``[...]`` with ``numbers``."""
         if self.table is not None:
-            table = self.table.to(x.device)
+            table = to_device(self.table, x.device)
             x = table[x.long()]
             y = table[y.long()]
         if not (x.is_floating_point() or y.is_floating_point()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -52,7 +53,7 @@ class Hierarchy(Relation):
 
     def tensor(self, labels: Any, count: int, device: torch.device | None = None, axis: int = 0) -> Tensor:
         """Return integers ``[count]``, the indices of classes in ``paths``."""
-        if isinstance(labels, (list, tuple)) and labels and not isinstance(labels[0], int):
+        if isinstance(labels, (list, tuple)) and labels and not isinstance(labels[0], Integral):
             known = {path: place for place, path in enumerate(self.paths)}
             places = []
             for label in labels:

@@ -9,6 +9,10 @@ from pytorch_metric_learning.samplers import HierarchicalSampler, MPerClassSampl
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
 from pml_ext import DistributedBatchSampler, MPerLabelSampler, WholeClassSampler
+from pml_ext.pairwise import ListedTuples
+from pml_ext.samplers import TupleSampler
+
+TUPLES = ListedTuples([[0, 1, 2], [0, 3, 2]])
 
 LABELS = np.repeat(np.arange(12), 8)
 SAMPLERS = {
@@ -89,6 +93,7 @@ def test_an_empty_pass_has_no_batches(batch_size):
     ("make", "text"),
     [
         (lambda: DistributedBatchSampler(5, 2), "sampler must be an object such as MPerClassSampler"),
+        (lambda: DistributedBatchSampler(TupleSampler(TUPLES, 1)), "TupleSampler gives whole pairs or triplets"),
         (lambda: DistributedBatchSampler(range(5), 0), "batch_size of DistributedBatchSampler must be a whole number"),
         (lambda: DistributedBatchSampler(range(5), 2, rank=0), "num_processes and rank go together"),
         (lambda: DistributedBatchSampler(range(5), 2, 0, 2, 2), "rank must be from 0 to 1; got 2"),

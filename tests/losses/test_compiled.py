@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 from pytorch_metric_learning import reducers
+from pytorch_metric_learning.regularizers import LpRegularizer
 
 import pml_ext
 from pml_ext import CrossBatchMemory, PDDMDistance, RegularizedLoss
@@ -18,7 +19,7 @@ from pml_ext_triplets.functional import KINDS
 
 ONE_GRAPH = {
     "CBMLLoss": [{}, {"mining": False}, {"delta": "ratio", "averaging": "sqrt"}],
-    "AngularLoss": [{}, {"alpha": 36.0}],
+    "AngularLoss": [{}, {"alpha": 36.0}, {"embedding_regularizer": LpRegularizer(), "embedding_reg_weight": 0.1}],
     "NPairLoss": [{}, {"normalize_embeddings": False}, {"reducer": reducers.SumReducer()}],
     "NPairAngularLoss": [{}],
     "BatchAllTripletLoss": [{}, {"kind": "squared-hinge"}, {"triplets": "all"}, {"positives": "local"}],

@@ -10,10 +10,12 @@ from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_ind
 from pml_ext import (
     CBMLLoss,
     CrossBatchMemory,
+    DistributedLoss,
     HardPairMiner,
     MetricVarianceRegularizer,
     MultipleLosses,
     RegularizedLoss,
+    SharedLabel,
     registry,
 )
 
@@ -226,6 +228,8 @@ def test_losses_that_do_not_fit():
         (losses.VICRegLoss(), "does not take indices_tuple and labels"),
         (losses.MultipleLosses([losses.ContrastiveLoss()]), "from pml_ext import MultipleLosses"),
         (losses.ContrastiveLoss, "must be an object such as"),
+        (DistributedLoss(losses.ContrastiveLoss()), "DistributedLoss goes around the memory"),
+        (MultipleLosses([DistributedLoss(losses.ContrastiveLoss())]), "DistributedLoss goes around the memory"),
     ):
         with pytest.raises(TypeError, match=text):
             CrossBatchMemory(loss, 6, 20)
@@ -245,6 +249,22 @@ def test_wrong_calls():
         memory(x, labels, miners.BatchHardMiner()(x, labels), torch.ones(4, dtype=torch.bool))
     x, labels = batch()
     assert memory(x, labels, enqueue_mask=torch.arange(12) < 8).isfinite()
+    related = CrossBatchMemory(CBMLLoss(relation=SharedLabel()), 6, 20)
+    sets = torch.nn.functional.one_hot(labels)
+    with pytest.raises(ValueError, match="labels of 1 items are given for 12 embeddings"):
+        related(x, sets[:1])
+    assert related.filled == 0
+
+
+def test_a_memory_filled_in_inference_mode_trains():
+    x, labels = batch()
+    memory = CrossBatchMemory(losses.ContrastiveLoss(), 6, 24)
+    with torch.inference_mode():
+        memory.reset_queue()
+        memory.add_to_memory(x.detach() + 1, labels)
+    memory(x, labels).backward()
+    assert memory.filled == 24
+    assert x.grad.isfinite().all()
 
 
 # A sum of losses with miners of their own, and pairs that are there already

@@ -18,6 +18,7 @@ from pml_ext import (
 )
 from pml_ext.errors import TrainingWarning
 from pml_ext.losses.mining import mine, without_copies
+from pml_ext.miners import PairMiner
 
 from .remembered import Spy, batch, with_references
 
@@ -100,11 +101,19 @@ def test_an_unknown_miner_is_called_by_anchor_and_speaks():
     assert (miner.num_pos_pairs, miner.num_neg_pairs) == (len(mined[0]), len(mined[2]))
 
 
+class OfBatch(PairMiner):
+    """Ignores references."""
+
+    def mine(self, embeddings, labels, ref_emb, ref_labels):
+        return miners.BatchHardMiner()(embeddings, labels)
+
+
 def test_a_miner_without_references_is_refused():
     x, labels = batch()
     for miner, text in (
         (miners.EmbeddingsAlreadyPackagedAsTriplets(), "takes no references, such as those of a CrossBatchMemory"),
         (HardQuadrupletMiner(), "takes no references"),
+        (OfBatch(), 'declare "references" in capabilities of OfBatch'),
         (AnchorSwapMiner(), "takes no references"),
         (DistributedMiner(miners.BatchHardMiner()), "give the miner without DistributedMiner"),
     ):

@@ -6,9 +6,18 @@ from pytorch_metric_learning import reducers
 from pytorch_metric_learning.distances import CosineSimilarity
 from pytorch_metric_learning.regularizers import LpRegularizer
 
-from pml_ext import AngularTripletLoss, BatchAllTripletLoss, CBMLLoss, Hierarchy, PDDMDistance, TiledContrastiveLoss
+from pml_ext import (
+    AngularTripletLoss,
+    BatchAllTripletLoss,
+    CBMLLoss,
+    Hierarchy,
+    PDDMDistance,
+    TiledContrastiveLoss,
+    TiledMultiSimilarityLoss,
+)
+from pml_ext.distances import compare
 from pml_ext.losses import PairLoss, per_anchor, reduced
-from pml_ext.pairwise import rows_per_tile
+from pml_ext.pairwise import rows_per_tile, tiles_of_rows
 from pml_ext.testing.benchmark import peak_bytes
 
 from .tiled_batches import CALLS, LABELS, LOSSES, SIZE, X, agree
@@ -132,6 +141,23 @@ def test_memory_is_linear_and_tiles_come_by_themselves():
         peaks.append(peak_bytes(CBMLLoss(tile_size=12800 // count), x, y))
     assert peaks[1] < 1.4 * peaks[0]
     assert peaks[1] < peak_bytes(CBMLLoss(), x, y) / 10
+
+
+@pytest.mark.parametrize("make", [CBMLLoss, TiledMultiSimilarityLoss])
+@pytest.mark.parametrize("regularizer", [None, LpRegularizer()])
+def test_a_regularizer_leaves_tiles_in_one_pass(make, regularizer, monkeypatch):
+    """A tile's matrix is computed once, not again in the backward pass."""
+    count = 0
+
+    def counted(*arguments):
+        nonlocal count
+        count += 1
+        return compare(*arguments)
+
+    monkeypatch.setattr("pml_ext.distances.compare", counted)
+    loss = make(tile_size=SIZE // 2, embedding_regularizer=regularizer)
+    loss(X, LABELS).backward()
+    assert count == len(tiles_of_rows(len(X), SIZE // 2))
 
 
 OF_SINGLE_VALUES = [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import pml_ext
 from pml_ext import pairwise
 
 
@@ -89,3 +90,20 @@ def test_a_function_is_replaced_only_under_transforms():
     with pytest.raises(RuntimeError, match="no number"):  # an error of the function itself
         doubled(torch.tensor([torch.inf]))
     assert calls == [2, 2, 2]
+
+
+def test_float64_on_a_device_without_it(monkeypatch):
+    """The meta device stands for Apple's GPU, which refuses tensors of float64."""
+    modules = [
+        pml_ext.CBMLLoss(statistics="auto"),
+        pml_ext.DensityRegularizer(num_classes=3),
+        pml_ext.CBMLLoss(relation=pml_ext.Near(1, numbers=[0.0, 2.0, 1.0])),
+    ]
+    monkeypatch.setattr("pml_ext.pairwise.batch._WITHOUT_FLOAT64", {"meta"})
+    for module in modules:
+        assert torch.float64 in {buffer.dtype for buffer in module.to("cpu").buffers()}
+        module.to("meta")
+        assert torch.float64 not in {buffer.dtype for buffer in module.buffers()}
+    near = pml_ext.Near(1, numbers=[0.0, 2.0, 1.0])
+    assert near.weights(*torch.zeros(2, 3, device="meta")).dtype == torch.float32
+    assert pml_ext.Near(1).tensor([0.5], 1, "meta").dtype == torch.float32

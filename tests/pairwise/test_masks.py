@@ -76,6 +76,13 @@ class TestPairsOfRows:
         assert negatives.tolist() == [[False, True, False, False], [True, False, True, True]]
 
 
+@pytest.mark.parametrize("anchor", [-1, 4])
+def test_anchors_outside_of_the_batch_are_refused(anchor):
+    rows = torch.tensor([0, anchor]), torch.tensor([1, 2]), torch.tensor([0, 1]), torch.tensor([3, 3])
+    with pytest.raises(IndexError, match=f"has anchors .*{anchor}.*, and the batch has rows 0 to 3"):
+        pairwise.PairsOfRows(torch.device("cpu"), None, rows, None, has_references=False, rows=4)
+
+
 def test_places_are_in_row_major_order():
     rows, columns = pairwise.all_entries(torch.empty(2, 3))
     assert list(zip(rows.tolist(), columns.tolist(), strict=True)) == [(i, j) for i in range(2) for j in range(3)]

@@ -36,6 +36,7 @@ from pml_ext.testing.calling import CountedOperations
 
 B = 24
 C = 6
+NUMPY_ZERO = torch.zeros(1, dtype=torch.long).numpy()[0]
 PAIR_LOSSES = [c.name for c in registry.components("loss") if issubclass(c.cls, PairLoss)]
 MINERS = [c.name for c in registry.components("miner") if issubclass(c.cls, PairMiner)]
 
@@ -188,6 +189,11 @@ OF_SETS = CBMLLoss(relation=SharedLabel())
         (lambda: WithRelation(losses.ContrastiveLoss(), SharedLabel(graded=True)), ValueError, "has no weights"),
         (lambda: WithRelation(losses.ArcFaceLoss(3, 4), SharedLabel()), TypeError, "compares no pairs"),
         (lambda: CBMLLoss()(points(), torch.arange(B), relation=FromMatrix(torch.eye(3))), ValueError, "3 rows"),
+        (
+            lambda: Hierarchy(["a/b"]).tensor([NUMPY_ZERO], 1),
+            TypeError,
+            "wants a tensor of integers",
+        ),
         (lambda: Hierarchy(["a/b"]).tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
         (lambda: NegativesOnly().tensor(torch.zeros(2), 2), TypeError, r"a tensor of integers of shape \(2,\)"),
         (lambda: pml_ext.Near(0), ValueError, "within of Near must be a finite number above 0, not 0"),

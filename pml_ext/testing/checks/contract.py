@@ -467,12 +467,28 @@ def check_dtypes(subject: Subject) -> None:
         value.backward()
         if batch.embeddings.grad is None or not batch.embeddings.grad.isfinite().all():
             raise AssertionError(f"{given} have no finite gradient")
+    if subject.kind == "distance":
+        _check_backward_after_autocast(subject, module(torch.float32))
     if subject.kind == "loss":
         batch = batch_of(subject, dtype=torch.float32)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             value = seeded(module(torch.float32), batch)
         expected = seeded(module(torch.float32), batch)
         close(value, expected, "autocast changes the loss; leave it inside of it", rtol=1e-4, atol=1e-5)
+
+
+def _check_backward_after_autocast(subject: Subject, distance: Any) -> None:
+    """Fail if float32 embeddings get no gradient where only the forward pass is in autocast."""
+    batch = batch_of(subject, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        value = seeded(distance, batch)
+    if not value.requires_grad:
+        return
+    try:
+        value.float().sum().backward()
+    except RuntimeError as error:
+        text = f"autocast in the forward pass stops the backward pass: {error_summary(error)}"
+        raise AssertionError(f"{text}; leave autocast, by pml_ext.plugin.autocast_off(device)") from error
 
 
 @applies_to("loss", "regularizer", "miner")

@@ -1,12 +1,15 @@
 """The settings that Sec. 4.4 F finds, the quadratic exponent, and the ratio functions of Fig. 3."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from matplotlib.figure import Figure
-from pytorch_metric_learning.distances import DotProductSimilarity
+from pytorch_metric_learning.distances import CosineSimilarity, DotProductSimilarity
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pml_ext import PDDMDistance
 from pml_ext_cbml import CBMLLoss, PairStatistics
 from pml_ext_cbml.functional import log_ratio
 
@@ -79,5 +82,63 @@ def test_statistics_of_the_first_batch(statistics, exponent):
         CBMLLoss(statistics=statistics)(x, None, (torch.tensor([0]), torch.tensor([1]), *[torch.tensor([0, 1])] * 2))
     with pytest.raises(ValueError, match="leave delta out"):
         CBMLLoss(statistics=statistics, delta=0.25)
+
+
+@pytest.mark.parametrize(
+    "distance",
+    [
+        DotProductSimilarity(normalize_embeddings=False),
+        CosineSimilarity(power=3),
+        CosineSimilarity(p=1),
+        PDDMDistance(embedding_size=4),
+    ],
+)
+def test_estimates_are_of_cosines_alone(distance):
     with pytest.raises(ValueError, match="are of cosine similarities"):
-        CBMLLoss(statistics=statistics, distance=DotProductSimilarity(normalize_embeddings=False))
+        CBMLLoss(statistics="auto", distance=distance)
+
+
+@pytest.mark.parametrize(("statistics", "exponent"), [("auto", "linear"), ("auto-quadratic", "quadratic")])
+@pytest.mark.parametrize("training", [False, True])
+def test_batches_before_training_are_not_kept(statistics, exponent, training):
+    """A validation batch, or one without gradients, has its own statistics, or the constants if it has none."""
+    x, labels = loops.batch()
+    other = x.detach() + 0.1
+    loss = CBMLLoss(statistics=statistics).double().train(training)
+    with torch.set_grad_enabled(not training):
+        for validated, its_labels in ((other, labels), (other, labels * 0), (other, labels)):
+            wanted = CBMLLoss()
+            if its_labels.any():
+                wanted = CBMLLoss.from_statistics(PairStatistics.of(validated, labels), exponent=exponent)
+            torch.testing.assert_close(loss(validated, its_labels), wanted(validated, its_labels))
+    assert loss.estimates.isnan().all()
+    loss.train()
+    loss(x, labels)
+    wanted = CBMLLoss.from_statistics(PairStatistics.of(x, labels), exponent=exponent)
+    torch.testing.assert_close(loss.eval()(other, labels), wanted(other, labels))
+
+
+def test_statistics_in_tiles(monkeypatch):
+    x, labels = loops.batch()
+    whole = PairStatistics.of(x, labels)
+    monkeypatch.setattr("pml_ext_cbml.statistics.rows_per_tile", lambda *_: 3)
+    tiles = PairStatistics.of(x, labels)
+    assert dataclasses.astuple(tiles) == pytest.approx(dataclasses.astuple(whole), rel=1e-12)
+
+
+def test_statistics_of_a_large_batch_need_no_matrix():
+    """Products and masks of 8,192 embeddings would have 512 MB and more."""
+    x = torch.randn(8192, 4, generator=torch.Generator().manual_seed(0))
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.untyped_storage().nbytes())
+            return result
+
+    with Sizes():
+        PairStatistics.of(x + torch.arange(8192)[:, None] % 2, torch.arange(8192) % 2)
+    assert largest < 64 << 20

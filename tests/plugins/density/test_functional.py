@@ -28,6 +28,15 @@ def test_densities_of_classes_are_those_of_a_loop():
     assert found[1] == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_densities_of_half_precision(dtype):
+    """In float16 a count of 2,049 images would be 2,048, and in bfloat16 a count of 257 would be 256."""
+    x = torch.randn(2049, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+    labels = torch.zeros(2049, dtype=torch.long)
+    found = functional.class_densities(x, labels)
+    torch.testing.assert_close(found, functional.class_densities(x.float(), labels))
+
+
 @pytest.mark.parametrize("size", [1, 4, 9])
 def test_streamed_densities_are_those_of_all_features(size):
     x, y = batch(RAGGED, dtype=torch.float32)

@@ -8,6 +8,7 @@ from pytorch_metric_learning.reducers import MeanReducer
 from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.distances import EuclideanDistance
+from pml_ext.pairwise import gram
 from pml_ext.plugin import CosineSimilarity, masked_min, reduced
 
 from .correct import FewClasses, Hardest, Indices, Moving, NearNegatives
@@ -195,6 +196,9 @@ class WrongWay(CosineSimilarity):
 
 plant("OfUnitLength", LpDistance, "is right for unit vectors alone", "check_distance", "normalize_embeddings=False")(
     compute_mat=lambda self, x, y: (2 - 2 * x @ y.T).clamp(min=1e-12).sqrt()
+)
+plant("InAutocast", CosineSimilarity, "a function of its own in autocast", "check_dtypes", "leave autocast")(
+    compute_mat=lambda self, x, y: gram(x) if y is x else x @ y.T
 )
 
 
