@@ -120,15 +120,17 @@ def to_device(x: Tensor, device: torch.device | str | None) -> Tensor:
     return x.to(device)
 
 
-class Float64Buffers(torch.nn.Module):
+class Float64Buffers:
     """Mixin for modules with buffers of float64, which become float32 on a device that has no float64."""
+
+    _buffers: dict[str, Tensor | None]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         device = fn(torch.empty(0)).device
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype == torch.float64:
                 self._buffers[name] = buffer.to(widest_dtype(device))
-        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)  # type: ignore[misc]
 
 
 def pair_to_full_precision(
