@@ -172,12 +172,17 @@ def subject_of(
         registered = component
         component = component.cls
     if isinstance(component, type):
+        known = registry.settings_of(component)
+        given = {"embedding_size": embedding_size, "num_classes": num_classes}
+        for name, size in given.items():
+            if size is not None and name in known:
+                fixed.setdefault(name, size)
         sizes = {
             "embedding_size": embedding_size or _default_of(component, "embedding_size") or SIZE,
             "num_classes": num_classes or _default_of(component, "num_classes") or CLASSES,
         }
         subject = _of_class(component, fixed, grid[0], sizes)
-        check_settings(subject.name, registry.settings_of(component), {*without_effect}.union(*grid))
+        check_settings(subject.name, known, {*without_effect}.union(*grid))
     elif settings or without_effect:
         name = type(component).__name__
         raise ConfigError(f"settings are varied by building a class; {name} is built already; give the class {name}")
