@@ -89,14 +89,8 @@ def load_for_command(
     """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
     from pml_ext.tool import choose_device, keep_freed_memory
 
-    from .mirror import is_store
     from .trained import load_run
 
-    if store is not None and is_store(str(store)):
-        scheme = str(store).partition(":")[0]  # what follows may have a password
-        raise ConfigError(
-            f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {run} --to STORE"
-        )
     keep_freed_memory(choose_device(device))
     return load_run(run, device, workers, store, listener, by)
 

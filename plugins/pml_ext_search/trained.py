@@ -32,7 +32,7 @@ from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .gallery import Gallery
 from .match import match, match_vectors
-from .mirror import SCHEME, answers_from, copy_to_store, recall_of
+from .mirror import SCHEME, answers_from, copy_to_store, is_store, recall_of
 from .query import METRICS, RADIUS, Answer, Answers, QueryOptions, check_options
 from .reading import Images, Listed, as_images
 from .stores import SearchFilter, masked
@@ -68,8 +68,14 @@ def load_run(
         by: ``"embeddings"``, or ``"features"``: images are embedded and compared by the features of the trunk, before
             the head. By default what the collection was made by, and embeddings without a collection.
 
-    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run.
+    Raise DataError if the folder has no finished run, or if one of its files is empty, cut or of another run, and
+    ConfigError for the address of a database as ``store``.
     """
+    if store is not None and is_store(str(store)):
+        scheme = str(store).partition(":")[0]  # what follows may have a password
+        raise ConfigError(
+            f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
+        )
     return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
 
 
