@@ -7,6 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
@@ -32,7 +33,7 @@ def check_number(
     text = f"{name} of {type(owner).__name__} must be {wanted}, not {value!r}"
     if isinstance(value, str) and or_else:
         raise ValueError(text)
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, Fraction))  # torch takes no fractions
     if not is_number:
         raise TypeError(text)
     if not (math.isfinite(value) and least <= value <= most and above < value < below):

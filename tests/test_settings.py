@@ -2,6 +2,7 @@
 
 import functools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -46,6 +47,7 @@ def test_numbers_in_their_range_pass(value):
         (math.nan, {}, ValueError, "must be a finite number, not nan"),
         (math.inf, {}, ValueError, "must be a finite number, not inf"),
         (True, {}, TypeError, "must be a finite number, not True"),
+        (Fraction(1, 2), {}, TypeError, r"must be a finite number, not Fraction\(1, 2\)"),
         ("1", {}, TypeError, "must be a finite number, not '1'"),
         ("other", {"or_else": "'auto'"}, ValueError, "must be a finite number or 'auto', not 'other'"),
     ],

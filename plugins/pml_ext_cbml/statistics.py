@@ -78,7 +78,9 @@ class PairStatistics:
                 squares[kind] += masked_sum((similarity - means[kind]).square(), mask).sum()
 
         mean_pos, mean_neg = means.tolist()
-        std_pos, std_neg = (squares / counts).sqrt().tolist()
+        deviations = (squares / counts).sqrt()
+        rounding = 8 * torch.finfo(x.dtype).eps  # equal similarities may differ from their mean by it
+        std_pos, std_neg = torch.where(deviations > rounding, deviations, 0).tolist()
         num_pos, num_neg = (counts / len(x)).tolist()
         return cls(mean_pos, std_pos, mean_neg, std_neg, num_pos, num_neg)
 

@@ -95,6 +95,9 @@ def probe(
 
     ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.
     """
+    of_heads = [override for override in overrides if override.startswith(_OF_HEADS)]
+    if of_heads and head is None:
+        raise ConfigError(f"--set {of_heads[0]}: it is for a head; add --head RECIPE, or leave it out")
     probers = []
     for trunk in trunks:
         prober = _Prober(

@@ -605,7 +605,7 @@ class Collection:
         return state.vectors
 
     def compact(self, gone: Sequence[bytes] = ()) -> None:
-        """Delete rows of missing files; rewrite the vectors if a fifth of the file is unused.
+        """Delete rows of missing files, and damaged rows; rewrite the vectors if a fifth of the file is unused.
 
         To be called inside :meth:`locked`. Readers that have the old file mapped keep it until they read the version.
         """
@@ -626,9 +626,7 @@ class Collection:
                 damaged += deleted.rowcount
         if damaged:
             text = f"{self.place}: {counted(damaged, 'row')} of images were damaged and are deleted"
-            warnings.warn(
-                f"{text}; these images are embedded again when they are next needed", StoreWarning, stacklevel=6
-            )
+            warnings.warn(f"{text}; to have these images again, type: {self.command()}", StoreWarning, stacklevel=6)
 
     def _close_holes(self) -> None:
         """Move the vectors to a new file if a fifth of the old one belongs to no row."""

@@ -117,6 +117,8 @@ class Gallery:
             return np.arange(index.first, end), current.vectors[index.first : end]
         try:
             numbers = self._numbers_of(current)
+            if len(numbers) != index.images:
+                raise ValueError(len(numbers))
             return numbers, current.vectors[numbers]
         except (ValueError, TypeError, IndexError):
             raise self._collection.damaged("a row of the index has no vector") from None

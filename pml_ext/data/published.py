@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import DataError, UnwritableError, one_line
+from ..files import locked_folder
 from .images import LabeledImages
 from .reading import Box
 from .splits import DataSplits
@@ -139,12 +140,21 @@ def check_archives(about: DatasetInfo, root: Path | None = None) -> None:
 
 
 def _download(archive: Archive, place: Path) -> None:
-    """Download an archive to a temporary name, and rename the file once its checksum is right."""
+    """Download an archive to a temporary name, and rename the file once its checksum is right.
+
+    Another process that downloads it at the same time is waited for.
+    """
+    with locked_folder(place):
+        if not (place / archive.name).is_file():
+            _download_alone(archive, place)
+
+
+def _download_alone(archive: Archive, place: Path) -> None:
     from torchvision.datasets.utils import download_url
 
-    part = place / f"{archive.name}.{os.getpid()}.part"  # other processes may download it at the same time
+    part = place / f"{archive.name}.part"
     try:
-        part.unlink(missing_ok=True)
+        part.unlink(missing_ok=True)  # of a download that was killed
         download_url(archive.url, os.fspath(place), part.name)
         archive.check(part)
         os.replace(part, place / archive.name)

@@ -17,6 +17,7 @@ from ..pairwise import check_references
 from ..registry.components import capabilities
 from ..settings import check_count
 from .calling import WrapperCapabilities, call_loss, check_module, unwrapped
+from .mining import mine
 from .splitting import kind_of, number_of_rows, rows_of
 
 
@@ -148,7 +149,7 @@ class CachedGradients(nn.Module):
         assert self.miner is not None
         if references is None:
             return self.miner(embeddings, labels)
-        return self.miner(embeddings, labels, references, ref_labels)
+        return mine(self.miner, embeddings, labels, references, ref_labels)
 
 
 class MicroBatched(nn.Module):

@@ -121,7 +121,10 @@ def to_device(x: Tensor, device: torch.device | str | None) -> Tensor:
 
 
 class Float64Buffers:
-    """Mixin for modules with buffers of float64, which become float32 on a device that has no float64."""
+    """Mixin for modules with float64 buffers of their own, which become float32 on a device that has no float64.
+
+    It stands before the module's other base classes.
+    """
 
     _buffers: dict[str, Tensor | None]
 

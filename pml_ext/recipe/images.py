@@ -19,9 +19,10 @@ from .own_data import (
     fitting_batch,
     fitting_split,
     items_per_class,
-    names_sampler,
     parts_of,
     range_of,
+    sampler_of,
+    takes_fitting_batches,
 )
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class OwnImages(NamedTuple):
     side: int  # pixels of a small network's images
     aspect: float  # median of the longer side over the shorter
     chosen_size: int | None  # pixels that ``data.image_size`` among the options says
-    sampler_is_named: bool  # whether the options name a sampler, whose batches are theirs
+    sampler: str  # that the options name; "" for the recipe's
 
     def batch_of(self, classes: int) -> tuple[int, int]:
         """Return the number of classes in a batch, at most 16, and of images of each, for a number of ``classes``."""
@@ -131,20 +132,20 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
         side=side,
         aspect=aspect,
         chosen_size=None if chosen_size is None else int(chosen_size),
-        sampler_is_named=names_sampler(overrides),
+        sampler=sampler_of(overrides),
     )
 
 
 def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
     """Return the settings of a recipe for a folder; a recipe that sets the crop of photographs keeps its own.
 
-    They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the recipe's own
-    sampler if it has ``m``, the images of each class.
+    They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the folder if the
+    sampler is the recipe's own and has ``m``, the images of each class.
     """
     tables = read_tables(recipe)
     image_settings = dict(tables.get("data", {}).get("images", {}))
     batches = []
-    if "m" in tables.get("sampler", {}) and not images.sampler_is_named:
+    if takes_fitting_batches(tables.get("sampler", {}), images.sampler):
         batches = images.batches_of(images.training_classes)
     if "crop" not in image_settings:
         return (*images.data, *images.small, *batches)

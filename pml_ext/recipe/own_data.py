@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,16 +43,26 @@ def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-def names_sampler(overrides: Iterable[str]) -> bool:
-    """Return whether overrides name a sampler, whose settings are then theirs as well."""
+def sampler_of(overrides: Iterable[str]) -> str:
+    """Return the name of the sampler that overrides choose; "" if they choose none."""
+    name = ""
     for override in overrides:
         key, _, text = override.partition("=")
         key = key.strip()
         value = toml_value(text.strip(), "--set ...")
-        in_table = key == "sampler" and isinstance(value, dict) and "name" in value
-        if in_table or key == "sampler.name":
-            return True
-    return False
+        if key == "sampler" and isinstance(value, dict):
+            name = str(value.get("name", name))
+        elif key == "sampler.name":
+            name = str(value)
+    return name
+
+
+def takes_fitting_batches(sampler: Mapping[str, Any], chosen: str) -> bool:
+    """Return whether batches that fit the data are set in a recipe's ``[sampler]``: it has m, and is not replaced.
+
+    ``chosen`` is the name of the sampler that overrides choose, whose batches are theirs; "" for none.
+    """
+    return "m" in sampler and chosen in ("", sampler.get("name"))
 
 
 def parts_of(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:

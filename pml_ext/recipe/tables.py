@@ -28,14 +28,16 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return tables with other values of dotted keys.
 
-    Names of components and data sets go first, whatever the order, since another name begins its table anew. All
-    other values, those in tables as well, follow in their order, so that the last one holds.
+    Names of components and data sets go first, whatever the order, since another name begins its table anew: a loss's
+    before its miner's. All other values, those in tables as well, follow in their order, so that the last one holds.
     """
     settings = list(settings)
     result = dict(tables)
+    names: list[tuple[str, Any]] = []
     for key, value in settings:
-        for name_key, name in _names_inside(key, value):
-            result = merged(result, nested(name_key, name))
+        names.extend(_names_inside(key, value))
+    for key, name in sorted(names, key=_depth_of_name):
+        result = merged(result, nested(key, name))
     for key, value in settings:
         if isinstance(value, Mapping):
             result = merged(result, nested(key, _without_names(key, value, result)))
@@ -53,6 +55,12 @@ def _names_inside(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _names_inside(f"{key}.{inner}", inner_value)
     elif _is_name(key):
         yield key, value
+
+
+def _depth_of_name(setting: tuple[str, Any]) -> int:
+    """Return how deep the thing lies that a setting names: ``loss.name`` and ``loss`` at 0, ``loss.miner`` at 1."""
+    key, _ = setting
+    return key.removesuffix(".name").count(".")
 
 
 def _is_name(key: str) -> bool:

@@ -19,9 +19,10 @@ from .own_data import (
     fitting_batch,
     fitting_split,
     items_per_class,
-    names_sampler,
     parts_of,
     range_of,
+    sampler_of,
+    takes_fitting_batches,
 )
 from .schema import IDENTITY
 
@@ -41,7 +42,7 @@ class OwnVectors(NamedTuple):
     head: list[str]
     batches: list[str]
     description: list[str]  # a line each
-    sampler_is_named: bool  # whether the options name a sampler, whose batches are theirs
+    sampler: str  # that the options name; "" for the recipe's
 
 
 def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnVectors:
@@ -87,7 +88,7 @@ def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Pat
         "--set schedule.epochs=40",
     ]
     head = [f"model.embedder={embedder}", f"model.embedding_size={size}"]
-    return OwnVectors(name, data, head, batches, description, names_sampler(overrides))
+    return OwnVectors(name, data, head, batches, description, sampler_of(overrides))
 
 
 _HEADS = {
@@ -109,7 +110,7 @@ def settings_for_vectors(recipe: str, vectors: OwnVectors) -> list[str]:
     for key, default in (("workers", "0"), ("unreadable", "stop")):
         if key in tables.get("data", {}):
             settings.append(f"data.{key}={default}")
-    if "m" in tables.get("sampler", {}) and not vectors.sampler_is_named:
+    if takes_fitting_batches(tables.get("sampler", {}), vectors.sampler):
         settings += vectors.batches
     return settings
 

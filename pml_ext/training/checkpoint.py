@@ -103,7 +103,7 @@ def load(
             raise
     except pickle.UnpicklingError as error:
         reason = "it cannot be read here (UnpicklingError): other versions of torch or numpy wrote it, or it is damaged"
-        raise _refused(path, reason, "go on with the versions that wrote it") from error
+        raise _refused(path, reason, "go on with the versions that wrote it; if it is damaged, ") from error
     except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
     if not isinstance(state, dict) or (of is not None and state.get("of") != of):
@@ -150,14 +150,14 @@ def errors_with_path(path: Path, state: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _refused(path: Path, reason: str, advice: str = "") -> DataError:
-    """Return the error of a checkpoint; ``advice`` stands in place of the one to begin again."""
+    """Return the error of a checkpoint; ``advice`` stands before what can be done without the file."""
     remedies = {
         "model.pt": "train with --resume: it is made again from last.pt",
         "before.pt": "the report leaves out its figure",
         "within.pt": "the epoch begins again",
     }
     anew = f"delete the folder {path.parent} and train with --resume: training begins again with the first epoch"
-    return DataError(f"{path}: {reason}; {remedies.get(path.name, advice or anew)}")
+    return DataError(f"{path}: {reason}; {advice}{remedies.get(path.name, anew)}")
 
 
 def sampler_state(sampler: Any) -> Any:

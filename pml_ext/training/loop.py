@@ -67,6 +67,8 @@ def train_epochs(
     status = "failed"
     metrics: Metrics = {}
     try:
+        if run.epoch < run.epochs:
+            run.compute_views()  # not inside of an epoch, which a signal would not interrupt
         while run.epoch < run.epochs:
             run.epoch += 1
             with signals.deferred():

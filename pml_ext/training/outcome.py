@@ -42,7 +42,7 @@ def check_validation(run: Run) -> None:
     if classes_of_two(images.labels) == 0:
         raise DataError(
             f"evaluation.select: no class has two of the {len(images)} {run.data.noun} to validate with, so that all "
-            "epochs are equal; wanted two or more of a class, or leave out evaluation.select"
+            "epochs are equal; wanted two or more of a class, or leave out evaluation.select, select_on and validation"
         )
 
 

@@ -242,12 +242,15 @@ class Run(View):
             for split in self.splits:
                 if self.processes > 1 or split in ("train", "validation"):
                     self.features(split)
-        if self.frozen and self.epochs:  # else no epoch reads the views
-            for view in self._views():
-                self.features("train", view)
         for cut in dict.fromkeys(self.trunk_cut(stage) for stage in self.stages):
             if cut is not None:
                 self._compute_activations(cut)
+
+    def compute_views(self) -> None:
+        """Compute the features of all views of the training images, of a frozen trunk."""
+        if self.frozen:
+            for view in self._views():
+                self.features("train", view)
 
     def _compute_activations(self, cut: TrunkCut) -> None:
         """Compute all activations before a cut that the run needs; ConfigError if they take too much space."""

@@ -6,10 +6,11 @@ import functools
 import hashlib
 import io
 import json
-import os
 import tarfile
 import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -65,36 +66,36 @@ def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
     found = hashlib.md5(BODY[::-1]).hexdigest()
     with pytest.raises(DataError, match=f"its MD5 is {found}, wanted {wanted.checksum}"):
         get_archives(about(wanted), tmp_path / "new")
-    assert list((tmp_path / "new").iterdir()) == []
+    assert [path.name for path in (tmp_path / "new").iterdir()] == [".lock"]
     (server.files / "set.bin").write_bytes(BODY)
-    (tmp_path / "new" / f"set.bin.{os.getpid()}.part").write_bytes(BODY[:1000])
+    (tmp_path / "new" / "set.bin.part").write_bytes(BODY[:1000])
     get_archives(about(wanted), tmp_path / "new")
     asked = len(server.asked)
     get_archives(about(wanted), tmp_path / "new")
     assert len(server.asked) == asked
     assert (tmp_path / "new" / "set.bin").read_bytes() == BODY
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["set.bin"]
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {".lock", "set.bin"}
     gone = wanted._replace(name="other.bin", url=server.url + "other")
     with pytest.raises(DataError, match=r"cannot be downloaded \(.*404.*or fetch other.bin yourself and put it into"):
         get_archives(about(gone), tmp_path)
 
 
-def test_two_processes_may_download_one_file(server, tmp_path, monkeypatch):
-    wanted = archive(server, unpack=False)
+def test_a_file_that_another_process_downloads_is_waited_for(server, tmp_path, monkeypatch):
     begun = []
 
     def download(url, folder, name):
         begun.append(name)
+        time.sleep(0.2)  # the other one begins meanwhile
         download_url(url, folder, name)
-        if len(begun) == 1:  # the other process begins and ends, before this one has looked at what it got
-            monkeypatch.setattr(os, "getpid", lambda: 1)
-            get_archives(about(wanted), tmp_path)
 
     monkeypatch.setattr("torchvision.datasets.utils.download_url", download)
-    get_archives(about(wanted), tmp_path)
-    assert len(set(begun)) == 2
+    (tmp_path / "set.bin.part").write_bytes(b"of a download that was killed")
+    wanted = about(archive(server, unpack=False))
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(get_archives, [wanted] * 2, [tmp_path] * 2))
+    assert begun == ["set.bin.part"]
     assert (tmp_path / "set.bin").read_bytes() == BODY
-    assert [path.name for path in tmp_path.iterdir()] == ["set.bin"]
+    assert not (tmp_path / "set.bin.part").exists()
 
 
 def tarred(entries: dict[str, bytes], links: dict[str, str] = {}) -> bytes:  # noqa: B006

@@ -126,7 +126,7 @@ def test_training_equals_a_plain_loop_on_the_lists(lists, tmp_path):
     """PML's loss on the drawn pairs, with the same network, batches and optimizer."""
     recipe = load_recipe(str(lists / "pairs.toml"), ["schedule.epochs=1", "optimizer.name=sgd"])
     one = Run(recipe, "loop", tmp_path / "one")
-    train_images = one.training_images
+    train_images = one.data.training_images
     layer = torch.nn.Linear(64, 16)
     layer.load_state_dict(
         one.embedder[-1].state_dict() if hasattr(one.embedder, "__getitem__") else one.embedder.state_dict()
@@ -205,8 +205,8 @@ def test_unreadable_images_take_their_pairs_along(lists, tmp_path):
     listed = (lists / "pairs.csv").read_text().splitlines()
     with_it = [line for line in listed if "3" in line.split(",")[:2] and line.endswith("train")]
     every = [line for line in listed if line.endswith("train")]
-    assert len(one.listed) == len(every) - len(with_it) < len(every)
-    assert len(one.training_images) < 200
+    assert len(one.data.listed) == len(every) - len(with_it) < len(every)
+    assert len(one.data.training_images) < 200
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,6 +8,7 @@ from pytorch_metric_learning import losses, miners
 
 from pml_ext import (
     AnchorSwapMiner,
+    CachedGradients,
     CrossBatchMemory,
     DistributedMiner,
     HardPairMiner,
@@ -119,6 +120,16 @@ def test_a_miner_without_references_is_refused():
     ):
         with pytest.raises(ValueError, match=text):
             CrossBatchMemory(losses.ContrastiveLoss(), 6, 12, miner=miner)(x, labels)
+
+
+def test_references_of_cached_gradients_are_not_mined_as_the_batch():
+    x, labels = batch()
+    cached = CachedGradients(
+        torch.nn.Linear(x.shape[1], 4, dtype=x.dtype), losses.ContrastiveLoss(), 4, miner=OfBatch()
+    )
+    assert cached(x, labels) >= 0
+    with pytest.raises(ValueError, match="OfBatch takes no references"):
+        cached(x, labels, reference_inputs=x, ref_labels=labels)
 
 
 def test_a_queue_of_one_row_has_no_pairs():

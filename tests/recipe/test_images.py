@@ -225,3 +225,10 @@ def test_a_sampler_of_the_user_has_no_fitting_batches(photos, override):
         settings = settings_for_recipe(recipe, describe_images(photos, [override]))
         (chosen,) = load_recipes(recipe, [*settings, override]).values()
         assert (chosen.sampler.name, chosen.sampler.settings) == ("shuffle", {})
+
+
+def test_the_recipes_own_sampler_keeps_fitting_batches_if_it_is_named(photos):
+    found = describe_images(photos, ["sampler.name=pml/m-per-class"])
+    assert settings_for_recipe("pml/photographs", found) == settings_for_recipe(
+        "pml/photographs", describe_images(photos)
+    )

@@ -271,6 +271,30 @@ def test_names_inside_of_tables_go_first():
     assert found["model"] == {"trunk": {"name": "convnet"}}
 
 
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (
+            ["loss.optimizer={name='sgd', lr=1}", "loss.name=b"],
+            {"name": "b", "optimizer": {"name": "sgd", "lr": 1}},
+        ),
+        (["loss={miner='m', name='b'}"], {"name": "b", "miner": "m"}),
+        (
+            ["loss.miner={name='m', k=2}", "loss={name='b'}"],
+            {"name": "b", "miner": {"name": "m", "k": 2}},
+        ),
+        (["loss.miner=m", "loss.name=b"], {"name": "b", "miner": "m"}),
+    ],
+)
+def test_names_of_parts_hold_whatever_the_order(overrides, wanted):
+    settings = []
+    for override in overrides:
+        key, _, text = override.partition("=")
+        settings.append((key, toml_value(text, "--set ...")))
+    for given in (settings, settings[::-1]):
+        assert overridden({"loss": {"name": "a", "margin": 0.1}}, given) == {"loss": wanted}
+
+
 @pytest.mark.parametrize("override", ["loss={mvc_gamma=0.7}", "loss.name=pml/contrastive", "loss={name='pml/angular'}"])
 def test_a_list_that_overrides_replace_leaves_the_sweep(override):
     assert list(load_recipes("cbml/omniglot-small-gamma", [override])) == ["cbml/omniglot-small-gamma"]

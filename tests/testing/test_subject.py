@@ -108,7 +108,7 @@ def test_sizes_are_the_defaults_that_a_class_keeps():
     subject = subject_of(functools.partial(Sized, embedding_size=5))
     assert (subject.size, subject.classes) == (5, 10)
     subject = subject_of(Sized, embedding_size=32)
-    assert (subject.size, subject.make().embedding_size) == (32, 32)
+    assert (subject.size, subject.make().proxies.shape[1]) == (32, 32)
     (result,) = check_component(Sized, checks=["check_call_forms"], on_fail=None)
     assert result.status == "passed"
 

@@ -112,9 +112,10 @@ def test_workers_pass_on_bytes_and_the_batches_are_the_same(settings):
         drawn.append(list(reader.read(epoch)))
         assert reader._loader.dataset[0, 1][0].dtype == (torch.uint8 if workers else torch.float32)
         reader.close()
-    for one, other in zip(*([batch.images for batch in epoch] for epoch in drawn), strict=True):
-        assert one.dtype == other.dtype == torch.float32
-        assert torch.equal(one, other)
+    without_workers, with_workers = drawn
+    for batch, same in zip(without_workers, with_workers, strict=True):
+        assert batch.images.dtype == same.images.dtype == torch.float32
+        assert torch.equal(batch.images, same.images)
     flat = nn.Flatten(), nn.Identity()
     passes = [
         [each.features for each in embed_batches(*flat, images.with_transform(plain), CPU, 4, workers)]

@@ -32,7 +32,13 @@ def test_the_time_that_is_left_is_of_the_stage():
     stages = Stages()
     for first, last in ((1, 3), (4, 5)):
         stages.append(SimpleNamespace(first=first, last=last, iterations=10, batch_size=4))
-    run = SimpleNamespace(stages=stages, epochs=5, epoch=1, unit="images", listener=SimpleNamespace(step=told.append))
+    run = SimpleNamespace(
+        stages=stages,
+        epochs=5,
+        epoch=1,
+        data=SimpleNamespace(unit="images"),
+        listener=SimpleNamespace(step=told.append),
+    )
     tell_speed(run, [0.5], iterations=10, seconds=20.0, seconds_with_tests=30.0)
     run.epoch = 4
     tell_speed(run, [0.5], iterations=10, seconds=20.0, seconds_with_tests=30.0)

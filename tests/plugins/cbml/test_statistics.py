@@ -65,6 +65,16 @@ def test_ratio_functions_as_a_figure():
     assert "lacks one of them" in figure.axes[3].get_title()
 
 
+@pytest.mark.parametrize("count", range(3, 12))
+def test_equal_similarities_of_a_kind_have_no_deviation(count):
+    generator = torch.Generator().manual_seed(count)
+    same = torch.randn(1, 5, generator=generator).expand(count, 5)
+    others = torch.randn(4, 5, generator=generator)
+    labels = torch.tensor([0] * count + [1, 2, 3, 4])
+    with pytest.raises(ValueError, match="std_pos"):
+        PairStatistics.of(torch.cat([same, others]), labels)
+
+
 @pytest.mark.parametrize(("statistics", "exponent"), [("auto", "linear"), ("auto-quadratic", "quadratic")])
 def test_statistics_of_the_first_batch(statistics, exponent):
     """A loss that estimates them equals one that was given them, from the first call on, and keeps them."""

@@ -67,8 +67,13 @@ def test_a_probed_trunk_without_weights_is_refused(tmp_path, trunk):
     if trunk.startswith("timm/"):
         pytest.importorskip("timm", reason="the extra timm is not installed")
     with pytest.raises(ConfigError, match=f"{trunk} is frozen and has no weights.*'random' if that is meant.*{trunk}="):
-        probe("digits", ["mlp=random", trunk], tmp_path / "out", device="cpu", overrides=QUICK)
+        probe("digits", ["mlp=random", trunk], tmp_path / "out", device="cpu", overrides=["data.images.crop=16"])
     assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_a_head_without_one_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="--set model.norm=batch: it is for a head; add --head RECIPE"):
+        probe("digits", ["mlp=random"], tmp_path / "out", device="cpu", overrides=["model.norm=batch"])
 
 
 @pytest.mark.parametrize("head", [None, "cbml/frozen"])

@@ -314,6 +314,22 @@ def test_a_damaged_row_of_another_folder_is_deleted_and_told(make, images, tmp_p
     assert run.embed_folder(tmp_path / "others").new == 3
 
 
+def test_a_damaged_row_of_an_index_is_not_passed_over(make, images, tmp_path):
+    write_some(images, range(30))
+    write_some(tmp_path / "others", range(30, 60))
+    run = make()
+    run.index(images)
+    run.embed_folder(tmp_path / "others")
+    write_some(images, range(60, 63))
+    run.index(images)  # whose vectors are in two parts of the file now
+    with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite")) as connection, connection:
+        connection.execute("UPDATE images SET vector = NULL WHERE vector = 10")
+    with pytest.warns(StoreWarning, match="1 row of images were damaged and are deleted; .* type: pml-ext index"):
+        run.embed_folder(tmp_path / "others")
+    with pytest.raises(DataError, match="a row of the index has no vector.*type: pml-ext index"):
+        make().gallery()
+
+
 def test_readers_go_on_while_a_large_write_is_not_committed(make, images, tmp_path, monkeypatch):
     write_some(images, range(5))
     run = make()

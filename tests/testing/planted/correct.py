@@ -1,6 +1,7 @@
 """Correct components, from which those with a bug derive."""
 
 import torch
+from pytorch_metric_learning.distances import CosineSimilarity
 from torch import nn
 from torch.utils.data import Sampler
 
@@ -116,11 +117,14 @@ class InHalf(Equation, BaseMetricLossFunction):
         return per_anchor(values)
 
     def get_default_distance(self):
-        return GramCosineSimilarity()
+        return CosineSimilarity()
 
 
 class ByHand(FullPrecisionForward, InHalf):
     """The equation without the base of pair losses, in full precision."""
+
+    def get_default_distance(self):
+        return GramCosineSimilarity()
 
 
 class Weighted(ByHand):
