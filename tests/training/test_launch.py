@@ -10,12 +10,10 @@ import tomli_w
 import torch
 from PIL import Image
 
-from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.recipe import load_recipe
 from pml_ext.training.checkpoint import load
 from pml_ext.training.launch import draw_report, locked, plan, train
-from pml_ext.training.run_data import listing_of
 
 HOLDS = """
 import os, pathlib, sys
@@ -137,24 +135,6 @@ def test_images_that_changed_are_refused(tmp_path, change, text):
     for number in range(6):
         write_class(photos, f"c{number}")
     assert go_on(photos)["after"] == first["after"]
-
-
-def test_a_listing_depends_on_labels_and_relative_paths(tmp_path):
-    def listing(place, names, labels=(0, 0, 1), boxes=None):
-        return listing_of(LabeledImages([place / name for name in names], labels, ["a", "b"], boxes=boxes))
-
-    names = ["a/1.png", "a/2.png", "b/1.png"]
-    one = listing(tmp_path, names)
-    assert one == listing(tmp_path / "moved", names)
-    others = [
-        listing(tmp_path, ["a/1.png", "a/3.png", "b/1.png"]),
-        listing(tmp_path, names, (0, 1, 1)),
-        listing(tmp_path, names, boxes=np.ones((3, 4))),
-    ]
-    assert [(each["images"], each["classes"]) for each in (one, *others)] == [(3, 2)] * 4
-    assert len({each["digest"] for each in (one, *others)}) == 4
-    arrays = [listing_of(LabeledImages(torch.zeros(len(labels), 1, 2, 2), labels, ["a"])) for labels in ([0], [0, 0])]
-    assert arrays[0]["digest"] != arrays[1]["digest"]
 
 
 def test_resumed_seeds_keep_the_name_of_the_recipe(tmp_path):

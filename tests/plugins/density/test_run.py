@@ -9,7 +9,7 @@ import torch
 from pml_ext.recipe import load_recipes
 from pml_ext.training.launch import train
 from pml_ext.training.run import Run
-from pml_ext_density import DensityRegularizer, class_densities
+from pml_ext_density import class_densities
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 
@@ -49,22 +49,3 @@ def test_targets_train_and_are_written_a_row_a_class_and_epoch(finished):
     for name in ("densities-of-training-and-test-classes", "the-embeddings-of-training-images-in-two-dimensions-t-sne"):
         assert list((out / "figures").glob(f"{name}.*"))
     assert metrics["warnings"] == []
-
-
-def test_a_table_whose_writing_is_interrupted_stays_whole(tmp_path, monkeypatch):
-    regularizer = DensityRegularizer(num_classes=3)
-    path = tmp_path / "records" / "density.csv"
-    regularizer._write(path, 0)
-    before = path.read_bytes()
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        regularizer._write(path, 1)
-    assert path.read_bytes() == before
-    monkeypatch.undo()
-    regularizer._write(path, 1)
-    with path.open(newline="") as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["0"] * 3 + ["1"] * 3
