@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ..evaluation.calculator import RetrievalAccuracyCalculator
-from ..files import toml_value
 from ..networks.trunks import whitened_components
-from ..recipe import Recipe, flat, load_recipe, nested
+from ..recipe import Recipe, flat, load_recipe
 from ..recipe.images import OwnImages, iterations_of
+from ..recipe.own_data import tables_of
 from ..recipe.schema import MOST
 from ..training.activations import GIGABYTE, in_units, size_of
 from ..training.listener import Listener
@@ -61,6 +61,7 @@ class Trials:
         self.values: dict[str, ByClass] = {}
         self._images = images
         self._overrides = [override for override in overrides if override.partition("=")[0].strip() != _FOLD]
+        self._set_keys = flat(tables_of(overrides)).keys()
         self._folder = folder
         self._seed = seed
         self._device = device
@@ -73,7 +74,7 @@ class Trials:
 
         False for squares, and where the overrides say how images are cut.
         """
-        cut_is_given = not _keys(self._overrides).isdisjoint(CUTS)
+        cut_is_given = not self._set_keys.isdisjoint(CUTS)
         if cut_is_given or self._images.aspect < LEAST_ASPECT:
             return False
         middle = frozen_features(self._images, squash=False)
@@ -128,7 +129,7 @@ class Trials:
         """
         left = self._images.training_classes - round(self._images.training_classes * HELD_OUT)
         settings = [*candidate.settings]
-        batches_are_given = not _keys(self._overrides).isdisjoint(BATCHES)
+        batches_are_given = not self._set_keys.isdisjoint(BATCHES)
         if not batches_are_given:
             settings += self._images.batches_of(left)
         if candidate.recipe == PRETRAINED:
@@ -140,17 +141,6 @@ class Trials:
         if batches_are_given and recipe.sampler.batch_size > most:
             recipe = load_recipe(candidate.recipe, [*settings, f"sampler.batch_size={most}"])
         return recipe
-
-
-def _keys(overrides: Iterable[str]) -> set[str]:
-    """Return the dotted keys that overrides set, those in tables as well."""
-    keys: set[str] = set()
-    for override in overrides:
-        name, _, text = override.partition("=")
-        key = name.strip()
-        value = toml_value(text.strip(), "--set ...")
-        keys.update(flat(nested(key, value)))
-    return keys
 
 
 def _features_and_head(run: Run, records: Records) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ..errors import ConfigError, DataError, needs_extra
 from ..files import toml_value
 from .build import build_dataset
 from .schema import DataTable, problem_of
+from .tables import name_or_value, overridden
 
 with needs_extra("train", "a recipe"):
     from pydantic import ValidationError
@@ -24,37 +25,30 @@ FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to 
 MOST_PER_CLASS = 16  # in a batch
 
 
-def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
-    options: dict[str, Any] = {}
+def tables_of(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the tables that overrides, ``KEY=VALUE``, set."""
+    settings = []
     for override in overrides:
         key, _, text = override.partition("=")
-        value = toml_value(text.strip(), "--set ...")
-        table, _, name = key.strip().partition(".")
-        if table != "data" or not name:
-            continue
-        if name.startswith("relation."):
-            given = options.get("relation", {})
-            if not isinstance(given, dict):
-                given = {"name": given}
-            options["relation"] = {**given, name.removeprefix("relation."): value}
-        elif name == "relation" or ("." not in name and name not in DataTable.model_fields):
+        settings.append((key.strip(), toml_value(text.strip(), "--set ...")))
+    return overridden({}, settings)
+
+
+def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
+    table = tables_of(overrides).get("data")
+    options: dict[str, Any] = {}
+    if not isinstance(table, dict):  # of a text, recipes say what is wanted
+        return options
+    for name, value in table.items():
+        if name == "relation" or name not in DataTable.model_fields:
             options[name] = value
     return options
 
 
 def sampler_of(overrides: Iterable[str]) -> str:
     """Return the name of the sampler that overrides choose; "" if they choose none."""
-    name = ""
-    for override in overrides:
-        key, _, text = override.partition("=")
-        key = key.strip()
-        value = toml_value(text.strip(), "--set ...")
-        if key == "sampler" and isinstance(value, dict):
-            name = str(value.get("name", name))
-        elif key == "sampler.name":
-            name = str(value)
-    return name
+    return str(name_or_value("sampler", tables_of(overrides)) or "")
 
 
 def takes_fitting_batches(sampler: Mapping[str, Any], chosen: str) -> bool:

@@ -232,3 +232,9 @@ def test_the_recipes_own_sampler_keeps_fitting_batches_if_it_is_named(photos):
     assert settings_for_recipe("pml/photographs", found) == settings_for_recipe(
         "pml/photographs", describe_images(photos)
     )
+
+
+def test_a_table_of_the_data_is_followed_as_its_keys_are(photos):
+    by_key = describe_images(photos, ["data.split=image", "data.image_size=24"])
+    assert describe_images(photos, ["data={split='image', image_size=24}"]) == by_key
+    assert by_key.chosen_size == 24
