@@ -297,12 +297,18 @@ def test_what_a_killed_process_left_is_deleted(make, images, monkeypatch):
     assert names == {".lock", "images.sqlite", "vectors.f32"}
 
 
-def test_a_damaged_row_of_another_folder_is_deleted_and_told(make, images, tmp_path):
+def with_another_folder(make, images, tmp_path):
+    """Return a run whose collection has an index of 30 images, and 30 of another folder."""
     write_some(images, range(30))
     write_some(tmp_path / "others", range(30, 60))
     run = make()
     run.index(images)
     run.embed_folder(tmp_path / "others")
+    return run
+
+
+def test_a_damaged_row_of_another_folder_is_deleted_and_told(make, images, tmp_path):
+    run = with_another_folder(make, images, tmp_path)
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite")) as connection, connection:
         for number, damaged in ((40, None), (41, "much"), (42, 10_000)):  # of the other folder
             connection.execute("UPDATE embedded SET vector = ? WHERE vector = ?", (damaged, number))
@@ -315,11 +321,7 @@ def test_a_damaged_row_of_another_folder_is_deleted_and_told(make, images, tmp_p
 
 
 def test_a_damaged_row_of_an_index_is_not_passed_over(make, images, tmp_path):
-    write_some(images, range(30))
-    write_some(tmp_path / "others", range(30, 60))
-    run = make()
-    run.index(images)
-    run.embed_folder(tmp_path / "others")
+    run = with_another_folder(make, images, tmp_path)
     write_some(images, range(60, 63))
     run.index(images)  # whose vectors are in two parts of the file now
     with contextlib.closing(sqlite3.connect(tmp_path / "store" / "images.sqlite")) as connection, connection:
