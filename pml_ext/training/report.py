@@ -23,7 +23,8 @@ from ..files import write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.papers import Quoted
 from ..report import ReportFigure, ReportTable, percent, render
-from .evaluation import confusions, counts, nearest, recall_by_class
+from .evaluation import nearest
+from .findings import confusions, counts, recall_by_class
 from .report_figures import figures_of_components, figures_of_run
 from .stages import Stages
 from .verdict import better_features, data_of, gain_of_fine_tuning, phase_titles, setback

@@ -17,8 +17,10 @@ from ..evaluation.listed import scores_of_pairs, scores_of_triplets
 from ..evaluation.metrics import headline_metric, title_of
 from ..report import ReportFigure, draw
 from .checkpoint import load
-from .evaluation import nearest, recall_by_class
-from .records import CURVE, VALIDATION, Series, loss_series, metric_series
+from .database import CURVE, VALIDATION
+from .evaluation import nearest
+from .findings import recall_by_class
+from .series import Series, loss_series, metric_series
 from .stages import Stages
 from .verdict import phase_titles
 from .view import NoLabelsError, View
