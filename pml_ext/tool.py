@@ -169,5 +169,7 @@ if TYPE_CHECKING:
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate
     from .training.view import open_run as open_run
+    from .whitening import TotalWhitening as TotalWhitening
+    from .whitening import WithinClassWhitening as WithinClassWhitening
 
 __getattr__ = lazily(__name__, "train", "the names of pml_ext.tool")
