@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ..data import raw_pixels
 from ..errors import DataError, TrainingError
-from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, needs_clusters, plugin_metrics
+from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator
 from ..evaluation.classification import nearest_class_mean, related_means
 from ..evaluation.listed import scores_of_pairs, tuple_metrics
 from ..evaluation.metrics import class_means, metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from ..evaluation.of_plugins import needs_clusters, plugin_metrics
 from ..evaluation.verification import best_threshold
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import whitened_components
