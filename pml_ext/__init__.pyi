@@ -46,6 +46,7 @@ from . import samplers as samplers
 from . import settings as settings
 from . import testing as testing
 from . import training as training
+from . import whitening as whitening
 from .distributed import DistributedBatchSampler as DistributedBatchSampler
 from .distributed import DistributedLoss as DistributedLoss
 from .distributed import DistributedMiner as DistributedMiner
@@ -82,6 +83,8 @@ from .relations import Near as Near
 from .relations import NegativesOnly as NegativesOnly
 from .relations import Relation as Relation
 from .relations import SharedLabel as SharedLabel
+from .whitening import TotalWhitening as TotalWhitening
+from .whitening import WithinClassWhitening as WithinClassWhitening
 
 __version__: str
 

@@ -34,11 +34,7 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
     else:
         rows = []
         for record in records:
-            reasons = [record.error] if record.error else []
-            if record.changes:
-                reasons.append(f"put back: {', '.join(record.changes)}")
-            why = "; ".join(reasons)
-            rows.append([record.name, record.distribution, record.version, record.module, record.status, why])
+            rows.append([record.name, record.distribution, record.version, record.module, record.status, record.error])
         columns = ["name", "distribution", "version", "module", "status", "why"]
         print_result(as_json, records, columns=columns, rows=rows)
     if any(record.status == "broken" for record in records):
@@ -46,18 +42,13 @@ def plugins(verbose: Verbose = False, as_json: AsJson = False) -> None:
 
 
 def _details(record: PluginRecord) -> str:
-    seconds = f"{record.seconds:.3f}"
-    if record.first_imports:
-        seconds += f", in which it is the first to import {', '.join(record.first_imports)}"
     lines = [
         f"{record.name}: {record.distribution} {record.version}, module {record.module}, {record.status}",
         f"  hooks       {', '.join(record.hooks) or 'none'}",
         f"  components  {record.components}",
         f"  commands    {', '.join(record.commands) or 'none'}",
-        f"  seconds     {seconds}",
+        f"  seconds     {record.seconds:.3f}",
     ]
-    for change in record.changes:
-        lines.append(f"  put back    {change}")
     for clash in record.clashes:
         lines.append(f"  clash       {clash}")
     for line in record.traceback.splitlines():

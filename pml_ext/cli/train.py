@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -80,8 +81,9 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
-    from ..training.launch import QUICK, FailedRunsError, restarted
+    from ..training.launch import QUICK, FailedRunsError
     from ..training.launch import train as run_recipe
+    from ..training.plan import restarted
 
     first = process_number() == 0
     failed = None
@@ -228,7 +230,7 @@ def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
     from .. import choice
     from ..choice import fine_tuning
     from ..recipe import load_recipe
-    from ..training.launch import check_folder
+    from ..training.plan import check_folder
 
     out = options.out
     check_folder(out, options.resume)
@@ -269,7 +271,7 @@ def _recipe_and_settings_for_vectors(vectors: Path, recipe: str | None, options:
 
 def _print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
     """Write the results of the runs on stdout, as tables or as JSON."""
-    from ..training.launch import summarize
+    from ..training.summary import summarize
 
     verdicts = [result.pop("verdict", "") for result in results]
     if as_json:
@@ -291,7 +293,7 @@ def _print_results(results: list[dict[str, Any]], failed: FailedRunsError | None
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
-    from ..training.launch import summarize
+    from ..training.summary import summarize
 
     if len(results) == 1 and failed is None:
         print_json(results[0])
@@ -345,7 +347,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
         cells = []
         for name in names:
             value = metrics[phase].get(name)
-            cells.append("" if value is None else f"{100 * value:.1f}")
+            cells.append("" if value is None or math.isnan(value) else f"{100 * value:.1f}")
         rows.append([label, *cells])
     columns = [f"{metrics['recipe']}, %", *map(title_of, names)]
     print_table(columns, rows, right=range(1, len(columns)))

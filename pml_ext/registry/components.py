@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ..errors import PluginError
 from ..settings import settings_of as settings_of
-from .guard import import_name
+from .imports import import_name
 from .lazy import own_imports
 
 KINDS = ("loss", "miner", "regularizer", "distance", "sampler", "reducer")
@@ -137,12 +137,6 @@ class Command:
             text = f"the command {name!r} of the plugin {plugin!r}: {self.function!r} is {found!r}, wanted a function"
             raise PluginError(text)
         return found  # type: ignore[no-any-return]
-
-
-def package_of(path: str) -> str:
-    """Return the top package of a module, or of an import path ``"package.module:name"``."""
-    module = path.partition(":")[0]
-    return module.partition(".")[0]
 
 
 def kind_of(cls: type) -> str:

@@ -31,8 +31,8 @@ from ..errors import (
     unknown,
 )
 from . import hooks as hookspecs
-from .components import KINDS, Command, Component, Paper, package_of, pml_components
-from .guard import process_unchanged, shared_imports
+from .components import KINDS, Command, Component, Paper, pml_components
+from .imports import package_of, place_in, reason_of
 
 GROUP = "pml_ext"
 ALLOW = "PML_EXT_PLUGINS"  # environment variables with names of entry points
@@ -40,7 +40,6 @@ BLOCK = "PML_EXT_BLOCK"
 LOCAL = "local"  # plugin name of classes registered in the current process
 BUILTIN = "pml"  # the plugin name of the core's own components; not open to entry points
 RESERVED = (LOCAL, BUILTIN, "folder")  # "folder:PATH" is a data set
-SLOW = 2.0  # import time in seconds above which a third-party plugin is reported
 
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("pml_ext_"))
 _A_FILE = 'a file: importlib.resources.files(__name__) / "papers/mine.toml"'
@@ -109,9 +108,7 @@ class PluginRecord:
     components: int = 0
     commands: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
     clashes: list[str] = dataclasses.field(default_factory=list)  # filled in by pml_ext.registry.plugins
-    changes: list[str] = dataclasses.field(default_factory=list)  # settings of the process that were put back
     seconds: float = 0.0  # time to import it and call its first hooks
-    first_imports: list[str] = dataclasses.field(default_factory=list)  # in this time, of what pml_ext imports itself
     traceback: str = ""
 
     def __str__(self) -> str:
@@ -132,9 +129,8 @@ class Plugins:
     """The names registered by all plugins, by PML's own classes and by components registered in the current process.
 
     Entry points are read once, those of this distribution first. A plugin that fails is recorded as broken, with a
-    :class:`PluginWarning`; a hook that fails loses only its own names. Settings of the process that a plugin changes,
-    such as the filters of warnings, are put back, with a warning. ``PML_EXT_PLUGINS`` is an allow list of entry-point
-    names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
+    :class:`PluginWarning`; a hook that fails loses only its own names. ``PML_EXT_PLUGINS`` is an allow list of
+    entry-point names, comma-separated (empty: none), ``PML_EXT_BLOCK`` a deny list.
     """
 
     def __init__(self) -> None:
@@ -181,7 +177,7 @@ class Plugins:
                 continue
             waiting.remove((record, point))
             try:
-                with self._guarded(record):
+                with self._attributed(record):
                     self._load_one(record, point)
             except (KeyboardInterrupt, StoppedError):  # the next call loads it again
                 if self.loaded.get(record.name) is record:
@@ -189,10 +185,6 @@ class Plugins:
                 record.status = "waiting"
                 waiting.insert(0, (record, point))
                 raise
-            is_slow = record.seconds > SLOW and not record.first_imports  # else it may be torch that takes long
-            if is_slow and not record.shipped:
-                text = f"took {record.seconds:.1f} s to import (PML_EXT_BLOCK={record.name} leaves it out)"
-                warnings.warn(f"the plugin {record} {text}", PluginWarning, stacklevel=3)
 
     def _read_entry_points(self) -> list[tuple[PluginRecord, metadata.EntryPoint]]:
         """Record each entry point and return those to load."""
@@ -236,21 +228,19 @@ class Plugins:
             )
         if point.name in self.loaded:
             raise PluginError(f"another distribution already claims the entry-point name {point.name!r}; rename one")
-        imported_before = shared_imports()
         started = time.perf_counter()
         try:
             hooks = _hooks_of(point.load())
             record.hooks = [hook for hook in HOOKS if hook in hooks]
             record.status = "ok"
             self.loaded[point.name] = record
-            with self._guarded(record, "pml_ext_components"):
+            with self._attributed(record, "pml_ext_components"):
                 record.components = self._add_components(point.name, hooks)
-            with self._guarded(record, "pml_ext_recipes"):
+            with self._attributed(record, "pml_ext_recipes"):
                 self._add_recipes(point.name, hooks)
             self._hooks[point.name] = hooks
         finally:
             record.seconds = time.perf_counter() - started
-            record.first_imports = [name for name in shared_imports() if name not in imported_before]
 
     def _add_components(self, plugin: str, hooks: Mapping[str, Callable[[], Any]]) -> int:
         """Add a plugin's components, all of them or none, and return their number."""
@@ -282,15 +272,13 @@ class Plugins:
         self._registered[kind].setdefault(name, {})[plugin] = value
 
     @contextlib.contextmanager
-    def _guarded(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
-        """Guard a plugin's import, or a call of its hook.
+    def _attributed(self, record: PluginRecord, hook: str = "") -> Iterator[None]:
+        """Attribute an error inside the block to a plugin, which is recorded as broken; output goes to stderr.
 
-        Its output goes to stderr. If the code fails, the plugin is recorded as broken. Settings of the process that
-        the code changes are put back.
+        The block imports the plugin, or calls one of its hooks.
         """
-        changed: list[str] = []
         try:
-            with contextlib.redirect_stdout(sys.stderr), process_unchanged(changed.extend):
+            with contextlib.redirect_stdout(sys.stderr):
                 yield
         except (KeyboardInterrupt, PluginWarning, StoppedError):  # a PluginWarning: where warnings are errors
             raise
@@ -298,20 +286,14 @@ class Plugins:
             left_out = f"the answer of {hook}" if hook else "it"
             self.add_error(record, error, hook)
             advice = f"pml-ext plugins -v shows where; PML_EXT_BLOCK={record.name} leaves it out"
-            place = _place_in(record.package, error)
-            reason = f"{one_line(error)}, in {place}" if place else one_line(error)
+            reason = reason_of(error, record.package)
             text = f"the plugin {record} is broken and {left_out} was left out: {reason} ({advice})"
-            warnings.warn(text, PluginWarning, stacklevel=4)
-        if changed:
-            when = f"in {hook}" if hook else "when it is imported"
-            record.changes += [f"{name} {when}" for name in changed]
-            text = f"the plugin {record} changes {', '.join(changed)} for the whole process {when}; it was put back"
             warnings.warn(text, PluginWarning, stacklevel=4)
 
     def add_error(self, record: PluginRecord, error: BaseException, hook: str = "") -> None:
         """Record a plugin as broken, with one more reason."""
         reason = f"{type(error).__name__}: {error}"
-        place = _place_in(record.package, error)
+        place = place_in(record.package, error)
         if place:
             reason = f"{reason}, in {place}"
         if hook:
@@ -340,21 +322,21 @@ class Plugins:
         for plugin in plugins:
             function = self._hooks[plugin].pop(hook)
             try:
-                self._call_guarded(plugin, kind, function)
+                self._call_attributed(plugin, kind, function)
             except PluginWarning:  # where warnings are errors: the plugin is recorded as broken
                 raise
             except BaseException:
                 self._hooks[plugin][hook] = function
                 raise
 
-    def _call_guarded(self, plugin: str, kind: str, function: Callable[[], Any]) -> None:
+    def _call_attributed(self, plugin: str, kind: str, function: Callable[[], Any]) -> None:
         """Call a hook; one that fails is recorded.
 
-        The layer's own hooks are not guarded, since their errors are ours. Only a missing extra is kept: :func:`find`
+        Errors of the layer's own hooks are ours, and raised. Only a missing extra is kept: :func:`find`
         raises it when a name is looked up.
         """
         if plugin in self.loaded:
-            with self._guarded(self.loaded[plugin], TABLES[kind].hook):
+            with self._attributed(self.loaded[plugin], TABLES[kind].hook):
                 self._call(plugin, kind, function)
             return
         try:
@@ -428,16 +410,6 @@ def _metadata_of(distribution: metadata.Distribution, attribute: str) -> str:
         return str(getattr(distribution, attribute) or "")
     except Exception:  # depends on the version of Python
         return ""
-
-
-def _place_in(package: str, error: BaseException) -> str:
-    """Return the file and the line of a package's code that raised an error, or called what did; "" if none did."""
-    place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if package_of(str(frame.f_globals.get("__name__", ""))) == package:
-            file = Path(frame.f_code.co_filename)
-            place = f"{file.parent.name}/{file.name}:{line}"
-    return place
 
 
 def _listed_in(variable: str) -> set[str]:

@@ -72,17 +72,12 @@ def _record_failing_imports(record: PluginRecord) -> None:
 
 @contextlib.contextmanager
 def _recorded(record: PluginRecord, hook: str) -> Iterator[None]:
-    """Record a PluginError of an import inside the block, and its warnings of changed settings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", PluginWarning)
-        try:
-            yield
-        except PluginError as error:
-            if str(error) not in record.error:
-                _plugins.add_error(record, error, hook)
-    for warning in caught:
-        if isinstance(warning.message, PluginWarning):
-            record.changes.append(str(warning.message))
+    """Record a PluginError of an import inside the block."""
+    try:
+        yield
+    except PluginError as error:
+        if str(error) not in record.error:
+            _plugins.add_error(record, error, hook)
 
 
 def _record_name_clash(kind: str, name: str, plugins: list[str]) -> None:

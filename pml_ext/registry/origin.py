@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from .components import package_of
+from .imports import package_of
 from .lookup import loaded_plugins
 
 

@@ -18,8 +18,8 @@ from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
 from pml_ext.training.launch import draw_report, train
 from pml_ext.training.profile import profile_recipe
-from pml_ext.training.records import loss_series
 from pml_ext.training.run import Run
+from pml_ext.training.series import loss_series
 
 from .test_processes import torchrun
 

@@ -1,6 +1,5 @@
 """Contracts of data sets, transforms, trunks, metrics, trackers and others: bugs are found, ours keep them."""
 
-import logging
 import re
 
 import numpy as np
@@ -150,19 +149,6 @@ def swapped(image):
     return torch.stack([image[2], image[1], image[0]])
 
 
-class ForTheProcess:
-    """A tracker that sets up logging for everybody."""
-
-    def __init__(self, folder):
-        logging.root.setLevel(3)
-
-    def log(self, values, step):
-        print(values)
-
-    def finish(self, status, metrics, report):
-        pass
-
-
 BUGS = {
     "labels": (
         "data set",
@@ -200,7 +186,6 @@ BUGS = {
     "fails": ("transform", lambda: torch.linalg.inv, "it refuses gray and color images: RuntimeError"),
     "half": ("tracker", lambda folder: object(), "returns object without the method log"),
     "failed run": ("tracker", OnlyFinished, "KeyError: 'after'"),
-    "for the process": ("tracker", ForTheProcess, "it changes the level of logging for the whole process; wanted"),
     "one argument": ("store", lambda address: None, r"factory\(address, table, size, ...\), but too many"),
     "gone": (
         "command",

@@ -1,0 +1,225 @@
+"""Whitening in closed form against slow float64 loops, and scikit-learn where the definitions meet."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.covariance import shrunk_covariance
+from sklearn.decomposition import PCA
+
+from pml_ext import TotalWhitening, WithinClassWhitening
+from pml_ext.relations import DifferentGroups, SharedLabel
+
+
+def some_features(classes=7, size=6, seed=0, dtype=torch.float64):
+    """Features of classes of 1 to 8 items in random order, far from 0, with directions of different variance."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.arange(classes) % 8 + 1
+    labels = torch.repeat_interleave(torch.arange(classes), counts)
+    labels = labels[torch.randperm(len(labels), generator=generator)]
+    scales = torch.logspace(-1, 1, size, dtype=torch.float64)
+    centers = torch.randn(classes, size, generator=generator, dtype=torch.float64)
+    features = 100 + centers[labels] + torch.randn(len(labels), size, generator=generator, dtype=torch.float64) * scales
+    return features.to(dtype), labels
+
+
+def slow_whitening(features, labels, shrinkage):
+    """Return covariances and center, from the equations, item by item."""
+    items = [(x.numpy(), int(c)) for x, c in zip(features, labels, strict=True)]
+    classes = {}
+    for x, c in items:
+        classes.setdefault(c, []).append(x)
+    used = {c: xs for c, xs in classes.items() if len(xs) > 1}
+    number = sum(len(xs) for xs in used.values())
+    center = sum(x for xs in used.values() for x in xs) / number
+    size = features.shape[1]
+    within, total = np.zeros((size, size)), np.zeros((size, size))
+    for xs in used.values():
+        mean = sum(xs) / len(xs)
+        for x in xs:
+            within += np.outer(x - mean, x - mean) / number
+            total += np.outer(x - center, x - center) / number
+    shrunk = (1 - shrinkage) * within + shrinkage * np.trace(within) / size * np.eye(size)
+    values, vectors = np.linalg.eigh(shrunk)
+    root = vectors @ np.diag(values**-0.5) @ vectors.T
+    _, directions = np.linalg.eigh(root @ total @ root)
+    return directions[:, ::-1].T @ root, center
+
+
+def outputs_without_signs(weight, center, features):
+    return ((features.numpy() - center) @ weight.T).__abs__()
+
+
+@pytest.mark.parametrize("shrinkage", [0.1, 0.6, 1.0])
+@pytest.mark.parametrize("size", [None, 3])
+def test_equals_a_slow_loop(shrinkage, size):
+    features, labels = some_features()
+    layer = WithinClassWhitening(shrinkage, size).fit(features, labels)
+    weight, center = slow_whitening(features, labels, shrinkage)
+    wanted = outputs_without_signs(weight[:size], center, features)
+    np.testing.assert_allclose(layer(features).detach().abs().numpy(), wanted, rtol=1e-9, atol=1e-9)
+
+
+def test_outputs_of_one_class_are_white_without_shrinkage():
+    features, _ = some_features(20)
+    outputs = TotalWhitening(shrinkage=0).fit(features)(features).detach()
+    torch.testing.assert_close(outputs.T @ outputs / len(outputs), torch.eye(6, dtype=torch.float64))
+
+
+def test_total_whitening_without_shrinkage_is_whitened_pca():
+    features, _ = some_features(20)
+    outputs = TotalWhitening(shrinkage=0, size=3).fit(features)(features).detach().numpy()
+    wanted = PCA(3, whiten=True, svd_solver="full").fit_transform(features.numpy())
+    wanted *= np.sqrt(len(features) / (len(features) - 1))  # scikit-learn divides by N - 1
+    np.testing.assert_allclose(np.abs(outputs), np.abs(wanted), rtol=1e-7, atol=1e-9)
+
+
+def test_shrinkage_is_that_of_scikit_learn():
+    features, _ = some_features(20)
+    layer = TotalWhitening(shrinkage=0.3).fit(features)
+    covariance = np.cov(features.numpy().T, bias=True)
+    inverse = np.linalg.inv(shrunk_covariance(covariance, 0.3))
+    weight = layer.weight.detach().numpy()
+    np.testing.assert_allclose(weight.T @ weight, inverse, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("batch", [1, 5, 1000])
+def test_batches_give_what_all_at_once_gives(batch):
+    features, labels = some_features()
+    whole = WithinClassWhitening().fit(features, labels)
+    head = WithinClassWhitening()
+    for part, names in zip(features.split(batch), labels.split(batch), strict=True):
+        head.partial_fit(part, names)
+    torch.testing.assert_close(head.to_linear().weight, whole.weight, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(head.to_linear().bias, whole.bias, rtol=1e-9, atol=1e-9)
+
+
+def test_large_classes_and_many_small_ones_are_added_in_parts(monkeypatch):
+    features, labels = some_features(30)
+    whole = WithinClassWhitening().fit(features, labels)
+    monkeypatch.setattr("pml_ext.whitening._ROWS", 3)
+    torch.testing.assert_close(WithinClassWhitening().fit(features, labels).weight, whole.weight)
+
+
+def test_pairs_of_all_classes_give_the_labels_result():
+    features, labels = some_features()
+    pairs = [(i, j) for i in range(len(labels)) for j in range(i) if labels[i] == labels[j]]
+    by_labels = WithinClassWhitening(size=4).fit(features, labels)
+    by_pairs = WithinClassWhitening(size=4).fit(features, pairs=torch.tensor(pairs + pairs[:5]))
+    torch.testing.assert_close(by_pairs.weight, by_labels.weight, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(by_pairs.bias, by_labels.bias, rtol=1e-9, atol=1e-9)
+
+
+def test_a_relation_of_one_label_each_gives_the_labels_result():
+    features, labels = some_features()
+    multi_hot = torch.nn.functional.one_hot(labels).bool()
+    by_labels = WithinClassWhitening().fit(features, labels)
+    by_relation = WithinClassWhitening(relation=SharedLabel()).fit(features, multi_hot)
+    torch.testing.assert_close(by_relation.weight, by_labels.weight, rtol=1e-9, atol=1e-12)
+
+
+def test_a_relation_leaves_out_pairs_that_are_not_positive():
+    features, labels = some_features()
+    groups = torch.arange(len(labels)) % 2
+    relation = DifferentGroups()
+    pairs = [(i, j) for i in range(len(labels)) for j in range(i) if labels[i] == labels[j] and groups[i] != groups[j]]
+    wanted = WithinClassWhitening().fit(features, pairs=pairs)
+    found = WithinClassWhitening(relation=relation).fit(features, torch.stack([labels, groups], 1))
+    torch.testing.assert_close(found.weight, wanted.weight)
+
+
+def test_classes_of_one_item_do_not_count():
+    features, labels = some_features()
+    lone = torch.tensor([100, 101])
+    more = torch.cat([features, 1e6 * torch.ones(2, 6, dtype=torch.float64)])
+    found = WithinClassWhitening().fit(more, torch.cat([labels, lone]))
+    torch.testing.assert_close(found.weight, WithinClassWhitening().fit(features, labels).weight)
+
+
+def test_labels_are_texts_series_or_numbers():
+    import pandas
+
+    features, labels = some_features()
+    texts = [f"class {int(label)}" for label in labels]
+    wanted = WithinClassWhitening().fit(features, labels).weight
+    for given in (texts, np.array(texts), pandas.Series(labels.tolist(), index=range(7, 7 + len(labels)))):
+        torch.testing.assert_close(WithinClassWhitening().fit(features, given).weight, wanted)
+
+
+def test_the_layer_is_float32_and_deterministic():
+    features, labels = some_features(dtype=torch.float32)
+    first = WithinClassWhitening().fit(features, labels)
+    second = WithinClassWhitening().fit(features, labels)
+    assert first.weight.dtype == torch.float32
+    assert torch.equal(first.weight, second.weight)
+    assert torch.equal(first.bias, second.bias)
+    assert (first.weight.gather(1, first.weight.abs().argmax(1, keepdim=True)) > 0).all()
+    half = WithinClassWhitening().fit(features.bfloat16(), labels)
+    assert half.weight.dtype == torch.float32
+
+
+def test_a_constant_feature_is_ignored_with_shrinkage_and_named_without():
+    features, labels = some_features()
+    features[:, 2] = 5
+    outputs = WithinClassWhitening().fit(features, labels)(features)
+    assert outputs.isfinite().all()
+    with pytest.raises(ValueError, match="1 of 6 directions .* do not vary .* shrinkage above 0"):
+        WithinClassWhitening(shrinkage=0).fit(features, labels)
+
+
+def test_auto_takes_the_best_on_held_out_classes():
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(20).repeat_interleave(6)
+    signal = torch.randn(20, 4, generator=generator)[labels]
+    noise = torch.randn(120, 8, generator=generator)
+    features = torch.cat([signal + 0.05 * noise[:, :4], 20 * noise[:, 4:]], dim=1)
+    best = WithinClassWhitening("auto").fit(features, labels)
+    assert torch.equal(best.weight, WithinClassWhitening(0.3).fit(features, labels).weight)
+    isotropic = torch.randn(20, 30, generator=generator)[labels] + 1.5 * torch.randn(120, 30, generator=generator)
+    best = WithinClassWhitening("auto").fit(isotropic, labels)
+    assert not torch.equal(best.weight, WithinClassWhitening(0.3).fit(isotropic, labels).weight)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"features": torch.ones(4, 3), "labels": [0, 0, 1, 1]}, "equal; wanted features that vary"),
+        ({"features": torch.randn(3, 2), "labels": [0, 1, 2]}, "no class has two items"),
+        ({"features": torch.tensor([[0.0, 1], [torch.nan, 2]]), "labels": [0, 0]}, "row 1 has NaN"),
+        ({"features": torch.randn(3, 2), "labels": [0, 1]}, "one for each of 3 features"),
+        ({"features": torch.randn(3), "labels": [0, 1, 1]}, r"\[N, F\]"),
+        ({"features": torch.randn(3, 2)}, "neither of labels and pairs"),
+        ({"features": torch.randn(3, 2), "labels": [0, 0, 0], "pairs": [[0, 1]]}, "both of labels and pairs"),
+        ({"features": torch.randn(3, 2), "pairs": [[0, 3]]}, "rows from 0 to 2, got 0 to 3"),
+        ({"features": torch.randn(3, 2), "pairs": [[1, 1]]}, "no pair of two different items"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, text):
+    with pytest.raises(ValueError, match=text):
+        WithinClassWhitening().fit(**arguments)
+
+
+def test_wrong_settings_are_named():
+    with pytest.raises(ValueError, match="shrinkage of WithinClassWhitening must be .* at most 1 or 'auto'"):
+        WithinClassWhitening(shrinkage=1.5)
+    with pytest.raises(ValueError, match="size of TotalWhitening must be a whole number"):
+        TotalWhitening(size=0)
+    with pytest.raises(ValueError, match="at most the 6 columns"):
+        TotalWhitening(size=7).fit(some_features()[0])
+    with pytest.raises(ValueError, match="call fit, or give a number"):
+        WithinClassWhitening("auto").partial_fit(*some_features()).to_linear()
+    with pytest.raises(ValueError, match="wants 4 classes of two items or more, found 2"):
+        WithinClassWhitening("auto").fit(torch.randn(8, 3), torch.arange(8) // 4)
+    with pytest.raises(ValueError, match="features have 3 columns, those before 6"):
+        WithinClassWhitening().partial_fit(*some_features()).partial_fit(torch.randn(4, 3), [0, 0, 1, 1])
+    with pytest.raises(TypeError, match="must be a tensor"):
+        TotalWhitening().fit(np.ones((3, 2)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gives_on_a_gpu_what_it_gives_on_the_cpu():
+    features, labels = some_features(20)
+    layer = WithinClassWhitening(size=3).fit(features.cuda(), labels.cuda())
+    assert layer.weight.is_cuda
+    wanted = WithinClassWhitening(size=3).fit(features, labels)
+    torch.testing.assert_close(layer.weight.cpu(), wanted.weight, rtol=1e-8, atol=1e-10)
