@@ -76,8 +76,8 @@ class SharedLabel(Relation):
         if not _are_collections(labels):
             raise TypeError(
                 f"SharedLabel wants multi-hot labels ({count}, C) or {count} lists of integers; got "
-                f"{describe(labels)}{encoding_of_texts(labels)}. A class for each item needs no relation, or the labels "
-                "of each class: SharedLabel(sets=...)"
+                f"{describe(labels)}{encoding_of_texts(labels)}. A class for each item needs no relation, or the "
+                "labels of each class: SharedLabel(sets=...)"
             )
         width = self.num_labels
         if not width:

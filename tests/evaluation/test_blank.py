@@ -46,7 +46,7 @@ def test_queries_without_an_answer_are_counted_apart():
 @pytest.mark.parametrize("lone_queries", ["miss", "drop"])
 def test_one_item_of_each_class_gives_nothing(lone_queries):
     calculator = RetrievalAccuracyCalculator(lone_queries=lone_queries)
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="left blank, since") as caught:
         found = calculator.get_accuracy(points_of(12), torch.arange(12))
     assert all(math.isnan(value) for value in found.values())
     texts = [str(warning.message) for warning in caught]

@@ -14,7 +14,7 @@ TRAINED = [6] * 8  # images of each class
 
 
 def run_on(folder, tested):
-    """Train a small network on made-up images, and test it on classes of so many; return ``metrics.json`` and report."""
+    """Train a small network on made-up images and test it on classes of so many; return its metrics and report."""
     generator = np.random.default_rng(0)
     for part, sizes in (("train", TRAINED), ("test", tested)):
         for number, size in enumerate(sizes):
