@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,17 @@ from ..distributed.devices import choose_device
 from ..errors import ConfigError, DataError, PmlExtError, StoppedError, first_of, one_line, printable, shortened
 from ..files import DamagedError, check_writable, checksums, final_path, locked_folder, read_json, read_toml, write_json
 from ..files.checksums import SUMS
-from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
+from ..recipe import (
+    Override,
+    Overrides,
+    Recipe,
+    flat,
+    load_recipe,
+    load_recipes,
+    naming_settings,
+    overrides_of,
+    plugins_in,
+)
 from . import signals
 from .folder import CHOICE, FILES, METRICS, RECIPE, REPORT, WRITTEN, check_unchanged, how_to_redo, no_finished_run
 from .listener import Listener
@@ -32,7 +42,11 @@ from .verdict import verdict
 
 Metrics = dict[str, Any]
 LOCK = ".lock"
-QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # only the test
+QUICK = (  # only the test
+    Override("evaluation.baselines", False, "--quick"),
+    Override("evaluation.figures", "few", "--quick"),
+    Override("evaluation.training_images", 0, "--quick"),
+)
 MODEL = "checkpoints/model.pt"
 LAST = "checkpoints/last.pt"
 _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
@@ -48,7 +62,7 @@ class Plan:
     folder: Path
     trials: int = 0  # of tuning, by which values of the recipe were chosen
     epochs_before: int | None = None  # epochs of the run that the folder holds
-    overrides: tuple[str, ...] = ()  # the options KEY=VALUE, for errors
+    overrides: tuple[Override, ...] = ()  # for errors
     file: str | None = None  # of the recipe, where the name is that of the run which wrote it
 
 
@@ -57,12 +71,12 @@ def plan(
     out: Path | None = None,
     seed: int = 0,
     seeds: int = 1,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     resume: bool = False,
 ) -> list[Plan]:
     """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
     _check_resumable(out, resume)
-    overrides = tuple(overrides)
+    overrides = tuple(overrides_of(overrides))
     recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
         out = _default_folder(name, seed)
@@ -324,7 +338,7 @@ def train(
     seeds: int = 1,
     device: str = "auto",
     data: Path | None = None,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     resume: bool = False,
     listener: Listener | None = None,
     on_nonfinite: OnNonfinite = "stop",
@@ -338,7 +352,7 @@ def train(
         seeds: how many there are, counted up.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the folder of the data.
-        overrides: ``KEY=VALUE`` pairs.
+        overrides: values that go over the recipe's, by dotted key: ``{"loss.margin": 0.1}``.
         resume: go on with the runs in the folder.
         listener: hears how a run goes on.
         on_nonfinite: as of :class:`Run`.

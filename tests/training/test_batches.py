@@ -24,6 +24,7 @@ from pml_ext.training.batches import (
 from pml_ext.training.loader import WorkerDataset, data_loader
 from pml_ext.training.stages import build_stages
 
+from ..overrides import typed
 from .worker_images import Noisy
 
 CPU = torch.device("cpu")
@@ -174,7 +175,7 @@ class Short(SequentialSampler):
 def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sampler, text):
     images = build_dataset(DataTable(name="digits"), None).train
     isolated_registry.register(Short, name="short")
-    (recipe,) = load_recipes("cbml/digits", [f"sampler={{{sampler}}}"]).values()
+    (recipe,) = load_recipes("cbml/digits", typed([f"sampler={{{sampler}}}"])).values()
     with pytest.raises(ConfigError, match=f"sampler: {text}; make .* smaller"):
         build_stages(recipe, images, CPU, 0)
 
