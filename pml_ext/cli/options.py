@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -35,7 +35,7 @@ StoreFolder = Annotated[
 RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (default: start Ray on this machine).")]
 
 
-def _parsed(texts: list[str] | None) -> list[Override]:
+def _parsed(texts: list[str] | None) -> list[Any]:  # typer evaluates annotations
     """Return the overrides of ``--set``. Typer's own parsers would put another text around errors."""
     from ..recipe.override import parse_override
 
