@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from pml_ext.data import omniglot
-from pml_ext.data.photographs import read_wordnet_parents
+from pml_ext.data.image_sets import read_wordnet_parents
 from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means

@@ -181,7 +181,7 @@ def test_images_by_their_paths(lists, tmp_path, kind):
     metrics = run(lists, kind, tmp_path / "run", *settings, data=lists)
     assert {"raw", "before", "after", "training"} <= metrics.keys()
     report = (tmp_path / "run" / "report.html").read_text()
-    assert report.count('<img class="photographs"') > 10
+    assert report.count('<img class="keeps-colors"') > 10
     assert "could not be drawn" not in report
     (lists / "photos" / "241.png").rename(lists / "photos" / "hidden")
     try:
