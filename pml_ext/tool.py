@@ -177,6 +177,7 @@ if TYPE_CHECKING:
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
+    from .training.opened import open_run as open_run
     from .training.plan import Plan as Plan
     from .training.series import metric_by_epoch as metric_by_epoch
     from .training.signals import PASSED_ON as PASSED_ON
@@ -184,7 +185,6 @@ if TYPE_CHECKING:
     from .training.summary import spread as spread
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate
-    from .training.view import open_run as open_run
     from .whitening import TotalWhitening as TotalWhitening
     from .whitening import WithinClassWhitening as WithinClassWhitening
 
