@@ -10,8 +10,6 @@ from pml_ext.errors import ConfigError
 from pml_ext.recipe import Override, load_recipe, load_recipes, overrides_of, parse_override, tables_of
 from pml_ext.training.launch import QUICK
 
-from ..overrides import typed
-
 
 @pytest.mark.parametrize(
     ("text", "key", "value"),
@@ -39,7 +37,7 @@ def test_python_gives_a_mapping_and_no_text():
     assert load_recipe("cbml/digits", {"schedule.epochs": 16}).schedule.epochs == 16
     for wrong in ("schedule.epochs=16", ["schedule.epochs=16"]):
         with pytest.raises(ConfigError, match=r"^overrides: found 'schedule.epochs=16'; wanted values by key"):
-            load_recipe("cbml/digits", typed(wrong))
+            load_recipe("cbml/digits", wrong)
     with pytest.raises(ConfigError, match="^overrides: found the key 3; wanted"):
         load_recipe("cbml/digits", {3: "a"})
 
@@ -48,11 +46,11 @@ def test_errors_quote_what_was_typed():
     with pytest.raises(ConfigError, match=r"^override schedule\.epochs=0: schedule\.epochs: "):
         load_recipe("cbml/digits", {"schedule.epochs": 0})
     with pytest.raises(ConfigError, match=r"^--set schedule\.epochs=0: schedule\.epochs: "):
-        load_recipe("cbml/digits", typed([parse_override("schedule.epochs=0")]))
+        load_recipe("cbml/digits", [parse_override("schedule.epochs=0")])
     with pytest.raises(ConfigError, match=r"^--track nothing: track"):
-        load_recipe("cbml/digits", typed([Override("track", 3, "--track nothing")]))
+        load_recipe("cbml/digits", [Override("track", 3, "--track nothing")])
     with pytest.raises(ConfigError, match=r"^--quick: evaluation\.figures: found 'none'"):
-        load_recipe("cbml/digits", typed([*QUICK, Override("evaluation.figures", "none", "--quick")]))
+        load_recipe("cbml/digits", [*QUICK, Override("evaluation.figures", "none", "--quick")])
     with pytest.raises(ConfigError, match=r"^override loss=cbml: loss is a table; wanted loss\.name=cbml"):
         load_recipe("cbml/digits", {"loss": "cbml"})
 
@@ -60,7 +58,7 @@ def test_errors_quote_what_was_typed():
 def test_of_two_overrides_of_a_key_the_last_is_quoted():
     given = [parse_override("schedule.epochs=3"), parse_override("schedule.epochs=-1")]
     with pytest.raises(ConfigError, match=r"^--set schedule\.epochs=-1: "):
-        load_recipes("cbml/digits", typed(given))
+        load_recipes("cbml/digits", given)
 
 
 def test_tables_of_overrides():
