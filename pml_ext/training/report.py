@@ -271,7 +271,7 @@ def _picture(image: Tensor, name: str) -> Markup:
     buffer = io.BytesIO()
     shown.save(buffer, "PNG")
     source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-    return Markup('<img class="photographs" alt="{}" src="{}">').format(name, source)
+    return Markup('<img class="keeps-colors" alt="{}" src="{}">').format(name, source)
 
 
 def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:

@@ -53,11 +53,11 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
             lambda: _gallery(view, nearest(view, view.queries)),
             "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: "
             "green (✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
-            photographs=True,
+            keeps_colors=True,
         )
     if not few:
         caption = "Four of each of some classes, augmented as in training."
-        yield draw("Training images as the network saw them", lambda: _batch(view), caption, photographs=True)
+        yield draw("Training images as the network saw them", lambda: _batch(view), caption, keeps_colors=True)
 
 
 def _tested_images(view: View) -> str:
