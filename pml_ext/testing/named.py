@@ -311,7 +311,8 @@ def _check_transformed(transform: Any, channels: int, size: int) -> None:
 
 def check_metric(named: Named) -> str:
     """A metric returns a finite number, the same for images in another order, with a gallery and without."""
-    from ..evaluation.calculator import RetrievalAccuracyCalculator, needs_clusters
+    from ..evaluation.calculator import RetrievalAccuracyCalculator
+    from ..evaluation.of_plugins import needs_clusters
 
     calculator = RetrievalAccuracyCalculator(include=(named.name,), k="max_bin_count", device=torch.device("cpu"))
     labels = torch.arange(6).repeat_interleave(5)
@@ -360,7 +361,7 @@ def check_store(named: Named) -> str:
     """
     _takes(named.value, "address", "table", "size")
     _needs_no_options(named.value, positions=3)
-    contract = importlib.import_module("pml_ext_search.stores.contract")
+    contract = importlib.import_module("pml_ext_stores.contract")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         address = str(Path(folder) / "store")
         try:
@@ -370,7 +371,7 @@ def check_store(named: Named) -> str:
         except contract.AddressError as error:
             reason = shortened(str(error).replace(address, "FOLDER"), 200)
             text = f"a folder is no address for it ({reason}); in a test with its server, call"
-            raise SkipCheck(f"{text} pml_ext_search.stores.contract.check_contract(factory, address)") from None
+            raise SkipCheck(f"{text} pml_ext_stores.contract.check_contract(factory, address)") from None
         except PluginError as error:  # about an answer
             raise AssertionError(str(error)) from error
 
