@@ -41,8 +41,8 @@ def test_wrong_files_of_answers(runs, folder, tmp_path, command):
     assert "-o wants one folder" in command("query", runs[0], "-o", tmp_path / "answers.jsonl").stderr
 
 
-def test_lines_need_neither_pyarrow_nor_the_plugin_of_parts(runs, folder, tmp_path, command, monkeypatch):
-    monkeypatch.setenv("PML_EXT_BLOCK", "parts")
+def test_lines_need_neither_pyarrow_nor_the_plugin_of_parts(runs, folder, tmp_path, command, block, monkeypatch):
+    block("parts")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     own = ("--store", tmp_path / "own")
@@ -55,8 +55,8 @@ def test_lines_need_neither_pyarrow_nor_the_plugin_of_parts(runs, folder, tmp_pa
     assert (told.returncode, "-o FILE.parquet needs the package 'pyarrow'" in told.stderr) == (2, True)
 
 
-def test_without_the_plugin_of_parts_the_rest_says_what_is_missing(runs, folder, tmp_path, command, monkeypatch):
-    monkeypatch.setenv("PML_EXT_BLOCK", "parts")
+def test_without_the_plugin_of_parts_the_rest_says_what_is_missing(runs, folder, tmp_path, command, block):
+    block("parts")
     missing = "needs the plugin 'parts', which is blocked (by PML_EXT_BLOCK)"
     for arguments, what in (
         (("embed", runs[0], folder, "--part", "1/2", "-o", tmp_path / "parts"), "embed --part"),
