@@ -43,6 +43,34 @@ def phase_titles(noun: str) -> dict[str, str]:
     return _PHASES_OF_VECTORS if noun == "vectors" else PHASES
 
 
+def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the phases that a table of a run shows, with their titles, in their order.
+
+    Where nothing was trained, the tested network is the untrained one, and phases with the same values are shown once.
+    """
+    shown = {}
+    for phase, title in phase_titles(metrics.get("input", "images")).items():
+        if phase in metrics:
+            shown[phase] = title
+    if is_trained(metrics):
+        return shown
+
+    seen: list[Mapping[str, float]] = []
+    for phase, title in list(shown.items()):
+        if metrics[phase] in seen:
+            del shown[phase]
+        elif title.startswith("trained"):
+            shown[phase] = f"un{title}"
+        seen.append(metrics[phase])
+    return shown
+
+
+def is_trained(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a run has trained anything; else its embeddings are features as they are, or their components."""
+    epochs: int = metrics.get("epochs", 1)
+    return epochs > 0
+
+
 def data_of(recipe: Recipe) -> str:
     """Return a recipe's folder of images, or its file of vectors, for a command line, or a word for one."""
     kind, _, path = recipe.data.name.partition(":")
