@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
         cells = []
         for phase in phases:
             value = metrics[phase].get(name)
-            cells.append("" if value is None else f"{100 * value:.1f}")
+            cells.append("" if value is None or math.isnan(value) else f"{100 * value:.1f}")
         rows.append([title_of(name), *cells])
     _print_phases(f"{metrics['recipe']}, %", phases, rows)
 

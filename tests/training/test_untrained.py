@@ -5,6 +5,7 @@ import pytest
 from pml_ext.errors import ConfigError
 from pml_ext.training.launch import train
 
+from ..overrides import typed
 from .whole_runs import Ear
 
 SETTINGS = ["model.freeze=trunk", "model.trunk.weights=random", "model.embedder=none", "schedule.milestones=[]"]
@@ -22,7 +23,7 @@ class Told(Ear):
 
 def run(out, *settings, **more):
     told = Told()
-    (metrics,) = train("cbml/digits", out, overrides=[*SETTINGS, *settings], device="cpu", listener=told, **more)
+    (metrics,) = train("cbml/digits", out, overrides=typed([*SETTINGS, *settings]), device="cpu", listener=told, **more)
     return metrics, told.lines
 
 
@@ -43,4 +44,4 @@ def test_it_is_not_called_trained(tmp_path):
     ]
     assert again["after"] == metrics["after"]
     with pytest.raises(ConfigError, match="run: there is nothing to train in the run there, .*; choose another --out"):
-        train("cbml/digits", tmp_path / "run", overrides=["schedule.epochs=16"], device="cpu", resume=True)
+        train("cbml/digits", tmp_path / "run", overrides={"schedule.epochs": 16}, device="cpu", resume=True)
