@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pml_ext.tool import (
+    IMAGE_ENDINGS,
     MISSING,
     DataError,
     FileStat,
@@ -70,8 +71,6 @@ def _listed_shards(pattern: str) -> Work:
 
 
 def _listed_address(place: str) -> Work:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     system, root = filesystem(place)  # raises an error without pyarrow
     import pyarrow.fs
 
@@ -83,7 +82,7 @@ def _listed_address(place: str) -> Work:
     for file in found:
         name = file.path[len(root) + 1 :]
         is_hidden = name.startswith(".") or "/." in name
-        if file.is_file and not is_hidden and name.lower().endswith(IMG_EXTENSIONS):
+        if file.is_file and not is_hidden and name.lower().endswith(IMAGE_ENDINGS):
             stats[name] = (file.size or 0, file.mtime_ns or 0)
     names = sorted(stats, key=lambda name: name.split("/"))
     return _cut(place, names, [stats[name] for name in names])

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pml_ext.tool import ConfigError, DataError, FileStat, needs_extra, one_line, share_of
+from pml_ext.tool import IMAGE_ENDINGS, ConfigError, DataError, FileStat, needs_extra, one_line, share_of
 
 
 class ImageBytes(io.BytesIO):
@@ -142,12 +142,10 @@ def filesystem(place: str) -> tuple[Any, str]:
 def _samples(shard: str) -> Iterator[tuple[str, bytes]]:
     with needs_extra("webdataset", "tar shards"):
         import webdataset
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     for sample in webdataset.WebDataset(shard, shardshuffle=False, empty_check=False):
         for ending, content in sample.items():
             # the key ends at the first dot of a name: the ending of IMG.2023.jpg is 2023.jpg
-            if "." + ending.rpartition(".")[2].lower() in IMG_EXTENSIONS:
+            if "." + ending.rpartition(".")[2].lower() in IMAGE_ENDINGS:
                 name = posixpath.normpath(f"{sample['__key__']}.{ending}")  # tar keeps ./cats/1.jpg
                 yield f"{Path(shard).name}/{name.lstrip('/')}", content
 
