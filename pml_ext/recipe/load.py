@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from .. import registry
-from ..errors import ConfigError, PluginError, UnknownNameError, needs_extra, shortened
+from ..errors import ConfigError, PluginError, RecipeWarning, UnknownNameError, needs_extra, shortened
 from .check import check_names, check_weights
 from .override import Override, Overrides, naming_option, overrides_of
 from .papers import quoted
-from .read import read_recipe, read_variants
+from .read import Variants, read_recipe, read_variants
 from .schema import Recipe, TuneTable, problem_of
 from .sweep import Tables, without_variant
 
@@ -32,6 +33,8 @@ def load_recipes(
     ConfigError names the file, the key, the value found and the value wanted; PluginError a plugin that is not in use.
     """
     overrides = overrides_of(overrides)
+    of_named_keys = [override for override in overrides if not override.sets_unnamed_key]
+    quoted_overrides = overrides
     source = name
     run: Tables = {}
     recipes: dict[str, Recipe] = {}
@@ -39,6 +42,10 @@ def load_recipes(
         variants = read_variants(name, overrides)
         source = variants.source
         run = variants.run
+        if len(of_named_keys) < len(overrides):
+            quoted_overrides = of_named_keys
+            _check_tables(read_variants(name, of_named_keys))
+            quoted_overrides = overrides
         for full_name, tables in variants.tables.items():
             with _naming(source):
                 recipe = Recipe.model_validate(tables)
@@ -53,9 +60,11 @@ def load_recipes(
         if missing:
             reason = str(error).removeprefix(f"{source}: ")
             raise PluginError(f"{source}: {missing} ({reason})") from None
-        raise type(error)(shortened(naming_option(str(error), overrides))) from error.__cause__
+        raise type(error)(shortened(naming_option(str(error), quoted_overrides))) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
+    for line in variants.dropped:
+        warnings.warn(shortened(line), RecipeWarning, stacklevel=2)
     return recipes
 
 
@@ -112,9 +121,16 @@ def _naming(source: str) -> Iterator[None]:
         raise ConfigError(shortened(f"{source}: {error}")) from None
 
 
+def _check_tables(variants: Variants) -> None:
+    """Check values that options such as ``--quick`` go over, whose user does not name their keys."""
+    for tables in variants.tables.values():
+        with _naming(variants.source):
+            Recipe.model_validate(tables)
+
+
 def _check_new(recipe: Recipe, check: bool) -> None:
     """Check the rows of papers, settings without effect, and with ``check`` the weights of a frozen trunk."""
-    recipe.evaluation.check_effects()
+    recipe.check_effects()
     if check:
         check_weights(recipe)
     quoted(recipe.paper, recipe.data.name)

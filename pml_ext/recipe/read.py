@@ -33,6 +33,7 @@ class Variants(NamedTuple):
     source: str
     run: Tables
     tables: dict[str, Tables]  # by the variant's full name
+    dropped: list[str]  # lines about settings that overrides drop
 
 
 def read_tables(name: str) -> Tables:
@@ -48,7 +49,8 @@ def variant_tables(name: str) -> dict[str, Tables]:
 def read_variants(name: str, overrides: Iterable[Override] = ()) -> Variants:
     """Read a recipe and expand its ``[sweep]``; overrides go over the settings of a variant."""
     file = read_recipe(without_variant(name))
-    return Variants(file.source, file.run, expanded(name, file.tables, overrides, file.source))
+    variants = expanded(name, file.tables, overrides, file.source)
+    return Variants(file.source, file.run, variants.tables, variants.dropped)
 
 
 def pipelines() -> dict[str, Traversable]:

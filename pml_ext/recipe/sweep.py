@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import ConfigError, UnknownNameError
-from .override import Override
+from .override import Override, dropped_by
 from .schema import NO_SETTINGS
 from .tables import INHERITED, flat, inside, merged, name_or_value, nested, overridden
 
@@ -31,12 +31,20 @@ class _Choice(NamedTuple):
         return {key for key in keys if not any(inside(each, [f"tune.{key}"]) for each in keys)}
 
 
-def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: str) -> dict[str, Tables]:
-    """Return the tables of all variants of a recipe by their full names, not validated.
+class Expanded(NamedTuple):
+    """The variants of a recipe, overridden, not validated."""
+
+    tables: dict[str, Tables]  # by the variant's full name
+    dropped: list[str]  # lines about settings that overrides drop
+
+
+def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: str) -> Expanded:
+    """Return the tables of all variants of a recipe.
 
     ``name`` may have a variant behind its ``@``; ``tables`` have ``[sweep]``, and overrides go over the settings of a
     variant. ``source`` is the recipe's file, for errors.
     """
+    overrides = list(overrides)
     base = without_variant(name)
     sweep = tables.get("sweep", {})
     if isinstance(sweep, dict):
@@ -76,7 +84,10 @@ def expanded(name: str, tables: Tables, overrides: Iterable[Override], source: s
         if name not in variants:
             raise UnknownNameError(f"no variant {name!r}; variants: {', '.join(variants)}")
         variants = {name: variants[name]}
-    return variants
+    dropped: dict[str, None] = {}
+    for full_name in variants:
+        dropped |= dict.fromkeys(dropped_by(overrides, swept[full_name], variants[full_name]))
+    return Expanded(variants, [*dropped])
 
 
 def without_variant(name: str) -> str:
