@@ -111,7 +111,7 @@ def test_settings_of_a_loss_with_parameters_have_an_effect():
 def test_a_file_is_checked_below_quick(tmp_path):
     file = write(tmp_path, 'extends = "cbml/digits"\n[evaluation]\ntraining_images = "../.."\n')
     with pytest.raises(ConfigError, match=r"^.*mine\.toml: evaluation\.training_images: found '\.\./\.\.'"):
-        load_recipes(file, QUICK)
+        load_recipes(file, typed(QUICK))
     assert one("cbml/digits", *QUICK).evaluation.training_images == 0
     assert load_recipes(file, typed(["evaluation.training_images=5"]))
 
