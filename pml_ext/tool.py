@@ -164,6 +164,12 @@ if TYPE_CHECKING:
     from .retrieval.mirror import Changes as Changes
     from .retrieval.mirror import Mirror as Mirror
     from .retrieval.mirror import StoresService as StoresService
+    from .retrieval.parts import EmbeddedRows as EmbeddedRows
+    from .retrieval.parts import FileEmbedder as FileEmbedder
+    from .retrieval.parts import ImageListing as ImageListing
+    from .retrieval.parts import PartsService as PartsService
+    from .retrieval.parts import RowsOfFolder as RowsOfFolder
+    from .retrieval.parts import Written as Written
     from .retrieval.run import SearchedRun as SearchedRun
     from .retrieval.run import SearchService as SearchService
     from .retrieval.stores import Numbers as Numbers
