@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..errors import DataError
-from .merge import read_tables
 from .override import Overrides, overrides_of
 from .own_data import (
     dataset_options,
@@ -24,6 +23,7 @@ from .own_data import (
     sampler_of,
     takes_fitting_batches,
 )
+from .read import read_tables
 
 if TYPE_CHECKING:
     from ..data import LabeledImages
@@ -183,7 +183,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
     Of some broken files, nothing is said here: they are reported when the images are read.
     """
-    from PIL import Image
+    from ..data import open_image
 
     files: list[Path] = []
     for part in parts:
@@ -192,7 +192,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
     sizes = []
     for file in files[::step]:
-        with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(file) as image:
+        with contextlib.suppress(DataError), open_image(file) as image:
             sizes.append(image.size)
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")

@@ -26,8 +26,7 @@ def run_on(folder, tested):
             for image in range(size):
                 pixels = center + generator.uniform(0, 100, size=(8, 8))
                 Image.fromarray(pixels.astype(np.uint8)).save(place / f"{image}.png")
-    settings = [f"data.name=folder:{folder / 'images'}", *SETTINGS]
-    train("cbml/digits", folder / "run", overrides=typed(settings))
+    train("cbml/digits", folder / "run", overrides=typed([f"data.name=folder:{folder / 'images'}", *SETTINGS]))
     metrics = json.loads((folder / "run" / "metrics.json").read_text())
     return metrics, (folder / "run" / "report.html").read_text()
 
