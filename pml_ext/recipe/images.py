@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ..errors import DataError
-from .merge import read_tables
 from .override import Overrides, overrides_of
 from .own_data import (
     dataset_options,
@@ -24,6 +23,7 @@ from .own_data import (
     sampler_of,
     takes_fitting_batches,
 )
+from .read import read_tables
 
 if TYPE_CHECKING:
     from ..data import LabeledImages

@@ -11,7 +11,6 @@ import torch
 from ..data import LabeledImages, VectorFile, read_vectors
 from ..errors import DataError
 from .build import VECTORS
-from .merge import read_tables
 from .override import Overrides, overrides_of
 from .own_data import (
     dataset_options,
@@ -24,6 +23,7 @@ from .own_data import (
     sampler_of,
     takes_fitting_batches,
 )
+from .read import read_tables
 from .schema import IDENTITY
 
 RECIPE = "pml/vectors"
