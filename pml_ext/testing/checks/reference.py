@@ -98,7 +98,7 @@ def _with_ties(batch: Batch) -> Batch:
     signs = 2.0 * torch.randint(2, (len(batch.labels), 4), generator=generator) - 1
     points = torch.zeros_like(batch.embeddings)
     points[:, : min(4, size)] = signs[:, : min(4, size)].to(points)
-    classes = batch.labels.unique().tolist()
+    classes = sorted(set(batch.labels.tolist()))
     firsts = [int(torch.where(batch.labels == label)[0][0]) for label in classes]
     lasts = [int(torch.where(batch.labels == label)[0][-1]) for label in classes]
     for number, first in enumerate(firsts):
@@ -230,7 +230,8 @@ def declared(subject: Subject) -> dict[str, Any]:
 def _is_passed_on(subject: Subject, name: str, default: Any) -> bool:
     """Return whether a class gives its base class a setting itself, so that nobody else can."""
     assert subject.cls is not None
-    if name in inspect.signature(subject.cls.__init__).parameters:
+    constructor: Any = vars(subject.cls).get("__init__")
+    if constructor is None or name in inspect.signature(constructor).parameters:
         return False
     try:
         subject.make({**subject.settings, name: default})
