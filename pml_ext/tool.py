@@ -32,10 +32,13 @@ if TYPE_CHECKING:
     from .cli.output import say as say
     from .cli.output import stderr as stderr
     from .cli.output import stdout as stdout
+    from .cli.results import print_runs as print_runs
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
+    from .data import hold_out_classes as hold_out_classes
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
+    from .data import prepare as prepare
     from .data import read_image as read_image
     from .data import read_vectors as read_vectors
     from .data.folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import FORMATS as FORMATS
+    from .data.splits import classes_of_two as classes_of_two
     from .distributed import from_rank_0 as from_rank_0
     from .distributed import from_ranks as from_ranks
     from .distributed import num_processes as num_processes
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from .distributed.threads import threads_for as threads_for
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
+    from .errors import MissingExtraError as MissingExtraError
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
@@ -82,6 +87,7 @@ if TYPE_CHECKING:
     from .evaluation import kmeans as kmeans
     from .evaluation import neighbors_under as neighbors_under
     from .evaluation import reranked_under as reranked_under
+    from .evaluation.calculator import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
     from .evaluation.figures import BLUE as BLUE
     from .evaluation.figures import GRAY as GRAY
     from .evaluation.figures import WRONG as WRONG
@@ -110,6 +116,7 @@ if TYPE_CHECKING:
     from .files import locked_folder as locked_folder
     from .files import read_json as read_json
     from .files import read_toml as read_toml
+    from .files import toml_value as toml_value
     from .files import write_atomically as write_atomically
     from .files import write_json as write_json
     from .files import write_text as write_text
@@ -124,6 +131,7 @@ if TYPE_CHECKING:
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
     from .networks.network import VectorInput as VectorInput
+    from .networks.trunks import whitened_components as whitened_components
     from .pml import BaseDistance as BaseDistance
     from .recipe import Recipe as Recipe
     from .recipe import build_dataset as build_dataset
@@ -138,34 +146,56 @@ if TYPE_CHECKING:
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of
     from .recipe import ranges_of as ranges_of
+    from .recipe import read_tables as read_tables
     from .recipe import reported_phases as reported_phases
     from .recipe import tables_of_papers as tables_of_papers
     from .recipe import validate as validate
+    from .recipe.build import VECTORS as VECTORS
+    from .recipe.schema import MOST as MOST
+    from .recipe.schema import DataTable as DataTable
     from .recipe.schema import TuneTable as TuneTable
+    from .recipe.schema import problem_of as problem_of
+    from .recipe.tables import name_or_value as name_or_value
     from .registry.lazy import lazily as lazily
     from .report import ReportFigure as ReportFigure
     from .report import ReportTable as ReportTable
     from .report import draw as draw
     from .report import percent as percent
     from .report import render as render
+    from .training import activations as activations
+    from .training import signals as signals
+    from .training.batches import embed_batches as embed_batches
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
+    from .training.folder import CHOICE as CHOICE
     from .training.folder import METRICS as METRICS
+    from .training.folder import RECIPE as RECIPE
+    from .training.folder import TRIALS as TRIALS
     from .training.folder import check_unchanged as check_unchanged
+    from .training.launch import LOCK as LOCK
+    from .training.launch import QUICK as QUICK
     from .training.launch import Plan as Plan
+    from .training.launch import check_folder as check_folder
+    from .training.launch import default_folder as default_folder
     from .training.launch import execute as execute
     from .training.launch import is_finished as is_finished
+    from .training.launch import locked as locked
     from .training.launch import read_metrics as read_metrics
+    from .training.launch import restarted as restarted
     from .training.launch import spread as spread
+    from .training.launch import tables_of_run as tables_of_run
     from .training.launch import train as train
     from .training.listener import Listener as Listener
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
+    from .training.loop import train_run as train_run
     from .training.records import metric_by_epoch as metric_by_epoch
     from .training.records import write_csv as write_csv
+    from .training.run import Run as Run
     from .training.signals import PASSED_ON as PASSED_ON
     from .training.signals import handle_signals as handle_signals
+    from .training.trackers import import_tracker as import_tracker
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate
     from .training.view import open_run as open_run

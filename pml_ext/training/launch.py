@@ -22,7 +22,18 @@ from ..files import DamagedError, check_writable, checksums, final_path, locked_
 from ..files.checksums import SUMS
 from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
 from . import signals
-from .folder import CHOICE, FILES, METRICS, RECIPE, REPORT, WRITTEN, check_unchanged, how_to_redo, no_finished_run
+from .folder import (
+    CHOICE,
+    FILES,
+    METRICS,
+    RECIPE,
+    REPORT,
+    TRIALS,
+    WRITTEN,
+    check_unchanged,
+    how_to_redo,
+    no_finished_run,
+)
 from .listener import Listener
 from .loop import train_run
 from .results import write_again
@@ -65,7 +76,7 @@ def plan(
     overrides = tuple(overrides)
     recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
-        out = _default_folder(name, seed)
+        out = default_folder(name, seed)
     _check_free(out, resume)
     recorded = _recorded_name(name, out)
     file = name if recorded else None
@@ -120,7 +131,7 @@ def tables_of_run(folder: Path) -> dict[str, Any]:
         raise DataError(f"{text}; {how_to_redo(folder, RECIPE)}") from None
 
 
-def _default_folder(name: str, seed: int) -> Path:
+def default_folder(name: str, seed: int) -> Path:
     """Return the folder of a run that begins now, ``runs/NAME-SEED-TIME``."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     if name.endswith(".toml"):
@@ -175,7 +186,7 @@ def _check_only_files_of_a_run(folder: Path) -> None:
     """Raise ConfigError for a folder without a run that has other files than a run would write."""
     if (folder / LAST).exists() or (folder / METRICS).exists():
         return
-    known = {*FILES, CHOICE, LOCK, SUMS}
+    known = {*FILES, CHOICE, TRIALS, LOCK, SUMS}
     names = set()
     for path in folder.iterdir():
         final = final_path(path)  # of a temporary file

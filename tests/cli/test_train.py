@@ -5,8 +5,6 @@ import re
 
 import pytest
 
-from pml_ext.cli.train import _print_results
-
 FEW = "evaluation.figures=few schedule.epochs=2 schedule.milestones=[1] sampler.iterations=2 model.trunk.width=8"
 
 
@@ -31,13 +29,3 @@ def test_train_writes_json_on_stdout_alone(pml_ext_command, tmp_path):
     value = json.loads(done.stdout)
     assert value["summary"]["cbml/digits"]["after"]["nmi"]["mean"] > 0
     assert len(value["runs"]) == 2
-
-
-def test_the_path_of_a_report_stays_on_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("pml_ext.cli.output.WIDE", 40)  # columns, as of a narrow terminal
-    folder = tmp_path / "a folder with a name of several words"
-    folder.mkdir()
-    (folder / "report.html").touch()
-    metrics = {"recipe": "cbml/digits", "after": {"recall_at_1": 0.5}, "folder": str(folder)}
-    _print_results([metrics], None, as_json=False, quick=True)
-    assert capsys.readouterr().out.splitlines()[-1] == f"report: {folder}/report.html"

@@ -42,7 +42,7 @@ def test_a_run_leaves_out_a_querys_group(tmp_path):
             "model.embedding_size=8",
             "sampler.batch_size=8",
         )
-        (recipe,) = load_recipes("pml/photographs", [f"data.name=table:{tmp_path / column}.csv", *settings]).values()
+        (recipe,) = load_recipes("fit/photographs", [f"data.name=table:{tmp_path / column}.csv", *settings]).values()
         run = Run(recipe, column, tmp_path / column)
         found[column] = nearest(run, run.queries)
     assert found["none"].accuracies["recall_at_1"] == 1

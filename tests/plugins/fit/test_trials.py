@@ -7,11 +7,11 @@ import pytest
 import torch
 from PIL import Image
 
-from pml_ext import choice
-from pml_ext.choice import candidates, trials
-from pml_ext.choice.trials import Trials
-from pml_ext.recipe.images import describe_images
 from pml_ext.training.listener import Silence
+from pml_ext_fit import trials
+from pml_ext_fit.candidates import HeadOnFeatures, LastBlocks
+from pml_ext_fit.images import describe_images
+from pml_ext_fit.trials import Trials
 
 from .helpers import needs_weights
 
@@ -30,7 +30,7 @@ def test_trials_have_the_batches_of_the_options(photos, tmp_path, overrides, m, 
     needs_weights()
     found = describe_images(photos)
     trials = Trials(found, overrides, tmp_path, 0, "cpu", None, Silence(), print)
-    sampler = trials._recipe_of(candidates.candidates(found)[2]).sampler
+    sampler = trials._recipe_of(HeadOnFeatures(found)).sampler
     assert (sampler.settings["m"], sampler.batch_size) == (m, batch_size)
 
 
@@ -40,7 +40,7 @@ def test_trials_validate_in_their_own_way(photos, tmp_path, override):
     found = describe_images(photos)
     overrides = [override, "evaluation.select=nmi"]
     trials = Trials(found, overrides, tmp_path, 0, "cpu", None, Silence(), print)
-    table = trials._recipe_of(candidates.candidates(found)[2]).evaluation
+    table = trials._recipe_of(HeadOnFeatures(found)).evaluation
     assert (table.validation, table.select, table.select_on, table.held_out) == (
         0.25,
         "map_at_r",
@@ -56,7 +56,7 @@ def test_activations_that_take_too_much_are_left_out(photos, tmp_path, size, lef
     cut = SimpleNamespace(table=SimpleNamespace(gigabytes=8.0), bytes_per_image=size)
     recipe = SimpleNamespace(model=SimpleNamespace(views=8))
     run = SimpleNamespace(trunk_cut=lambda stage: cut, stages=[None], recipe=recipe)
-    candidate = candidates.Candidate("last blocks", candidates.PRETRAINED, ())
+    candidate = LastBlocks(describe_images(photos))
     assert trials._takes_too_much(candidate, run) == left_out
     text = "  last blocks: left out, since their activations would take 57.6 GB, and 8 GB is the most; "
     assert [line.startswith(text) for line in lines] == [True] * left_out
@@ -78,7 +78,7 @@ def test_values_by_class_are_those_of_classes_with_two_images():
             precision = right.double().cumsum(0) / torch.arange(1, len(right) + 1)
             values.append(float((precision * right)[:relevant].sum()) / relevant)
         wanted.append(sum(values) / len(values))
-    found = trials._map_at_r_by_class(run, points)
+    found = trials.map_at_r_by_class(run, points)
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
@@ -91,7 +91,7 @@ def test_large_classes_are_searched_without_keeping_neighbors(monkeypatch):
         lambda self, *given, keep=0: kept.append(keep) or evaluate(self, *given, keep=keep),
     )
     run = SimpleNamespace(device=torch.device("cpu"), true_labels=lambda split: torch.arange(2).repeat(20))
-    trials._map_at_r_by_class(run, torch.randn(40, 3))
+    trials.map_at_r_by_class(run, torch.randn(40, 3))
     assert kept == [0]
 
 
@@ -122,11 +122,10 @@ def wide_photos(tmp_path):
     ],
 )
 def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, overrides, whole):
-    if choice.why_not():
-        pytest.skip("the extra photos is not installed")
+    needs_weights()
     found = describe_images(wide_photos)
     assert found.aspect == 2
     lines = []
     trials = Trials(found, overrides, tmp_path, 0, "cpu", None, Silence(), lines.append)
     assert trials.prefer_whole_images() == whole
-    assert len(lines) == len(trials.values) == (2 if whole else 0)
+    assert len(lines) == len(trials.scored) == (2 if whole else 0)

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
-from pml_ext import choice
-from pml_ext.choice import candidates
 from pml_ext.recipe import build_dataset, load_recipe
-from pml_ext.recipe.images import describe_images, settings_for_recipe
+from pml_ext_fit import selection
+from pml_ext_fit.candidates import SmallNetwork
+from pml_ext_fit.images import describe_images
+from pml_ext_fit.settings import as_overrides
 
 
 def by_class(mean, spread=0.01, classes=12, seed=0):
@@ -15,17 +16,14 @@ def by_class(mean, spread=0.01, classes=12, seed=0):
 
 
 def needs_weights():
-    if choice.why_not():
+    if selection.why_not():
         pytest.skip("the extra photos is not installed, whose trunk the recipes name")
 
 
-def small(place, *overrides):
-    """Return the small network as a candidate, which needs no weights."""
-    return candidates.Candidate(
-        "small", choice.SMALL, settings_for_recipe(choice.SMALL, describe_images(place, overrides))
-    )
+def recipe_of(candidate, *overrides):
+    return load_recipe(candidate.recipe, [*as_overrides(candidate.settings), *overrides])
 
 
 def training_files(place):
-    splits = build_dataset(load_recipe(choice.SMALL, small(place).settings).data, None)
+    splits = build_dataset(recipe_of(SmallNetwork(describe_images(place))).data, None)
     return splits.train.paths

@@ -8,28 +8,49 @@ than the pretrained features that it starts from, as far as these classes tell. 
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..data import LabeledImages, hold_out_classes, prepare
-from ..data.splits import classes_of_two
-from ..errors import MissingExtraError
-from ..networks.efficientnet_lite import IMAGENET, check_packages
-from ..recipe import build_dataset, load_recipe, preprocessing_of
-from ..recipe.images import OwnImages
-from ..training.listener import Listener, Silence
-from ..training.trackers import import_tracker
+from pml_ext.plugin import LabeledImages
+from pml_ext.tool import (
+    Listener,
+    MissingExtraError,
+    build_dataset,
+    classes_of_two,
+    hold_out_classes,
+    import_tracker,
+    load_recipe,
+    prepare,
+    preprocessing_of,
+)
+
 from .candidates import PRETRAINED, TRUNK, Candidate, Choice, candidates
 from .decision import description_of, simplest_of_the_best
-from .timing import estimated_seconds, seconds_per_image
+from .images import OwnImages
+from .settings import as_overrides
+from .timing import seconds_per_image
 from .trials import HELD_OUT, Trials
 
 FEWEST_CLASSES = 12  # training classes, of which three are held out; fewer tell nothing about others
 FEWEST_COMPARED = 3  # held-out classes with two images, whose MAP@R is compared
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The candidate to deliver; the description says how it was chosen, and is empty where nothing was tried."""
+
+    candidate: Candidate
+    description: str = ""
+
+    def choice(self) -> Choice:
+        """Return the recipe and its settings."""
+        settings = self.candidate.settings
+        if self.description:
+            settings = settings | {"description": self.description}
+        return Choice(self.candidate.title, self.candidate.recipe, settings)
 
 
 def why_not() -> str:
@@ -37,7 +58,7 @@ def why_not() -> str:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         return f"several processes try nothing, and train a small network from scratch; or name a recipe: {PRETRAINED}"
     try:
-        check_packages(TRUNK, IMAGENET)
+        load_recipe(PRETRAINED)
     except MissingExtraError as error:
         return (
             f"trains a small network from scratch; with ImageNet weights it would first try the features of {TRUNK} "
@@ -49,7 +70,7 @@ def why_not() -> str:
 def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
     """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
     frozen = candidates(images)[0]
-    recipe = load_recipe(frozen.recipe, [*frozen.settings, *overrides])
+    recipe = load_recipe(frozen.recipe, [*as_overrides(frozen.settings), *overrides])
     for tracker in recipe.track:
         import_tracker(tracker.name)
 
@@ -57,13 +78,17 @@ def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
 def choose(
     images: OwnImages,
     overrides: Iterable[str],
+    folder: Path,
     seed: int,
     device: str,
     data: Path | None,
-    listener: Listener | None,
+    listener: Listener,
     say: Callable[[str], None],
-) -> Choice:
-    """Try the candidates and return the simplest of the best; ``say`` gets lines about what is done and found."""
+) -> Decision:
+    """Try the candidates in an empty folder and return the simplest of the best.
+
+    ``say`` gets lines about what is done and found.
+    """
     overrides = [*overrides]
     known = candidates(images)
     if not images.splits_by_class or images.training_classes < FEWEST_CLASSES:
@@ -82,37 +107,33 @@ def choose(
     line = f"tries {titles} of {TRUNK} on {held_out} of the training classes, held out for that"
     per_image = seconds_per_image(known[0], overrides, device, data)
     if per_image is not None:
-        minutes = max(1, round(estimated_seconds(images, per_image) / 60))
-        line += f"; with the training and the tests of the best, about {minutes} minutes"
+        seconds = sum(candidate.seconds(per_image) for candidate in known)
+        line += f"; with the training and the tests of the best, about {max(1, round(seconds / 60))} minutes"
     say(line)
     started = time.perf_counter()
-    with tempfile.TemporaryDirectory(prefix="pml-ext-choice-") as folder:
-        trials = Trials(images, overrides, Path(folder), seed, device, data, listener or Silence(), say)
-        squash = trials.prefer_whole_images()
-        known = candidates(images, squash)
-        trials.try_all(known)
-    values = trials.values
-    best = simplest_of_the_best(values)
-    description = description_of(best, values)
+    trials = Trials(images, overrides, folder, seed, device, data, listener, say)
+    squash = trials.prefer_whole_images()
+    trials.try_all(candidates(images, squash))
+    best = simplest_of_the_best(trials.scored)
+    description = description_of(best, trials.scored)
     say(f"{description}. That took {time.perf_counter() - started:.0f} s.")
-    chosen = next(candidate for candidate in known if candidate.title == best)
-    return Choice(chosen.recipe, [*chosen.settings, f"description={json.dumps(description)}"], best)
+    return Decision(best.candidate, description)
 
 
-def _untried(frozen: Candidate, wanted: str, say: Callable[[str], None]) -> Choice:
+def _untried(frozen: Candidate, wanted: str, say: Callable[[str], None]) -> Decision:
     """Return the frozen features without a trial; ``wanted`` are the held-out classes that a trial needs."""
     say(
         f"takes frozen features of {TRUNK}: whether training makes them better can be tried on held-out classes, "
         f"{wanted}; to train anyway, name a recipe: {PRETRAINED}"
     )
-    return Choice(frozen.recipe, [*frozen.settings], frozen.title)
+    return Decision(frozen)
 
 
 def readable_training_images(
     candidate: Candidate, overrides: Iterable[str], data: Path | None, say: Callable[[str], None]
 ) -> LabeledImages:
     """Return the training images without files that cannot be read, which are left out of the trials and the run."""
-    recipe = load_recipe(candidate.recipe, [*candidate.settings, *overrides])
+    recipe = load_recipe(candidate.recipe, [*as_overrides(candidate.settings), *overrides])
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
     _, plain = preprocessing.transforms()

@@ -1,18 +1,17 @@
-"""Settings for a user's own vectors: the split, the batches and the head that fit a file of embeddings and labels."""
+"""What somebody's own vectors are like: the split, the batches and the head that fit a file of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ..data import LabeledImages, VectorFile, read_vectors
-from ..errors import DataError
-from .build import VECTORS
-from .merge import read_tables
+from pml_ext.plugin import DataError, LabeledImages
+from pml_ext.tool import VECTORS, VectorFile, read_tables, read_vectors
+
 from .own_data import (
     dataset_options,
     describe_split,
@@ -24,25 +23,33 @@ from .own_data import (
     sampler_of,
     takes_fitting_batches,
 )
-from .schema import IDENTITY
+from .settings import Settings
 
-RECIPE = "pml/vectors"
+RECIPE = "fit/vectors"
 BATCH = 128  # vectors, at most
 LARGEST_EMBEDDING = 128
 FEWEST_ITERATIONS = 20  # of an epoch
 MOST_ITERATIONS = 500
-_OF_A_TRUNK = {"freeze": "none", "views": "1", "freeze_batch_norm": "false"}  # settings of recipes for images
 
 
-class OwnVectors(NamedTuple):
-    """What a file of vectors is like, and the settings that fit it, as ``KEY=VALUE``."""
+@dataclass(frozen=True)
+class OwnVectors:
+    """What a file of vectors is like, and the settings that fit it."""
 
     name: str  # of the data set
-    data: list[str]  # the data set, its split, and the validation vectors that choose the epoch
-    head: list[str]
-    batches: list[str]
+    data: Settings  # the data set, its split, and the validation vectors that choose the epoch
+    head: Settings
+    batches: Settings
     description: list[str]  # a line each
     sampler: str  # that the options name; "" for the recipe's
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the recipe; batches fit the vectors if the options choose no other sampler."""
+        settings = self.data | self.head
+        if takes_fitting_batches(read_tables(RECIPE)["sampler"], self.sampler):
+            settings |= self.batches
+        return settings
 
 
 def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnVectors:
@@ -57,22 +64,22 @@ def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Pat
     if file.labels is None:
         raise DataError(f"{file.path}: no labels; training wants the key 'labels', [N], integers or texts")
     options = dataset_options(overrides)
-    data = [f"data.name={name}"]
+    data: Settings = {"data.name": name}
     split_is_chosen = file.split is not None or "split" in options
     if not split_is_chosen:
         whole = LabeledImages(torch.from_numpy(file.embeddings), file.labels, file.class_names)
         split = fitting_split(file.path, [whole])
         options["split"] = split
-        data.append(f"data.split={split}")
+        data["data.split"] = split
     parts = parts_of(name, options, root)
     if file.split is not None and (file.split == "validation").any():
-        data += ["evaluation.select=map_at_r", "evaluation.select_on=split"]
+        data |= {"evaluation.select": "map_at_r", "evaluation.select_on": "split"}
 
     trained = items_per_class(parts[:1])
     in_batch, per_class = fitting_batch(len(trained), float(np.median(trained)), BATCH)
     batch = in_batch * per_class
     iterations = min(max(FEWEST_ITERATIONS, len(parts[0]) // batch), MOST_ITERATIONS)
-    batches = [f"sampler.m={per_class}", f"sampler.batch_size={batch}", f"sampler.iterations={iterations}"]
+    batches = {"sampler.m": per_class, "sampler.batch_size": batch, "sampler.iterations": iterations}
 
     vectors = file.embeddings.shape[1]
     size = min(vectors, LARGEST_EMBEDDING)
@@ -87,7 +94,7 @@ def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Pat
         f"batches of {in_batch} classes x {per_class} vectors, {iterations} in an epoch; longer training: "
         "--set schedule.epochs=40",
     ]
-    head = [f"model.embedder={embedder}", f"model.embedding_size={size}"]
+    head = {"model.embedder": embedder, "model.embedding_size": size}
     return OwnVectors(name, data, head, batches, description, sampler_of(overrides))
 
 
@@ -96,23 +103,6 @@ _HEADS = {
     "mlp": "a head with a hidden layer of 512, since the tested classes train",
 }
 _OTHER = {"linear": "mlp", "mlp": "linear"}
-
-
-def settings_for_vectors(recipe: str, vectors: OwnVectors) -> list[str]:
-    """Return the settings of a recipe for vectors; a recipe of images loses its trunk, and keeps its head."""
-    tables = read_tables(recipe)
-    settings = [*vectors.data, f"model.trunk={IDENTITY}"]
-    if recipe == RECIPE:
-        settings += vectors.head
-    for key, default in _OF_A_TRUNK.items():
-        if key in tables.get("model", {}):
-            settings.append(f"model.{key}={default}")
-    for key, default in (("workers", "0"), ("unreadable", "stop")):
-        if key in tables.get("data", {}):
-            settings.append(f"data.{key}={default}")
-    if takes_fitting_batches(tables.get("sampler", {}), vectors.sampler):
-        settings += vectors.batches
-    return settings
 
 
 def _without_kind(place: str | Path) -> Path:

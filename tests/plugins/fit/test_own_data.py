@@ -8,7 +8,7 @@ import torch
 
 from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.recipe.own_data import dataset_options, describe_split, fitting_batch, fitting_split, parts_of, range_of
+from pml_ext_fit.own_data import dataset_options, describe_split, fitting_batch, fitting_split, parts_of, range_of
 
 
 def part(*counts):

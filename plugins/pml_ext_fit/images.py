@@ -1,18 +1,18 @@
-"""Settings for a user's own images: the split, the image size and the batches that fit a folder or a table."""
+"""What somebody's own images are like: the split, the image size and the batches that fit a folder or a table."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ..errors import DataError
-from .merge import read_tables
+from pml_ext.plugin import DataError, LabeledImages
+from pml_ext.tool import read_tables
+
 from .own_data import (
     dataset_options,
     describe_split,
@@ -24,24 +24,22 @@ from .own_data import (
     sampler_of,
     takes_fitting_batches,
 )
-
-if TYPE_CHECKING:
-    from ..data import LabeledImages
+from .settings import Settings
 
 BATCH = 64  # images, at most
 SIDE = 64  # pixels, at most
 FEWEST_ITERATIONS = 20  # in an epoch of a recipe for photographs
 IN_MEMORY = 20_000 * 3 * SIDE * SIDE * 1.5  # bytes of images that are cached: 20,000 color photographs of 3:2
-_CACHE = "data.cache=memory"
 SAMPLED_FILES = 200  # files whose size is looked at
 
 
-class OwnImages(NamedTuple):
-    """What a folder or a table of images is like, and the settings that fit it, as ``KEY=VALUE``."""
+@dataclass(frozen=True)
+class OwnImages:
+    """What a folder or a table of images is like, and the settings that fit it."""
 
     name: str  # of the data set
-    data: list[str]  # settings of the data set, its split and its cache
-    small: list[str]  # size and augmentation of images for a small network that trains from scratch
+    data: Settings  # the data set, its split and its cache
+    small: Settings  # size and augmentation of images for a small network that trains from scratch
     description: list[str]  # two lines: the images, and their split
     training_images: int
     training_classes: int
@@ -57,17 +55,49 @@ class OwnImages(NamedTuple):
         """Return the number of classes in a batch, at most 16, and of images of each, for a number of ``classes``."""
         return fitting_batch(classes, self.images_per_class, BATCH)
 
-    def batches_of(self, classes: int) -> list[str]:
+    def batches_of(self, classes: int) -> Settings:
         """Return the settings of :meth:`batch_of`."""
         in_batch, per_class = self.batch_of(classes)
-        return [f"sampler.m={per_class}", f"sampler.batch_size={in_batch * per_class}"]
+        return {"sampler.m": per_class, "sampler.batch_size": in_batch * per_class}
+
+    def iterations(self, share: float = 1.0) -> int:
+        """Return the iterations of an epoch: a pass over a share of the training images, or more of few."""
+        classes, per_class = self.batch_of(self.training_classes)
+        return max(FEWEST_ITERATIONS, int(share * self.training_images) // (classes * per_class))
 
     def with_training_images(self, images: LabeledImages) -> OwnImages:
         """Return the same with the numbers of other training images, for example of those that can be read."""
         _, counts = np.unique(images.labels, return_counts=True)
-        return self._replace(
-            training_images=len(images), training_classes=len(counts), images_per_class=float(np.median(counts))
+        return replace(
+            self,
+            training_images=len(images),
+            training_classes=len(counts),
+            images_per_class=float(np.median(counts)),
         )
+
+    def settings_of(self, recipe: str) -> Settings:
+        """Return the settings that fit the images; a recipe that sets the crop of photographs keeps its own.
+
+        They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the images if
+        the options choose no other sampler.
+        """
+        tables = read_tables(recipe)
+        image_settings = dict(tables.get("data", {}).get("images", {}))
+        batches: Settings = {}
+        if takes_fitting_batches(tables.get("sampler", {}), self.sampler):
+            batches = self.batches_of(self.training_classes)
+        if "crop" not in image_settings:
+            return self.data | self.small | batches
+        if self.chosen_size is not None:
+            image_settings["crop"] = self.chosen_size
+            image_settings["resize"] = self.chosen_size
+        settings = dict(self.data)
+        side = image_settings.get("resize") or image_settings["crop"]
+        if not _fits_in_memory(self.training_images + self.tested_images, side, self.aspect):
+            settings.pop("data.cache", None)
+        for name, value in image_settings.items():
+            settings[f"data.images.{name}"] = value
+        return settings | batches | {"sampler.iterations": self.iterations()}
 
     @property
     def last_line(self) -> str:
@@ -90,14 +120,14 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     kind = "table" if is_table else "folder"
     name = f"{kind}:{place}"
     options = dataset_options(overrides)
-    data = [f"data.name={name}", "data.unreadable=skip"]
+    data: Settings = {"data.name": name, "data.unreadable": "skip"}
 
     is_divided = is_table or all((place / part).is_dir() for part in ("train", "test"))
     split_is_chosen = is_divided or "split" in options
     if not split_is_chosen:
         split = fitting_split(place, parts_of(name, options | {"split": "image"}, root))
         options["split"] = split
-        data.append(f"data.split={split}")
+        data["data.split"] = split
     parts = parts_of(name, options, root)
     images_per_class = items_per_class(parts)
     trained_per_class = items_per_class(parts[:1])
@@ -106,13 +136,13 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     chosen_size = options.get("image_size")
     side = int(chosen_size or _fitting_side(image_sizes))
     if _fits_in_memory(sum(len(part) for part in parts), side, aspect):
-        data.append(_CACHE)
-    small = [
-        f"data.image_size={side}",
-        f"data.images.resize={round(side * 8 / 7)}",
-        "data.images.random_crop=true",
-        "data.images.flip=true",
-    ]
+        data["data.cache"] = "memory"
+    small: Settings = {
+        "data.image_size": side,
+        "data.images.resize": round(side * 8 / 7),
+        "data.images.random_crop": True,
+        "data.images.flip": True,
+    }
     description = [
         f"{place}: {len(images_per_class)} classes of {range_of(images_per_class)} images, {_size_range(image_sizes)}",
         describe_split(parts, split_is_chosen),
@@ -136,45 +166,14 @@ def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | Non
     )
 
 
-def settings_for_recipe(recipe: str, images: OwnImages) -> tuple[str, ...]:
-    """Return the settings of a recipe for a folder; a recipe that sets the crop of photographs keeps its own.
-
-    They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the folder if the
-    sampler is the recipe's own and has ``m``, the images of each class.
-    """
-    tables = read_tables(recipe)
-    image_settings = dict(tables.get("data", {}).get("images", {}))
-    batches = []
-    if takes_fitting_batches(tables.get("sampler", {}), images.sampler):
-        batches = images.batches_of(images.training_classes)
-    if "crop" not in image_settings:
-        return (*images.data, *images.small, *batches)
-    if images.chosen_size is not None:
-        image_settings["crop"] = images.chosen_size
-        image_settings["resize"] = images.chosen_size
-    settings = list(images.data)
-    side = image_settings.get("resize") or image_settings["crop"]
-    if _CACHE in settings and not _fits_in_memory(images.training_images + images.tested_images, side, images.aspect):
-        settings.remove(_CACHE)
-    for name, value in image_settings.items():
-        settings.append(f"data.images.{name}={json.dumps(value)}")
-    return (*settings, *batches, f"sampler.iterations={iterations_of(images)}")
-
-
-def iterations_of(images: OwnImages, share: float = 1.0) -> int:
-    """Return the iterations of an epoch: a pass over a share of the training images, or more where these are few."""
-    classes, per_class = images.batch_of(images.training_classes)
-    return max(FEWEST_ITERATIONS, int(share * images.training_images) // (classes * per_class))
-
-
 def _existing(place: Path) -> Path:
     """Return the path of a folder or table, also of one written as in a recipe, ``folder:PATH``; else DataError."""
     kind, _, path = str(place).partition(":")
     if kind in ("folder", "table") and not os.path.exists(place):
         place = Path(path)
     if not os.path.exists(place):
-        wanted = "wanted a folder of images, or a .csv table of them"
-        raise DataError(f"--images {place}: no such folder or table; {wanted}")
+        wanted = "wanted a folder of images, a .csv table of them, or a file of vectors"
+        raise DataError(f"{place}: no such folder or file; {wanted}")
     return place
 
 

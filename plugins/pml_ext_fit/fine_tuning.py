@@ -1,4 +1,4 @@
-"""``pml-ext train --images FOLDER --fine-tune``: after what the choice found to be best, the whole network trains.
+"""``pml-ext fit FOLDER --fine-tune``: after what the choice found to be best, the whole network trains.
 
 The first stage is the chosen one: the last blocks, or a head, which features need before their trunk is trained by a
 loss. The second trains all blocks, with the batch norms of the pretrained trunk, at the end of the same cosine.
@@ -6,24 +6,24 @@ loss. The second trains all blocks, with the batch norms of the pretrained trunk
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..errors import ConfigError
-from ..networks.efficientnet_lite import IMAGENET, check_packages
-from ..recipe import Recipe, load_recipe
-from ..recipe.images import OwnImages, settings_for_recipe
-from .candidates import LAST_BLOCKS, SMALL, TRUNK, Candidate, Choice
-from .timing import STEP, seconds_per_image
+from pml_ext.plugin import ConfigError
+from pml_ext.tool import Recipe, load_recipe
 
-BLOCKS_FIRST = "pml/photographs-fine-tuned"
-HEAD_FIRST = "pml/photographs-fine-tuned-head"
-_KEPT = ("data.images.squash=", "model.views=", "sampler.")  # settings of what was chosen that its fine-tuning keeps
+from .candidates import BLOCKS_FIRST, HEAD_FIRST, PRETRAINED, SMALL, STEP, Choice
+from .images import OwnImages
+from .selection import Decision
+from .settings import as_overrides, key_of
+from .timing import seconds_per_image
+
 # seconds of a step of the whole network, over those of embedding the images of its batch; a step takes about four times
 # one of the last blocks (python -m benchmarks.last_blocks)
 WHOLE_STEP = 4 * STEP
+# features need a head before a loss can train their trunk
+_FIRST_STAGES = {BLOCKS_FIRST: "the last blocks", HEAD_FIRST: "a head"}
 
 
 def check_possible() -> None:
@@ -31,9 +31,9 @@ def check_possible() -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"--fine-tune begins with trials, which several processes do not make; leave out torchrun, or type: "
-            f"pml-ext train {BLOCKS_FIRST} --images FOLDER"
+            f"pml-ext train {BLOCKS_FIRST} --set data.name=folder:FOLDER"
         )
-    check_packages(TRUNK, IMAGENET)
+    load_recipe(PRETRAINED)
 
 
 def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
@@ -49,16 +49,16 @@ def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
     """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
     overrides = [*overrides]
     for recipe in (BLOCKS_FIRST, HEAD_FIRST):
-        load_recipe(recipe, [*settings_for_recipe(recipe, images), *overrides])
+        load_recipe(recipe, [*as_overrides(images.settings_of(recipe)), *overrides])
 
 
 def without_epochs(overrides: Iterable[str]) -> list[str]:
     """Return overrides without the epochs, which are those of both stages, and not of the trials."""
-    return [override for override in overrides if override.partition("=")[0].strip() != "schedule.epochs"]
+    return [override for override in overrides if key_of(override) != "schedule.epochs"]
 
 
 def continued(
-    chosen: Choice,
+    decision: Decision,
     images: OwnImages,
     overrides: Iterable[str],
     device: str,
@@ -66,24 +66,22 @@ def continued(
     say: Callable[[str], None],
 ) -> Choice:
     """Return what was chosen, followed by a stage of the whole network; ``say`` gets a line about it."""
-    if chosen.recipe == SMALL:
+    candidate = decision.candidate
+    recipe = candidate.fine_tuned
+    if recipe is None:
         say("the small network is trained whole as it is: --fine-tune changes nothing here")
-        return chosen
+        return decision.choice()
     overrides = [*overrides]
-    if chosen.title == LAST_BLOCKS:
-        recipe = BLOCKS_FIRST
-        first = "the last blocks"
-    else:
-        recipe = HEAD_FIRST
-        first = "a head"  # which features need before a loss can train their trunk
-    settings = [*settings_for_recipe(recipe, images)]
-    settings += [setting for setting in chosen.settings if setting.startswith(_KEPT)]
-    tables = load_recipe(recipe, [*settings, *overrides])
+    first = _FIRST_STAGES[recipe]
+    settings = images.settings_of(recipe)
+    for key, value in candidate.settings.items():
+        if key in ("data.images.squash", "model.views") or key.startswith("sampler."):
+            settings[key] = value
+    tables = load_recipe(recipe, [*as_overrides(settings), *overrides])
     last = tables.all_stages()[-1]
     assert last.sampler is not None
     assert last.sampler.iterations is not None
     seen = last.epochs * last.sampler.iterations * last.sampler.batch_size
-    candidate = Candidate(first, recipe, tuple(settings))
     then = f"first {first} for {tables.stages[0].epochs} epochs, then the whole network for {last.epochs}"
     line = f"fine-tunes: {then}"
     per_image = seconds_per_image(candidate, overrides, device, data)
@@ -91,10 +89,6 @@ def continued(
         minutes = max(1, round(WHOLE_STEP * seen * per_image / 60))
         line += f", which takes about {minutes} minutes more"
     say(line)
-    description = tables.description
-    for setting in chosen.settings:
-        key, _, value = setting.partition("=")
-        if key == "description":
-            description = json.loads(value)
-    description = f"{description}. Fine-tuned: {then}"
-    return Choice(recipe, [*settings, f"description={json.dumps(description)}"], chosen.title)
+    description = decision.description or tables.description
+    settings["description"] = f"{description}. Fine-tuned: {then}"
+    return Choice(candidate.title, recipe, settings)

@@ -1,4 +1,4 @@
-"""How long trials and training take on somebody's images, from the time that the trunk takes for some of them."""
+"""How long the trunk takes for somebody's images, from the time that it takes for some of them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,22 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..data import prepare
-from ..distributed.devices import choose_device
-from ..errors import DataError
-from ..networks.memory_format import use_channels_last
-from ..recipe import build_dataset, build_network, load_recipe, preprocessing_of
-from ..recipe.images import OwnImages, iterations_of
-from ..training.batches import embed_batches
-from .candidates import PRETRAINED, Candidate, views_of
+from pml_ext.plugin import DataError
+from pml_ext.tool import (
+    build_dataset,
+    build_network,
+    choose_device,
+    embed_batches,
+    load_recipe,
+    prepare,
+    preprocessing_of,
+    use_channels_last,
+)
+
+from .candidates import Candidate
+from .settings import as_overrides
 
 TIMED_IMAGES = 32
-# seconds of a step from cached activations, over those of embedding the images of its batch
-STEP = 0.75
-
-
-def estimated_seconds(images: OwnImages, per_image: float) -> float:
-    """Return the seconds of the trials, and of the training and the tests of the last blocks.
-
-    ``per_image`` are the seconds of embedding an image.
-    """
-    trained = images.training_images
-    epochs = load_recipe(PRETRAINED).schedule.epochs
-    embedded = 2 * trained + trained * views_of(trained) + 4 * images.tested_images
-    seen = 64 * iterations_of(images) * 2 * epochs  # in the trial and in the training
-    return per_image * (embedded + STEP * seen)
 
 
 def seconds_per_image(candidate: Candidate, overrides: Iterable[str], device: str, data: Path | None) -> float | None:
@@ -40,7 +32,7 @@ def seconds_per_image(candidate: Candidate, overrides: Iterable[str], device: st
 
     None where none of the 32 images that are timed can be read.
     """
-    recipe = load_recipe(candidate.recipe, [*candidate.settings, *overrides])
+    recipe = load_recipe(candidate.recipe, [*as_overrides(candidate.settings), *overrides])
     images = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, images)
     chosen = torch.device(choose_device(device))

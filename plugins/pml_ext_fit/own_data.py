@@ -7,31 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pydantic import ValidationError
 
-from ..errors import ConfigError, DataError, needs_extra
-from ..files import toml_value
-from .build import build_dataset
-from .schema import DataTable, problem_of
-from .tables import name_or_value, overridden
+from pml_ext.plugin import ConfigError, DataError
+from pml_ext.tool import DataTable, build_dataset, name_or_value, problem_of
 
-with needs_extra("train", "a recipe"):
-    from pydantic import ValidationError
+from .settings import tables_of
 
 if TYPE_CHECKING:
-    from ..data import LabeledImages
+    from pml_ext.plugin import LabeledImages
 
 MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
 FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to test
 MOST_PER_CLASS = 16  # in a batch
-
-
-def tables_of(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the tables that overrides, ``KEY=VALUE``, set."""
-    settings = []
-    for override in overrides:
-        key, _, text = override.partition("=")
-        settings.append((key.strip(), toml_value(text.strip(), "--set ...")))
-    return overridden({}, settings)
 
 
 def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
