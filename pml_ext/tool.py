@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import FORMATS as FORMATS
     from .data.splits import classes_of_two as classes_of_two
+    from .data.thumbnail import placeholder as placeholder
+    from .data.thumbnail import thumbnail as thumbnail
     from .distributed import from_rank_0 as from_rank_0
     from .distributed import from_ranks as from_ranks
     from .distributed import num_processes as num_processes
@@ -109,6 +111,7 @@ if TYPE_CHECKING:
     from .evaluation.projection import SHAPES as SHAPES
     from .evaluation.projection import flattened as flattened
     from .evaluation.projection import mark as mark
+    from .evaluation.recall_sample import RecallSample as RecallSample
     from .evaluation.sampling import sample_indices as sample_indices
     from .files import DamagedError as DamagedError
     from .files import check_writable as check_writable
@@ -125,7 +128,9 @@ if TYPE_CHECKING:
     from .files.stat import MISSING as MISSING
     from .files.stat import FileStat as FileStat
     from .files.stat import file_stat as file_stat
+    from .files.stat import is_inside as is_inside
     from .files.stat import path_bytes as path_bytes
+    from .files.stat import utf8_of as utf8_of
     from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import By as By
     from .networks.network import Network as Network
@@ -157,48 +162,59 @@ if TYPE_CHECKING:
     from .recipe.schema import problem_of as problem_of
     from .recipe.tables import name_or_value as name_or_value
     from .registry.lazy import lazily as lazily
+    from .registry.services import service as service
     from .report import ReportFigure as ReportFigure
     from .report import ReportTable as ReportTable
     from .report import draw as draw
     from .report import percent as percent
     from .report import render as render
+    from .retrieval.images import EmbeddedImages as EmbeddedImages
+    from .retrieval.images import ImageCluster as ImageCluster
+    from .retrieval.images import ImageClusters as ImageClusters
+    from .retrieval.mirror import Changes as Changes
+    from .retrieval.mirror import Mirror as Mirror
+    from .retrieval.mirror import StoresService as StoresService
+    from .retrieval.run import SearchedRun as SearchedRun
+    from .retrieval.run import SearchService as SearchService
+    from .retrieval.stores import Numbers as Numbers
+    from .retrieval.stores import Vectors as Vectors
     from .training import activations as activations
     from .training import signals as signals
     from .training.batches import embed_batches as embed_batches
+    from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
+    from .training.finished import is_finished as is_finished
+    from .training.finished import read_metrics as read_metrics
+    from .training.finished import tables_of_run as tables_of_run
     from .training.folder import CHOICE as CHOICE
     from .training.folder import METRICS as METRICS
     from .training.folder import RECIPE as RECIPE
     from .training.folder import TRIALS as TRIALS
     from .training.folder import check_unchanged as check_unchanged
-    from .training.launch import LOCK as LOCK
     from .training.launch import QUICK as QUICK
-    from .training.launch import Plan as Plan
-    from .training.launch import check_folder as check_folder
-    from .training.launch import default_folder as default_folder
     from .training.launch import execute as execute
-    from .training.launch import is_finished as is_finished
     from .training.launch import locked as locked
-    from .training.launch import read_metrics as read_metrics
-    from .training.launch import restarted as restarted
-    from .training.launch import spread as spread
-    from .training.launch import tables_of_run as tables_of_run
     from .training.launch import train as train
     from .training.listener import Listener as Listener
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
     from .training.loop import train_run as train_run
-    from .training.records import metric_by_epoch as metric_by_epoch
-    from .training.records import write_csv as write_csv
+    from .training.opened import open_run as open_run
+    from .training.plan import LOCK as LOCK
+    from .training.plan import Plan as Plan
+    from .training.plan import check_folder as check_folder
+    from .training.plan import default_folder as default_folder
+    from .training.plan import restarted as restarted
     from .training.run import Run as Run
+    from .training.series import metric_by_epoch as metric_by_epoch
     from .training.signals import PASSED_ON as PASSED_ON
     from .training.signals import handle_signals as handle_signals
+    from .training.summary import spread as spread
     from .training.trackers import import_tracker as import_tracker
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate
-    from .training.view import open_run as open_run
     from .whitening import TotalWhitening as TotalWhitening
     from .whitening import WithinClassWhitening as WithinClassWhitening
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def print_runs(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
     """Write the results of the runs on stdout, as tables or as JSON."""
-    from ..training.launch import summarize
+    from ..training.summary import summarize
 
     verdicts = [result.pop("verdict", "") for result in results]
     if as_json:
@@ -35,7 +35,7 @@ def print_runs(results: list[dict[str, Any]], failed: FailedRunsError | None, as
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
-    from ..training.launch import summarize
+    from ..training.summary import summarize
 
     if len(results) == 1 and failed is None:
         print_json(results[0])

@@ -52,8 +52,9 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
-    from ..training.launch import QUICK, FailedRunsError, restarted
+    from ..training.launch import QUICK, FailedRunsError
     from ..training.launch import train as run_recipe
+    from ..training.plan import restarted
 
     if recipe is None:
         raise ConfigError(

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..recipe import load_recipe
 from .batches import Batch, draw, epoch_batches
 from .engine import Engine, Objective, Step
-from .features import FeatureReader
+from .feature_reader import FeatureReader
 from .pseudo_labels import relabel
 from .records import Records
 from .run import Run
@@ -121,8 +121,8 @@ def profile_recipe(
         objective, held = run.objective(stage, recorded=True)
         labels = run.pseudo_labels
         run.enter_stage(stage)
-        stack.callback(run.close_readers)
-        reader = run.reader_of(stage)
+        stack.callback(run.inputs.close)
+        reader = run.inputs.reader_of(stage)
         numbers = itertools.count(1)
         if isinstance(reader, FeatureReader):
             rows = reader.views[0][:]

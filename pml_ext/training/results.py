@@ -12,12 +12,15 @@ from ..files.checksums import SUMS
 from ..recipe import plugins_in
 from . import checkpoint
 from .checkpointing import Checkpointer
-from .evaluation import counts, metrics_after, recall_by_class
+from .collapse import collapse, collapse_of_listed
+from .database import TEST, write_csv_files
+from .evaluation import metrics_after
+from .findings import counts, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
-from .outcome import collapse, collapse_of_listed
-from .records import TEST, Records, write_csv_files
+from .records import Records
 from .report import write_run_report
 from .run import Run
+from .state import load_model
 
 
 def finish(run: Run, records: Records) -> dict[str, Any]:
@@ -27,7 +30,7 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     started = time.perf_counter()
     best = run.epoch
     if run.history.best["epoch"] is not None:
-        best = run.load_model("best")["epoch"]
+        best = load_model(run, "best")["epoch"]
     Checkpointer(run).save_model()
     metrics = run.history.metrics | metrics_after(run, run.stages)
     records.add(run.epoch, {TEST: metrics["after"]})
@@ -90,7 +93,7 @@ def write_report(run: Run, metrics: Mapping[str, Any], lost: Collection[str] = (
 
 def write_again(run: Run, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
     """Regenerate the derived files of a finished run, and warn about the ``damaged`` (missing or changed) files."""
-    run.load_model("model")
+    load_model(run, "model")
     run.epoch = run.epochs
     has_records = "records/logs.db" not in damaged
     derived = (*DERIVED, "records/") if has_records else DERIVED

@@ -55,7 +55,7 @@ def test_activations_that_take_too_much_are_left_out(photos, tmp_path, size, lef
     trials = Trials(describe_images(photos), [], tmp_path, 0, "cpu", None, Silence(), lines.append)
     cut = SimpleNamespace(table=SimpleNamespace(gigabytes=8.0), bytes_per_image=size)
     recipe = SimpleNamespace(model=SimpleNamespace(views=8))
-    run = SimpleNamespace(trunk_cut=lambda stage: cut, stages=[None], recipe=recipe)
+    run = SimpleNamespace(inputs=SimpleNamespace(cut_of=lambda stage: cut), stages=[None], recipe=recipe)
     candidate = LastBlocks(describe_images(photos))
     assert trials._takes_too_much(candidate, run) == left_out
     text = "  last blocks: left out, since their activations would take 57.6 GB, and 8 GB is the most; "
