@@ -119,7 +119,6 @@ if TYPE_CHECKING:
     from .files import locked_folder as locked_folder
     from .files import read_json as read_json
     from .files import read_toml as read_toml
-    from .files import toml_value as toml_value
     from .files import write_atomically as write_atomically
     from .files import write_json as write_json
     from .files import write_text as write_text
@@ -138,6 +137,7 @@ if TYPE_CHECKING:
     from .networks.network import VectorInput as VectorInput
     from .networks.trunks import whitened_components as whitened_components
     from .pml import BaseDistance as BaseDistance
+    from .recipe import Override as Override
     from .recipe import Recipe as Recipe
     from .recipe import build_dataset as build_dataset
     from .recipe import build_network as build_network
@@ -147,12 +147,14 @@ if TYPE_CHECKING:
     from .recipe import merged as merged
     from .recipe import nested as nested
     from .recipe import overridden as overridden
+    from .recipe import overrides_of as overrides_of
     from .recipe import paper_values as paper_values
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of
     from .recipe import ranges_of as ranges_of
     from .recipe import read_tables as read_tables
     from .recipe import reported_phases as reported_phases
+    from .recipe import tables_of as tables_of
     from .recipe import tables_of_papers as tables_of_papers
     from .recipe import validate as validate
     from .recipe.build import VECTORS as VECTORS

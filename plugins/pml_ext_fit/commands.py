@@ -12,6 +12,8 @@ from pml_ext.plugin import ConfigError
 from pml_ext.tool import AsJson, DataFolder, OnDevice, Overrides, Progress, process_number, stderr
 
 if TYPE_CHECKING:
+    from pml_ext.tool import Override
+
     from .candidates import Choice
     from .images import OwnImages
 
@@ -86,8 +88,8 @@ def fit(
 class FitOptions:
     """The options that say how something is trained."""
 
-    overrides: list[str]
-    general: list[str]  # settings of other options than --set
+    overrides: list[Override]
+    general: list[Override]  # settings of other options than --set
     out: Path | None
     resume: bool
     seed: int
@@ -101,7 +103,7 @@ class Fitting:
     """What is trained, and where."""
 
     recipe: str
-    settings: list[str]  # that fit somebody's data, below the user's
+    settings: list[Override]  # that fit somebody's data, below the user's
     out: Path | None
     resume: bool  # whether the run's folder exists by now
 
@@ -123,7 +125,8 @@ def _what_to_train(place: Path, options: FitOptions) -> Fitting:
 
 def _fitting_for_vectors(place: Path, options: FitOptions) -> Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
-    from .settings import as_overrides
+        from pml_ext.tool import overrides_of
+
     from .vectors import RECIPE, describe_vectors
 
     if options.fine_tune:
@@ -131,18 +134,17 @@ def _fitting_for_vectors(place: Path, options: FitOptions) -> Fitting:
     found = describe_vectors(place, options.overrides, options.data)
     for line in found.description:
         _tell(line)
-    return Fitting(RECIPE, as_overrides(found.settings), options.out, options.resume)
+    return Fitting(RECIPE, overrides_of(found.settings), options.out, options.resume)
 
 
 def _fitting_for_images(place: Path, options: FitOptions) -> Fitting:
     """Return a recipe and its settings for somebody's images; say in a few lines what was chosen, and why."""
-    from pml_ext.tool import RECIPE, load_recipe
+    from pml_ext.tool import RECIPE, load_recipe, overrides_of
 
     from . import begun, fine_tuning, selection
     from .candidates import SmallNetwork
     from .images import describe_images
-    from .settings import as_overrides
-
+    
     _check_nothing_is_chosen(place, options.overrides)
     if options.fine_tune:
         fine_tuning.check_possible()
@@ -161,21 +163,20 @@ def _fitting_for_images(place: Path, options: FitOptions) -> Fitting:
         _tell(reason)
         _tell(found.last_line)
         small = SmallNetwork(found)
-        return Fitting(small.recipe, as_overrides(small.settings), options.out, options.resume)
+        return Fitting(small.recipe, overrides_of(small.settings), options.out, options.resume)
     out, chosen = _chosen_by_trials(found, options)
-    return Fitting(chosen.recipe, as_overrides(chosen.settings), out, resume=True)
+    return Fitting(chosen.recipe, overrides_of(chosen.settings), out, resume=True)
 
 
-def _check_nothing_is_chosen(place: Path, overrides: list[str]) -> None:
+def _check_nothing_is_chosen(place: Path, overrides: list[Override]) -> None:
     """Refuse settings of what is trained, which the command chooses; ConfigError."""
     from .candidates import PRETRAINED
-    from .settings import key_of
 
     for override in overrides:
-        if key_of(override).partition(".")[0] in _CHOOSING:
+        if override.key.partition(".")[0] in _CHOOSING:
             raise ConfigError(
-                f"--set {override}: fit chooses the model and the loss for images; to choose them yourself, type: "
-                f"pml-ext train {PRETRAINED} --set data.name=folder:{place} --set {override}"
+                f"{override}: fit chooses the model and the loss for images; to choose them yourself, type: "
+                f"pml-ext train {PRETRAINED} --set data.name=folder:{place} {override}"
             )
 
 
@@ -184,11 +185,10 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions) -> tuple[Path, Cho
 
     Whatever would be refused after the trials is refused before them.
     """
-    from pml_ext.tool import check_folder, default_folder, load_recipe
+    from pml_ext.tool import check_folder, default_folder, load_recipe, overrides_of
 
     from . import begun, fine_tuning, selection
-    from .settings import as_overrides
-
+    
     check_folder(options.out, options.resume)
     out = options.out
     if out is None:
@@ -198,7 +198,7 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions) -> tuple[Path, Cho
         kept = begun.kept_choice(out, images.name)
         if kept is not None:
             if options.fine_tune:
-                recipe = load_recipe(kept.recipe, as_overrides(kept.settings))
+                recipe = load_recipe(kept.recipe, overrides_of(kept.settings))
                 fine_tuning.check_resumed(out, kept.recipe, recipe)
             _tell(f"goes on with what was chosen before: {kept.title}")
             return out, kept

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pml_ext.plugin import ConfigError
-from pml_ext.tool import Recipe, load_recipe
+from pml_ext.tool import Override, Recipe, load_recipe, overrides_of
 
 from .candidates import BLOCKS_FIRST, HEAD_FIRST, PRETRAINED, SMALL, STEP, Choice
 from .images import OwnImages
 from .selection import Decision
-from .settings import as_overrides, key_of
 from .timing import seconds_per_image
 
 # seconds of a step of the whole network, over those of embedding the images of its batch; a step takes about four times
@@ -45,22 +44,22 @@ def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
         raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
 
 
-def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
+def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
     overrides = [*overrides]
     for recipe in (BLOCKS_FIRST, HEAD_FIRST):
-        load_recipe(recipe, [*as_overrides(images.settings_of(recipe)), *overrides])
+        load_recipe(recipe, [*overrides_of(images.settings_of(recipe)), *overrides])
 
 
-def without_epochs(overrides: Iterable[str]) -> list[str]:
+def without_epochs(overrides: Iterable[Override]) -> list[Override]:
     """Return overrides without the epochs, which are those of both stages, and not of the trials."""
-    return [override for override in overrides if key_of(override) != "schedule.epochs"]
+    return [override for override in overrides if override.key != "schedule.epochs"]
 
 
 def continued(
     decision: Decision,
     images: OwnImages,
-    overrides: Iterable[str],
+    overrides: Iterable[Override],
     device: str,
     data: Path | None,
     say: Callable[[str], None],
@@ -77,7 +76,7 @@ def continued(
     for key, value in candidate.settings.items():
         if key in ("data.images.squash", "model.views") or key.startswith("sampler."):
             settings[key] = value
-    tables = load_recipe(recipe, [*as_overrides(settings), *overrides])
+    tables = load_recipe(recipe, [*overrides_of(settings), *overrides])
     last = tables.all_stages()[-1]
     assert last.sampler is not None
     assert last.sampler.iterations is not None

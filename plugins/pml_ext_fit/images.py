@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pml_ext.plugin import DataError, LabeledImages
-from pml_ext.tool import read_tables
+from pml_ext.tool import Override, read_tables
 
 from .own_data import (
     dataset_options,
@@ -109,7 +109,7 @@ class OwnImages:
         )
 
 
-def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnImages:
+def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnImages:
     """Look at a folder of images or a ``.csv`` table.
 
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.

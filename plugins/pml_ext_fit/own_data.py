@@ -10,9 +10,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from pml_ext.plugin import ConfigError, DataError
-from pml_ext.tool import DataTable, build_dataset, name_or_value, problem_of
-
-from .settings import tables_of
+from pml_ext.tool import DataTable, Override, build_dataset, name_or_value, problem_of, tables_of
 
 if TYPE_CHECKING:
     from pml_ext.plugin import LabeledImages
@@ -22,7 +20,7 @@ FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to 
 MOST_PER_CLASS = 16  # in a batch
 
 
-def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
+def dataset_options(overrides: Iterable[Override]) -> dict[str, Any]:
     """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
     table = tables_of(overrides).get("data")
     options: dict[str, Any] = {}
@@ -34,7 +32,7 @@ def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-def sampler_of(overrides: Iterable[str]) -> str:
+def sampler_of(overrides: Iterable[Override]) -> str:
     """Return the name of the sampler that overrides choose; "" if they choose none."""
     return str(name_or_value("sampler", tables_of(overrides)) or "")
 

@@ -18,11 +18,13 @@ from pml_ext.plugin import LabeledImages
 from pml_ext.tool import (
     Listener,
     MissingExtraError,
+    Override,
     build_dataset,
     classes_of_two,
     hold_out_classes,
     import_tracker,
     load_recipe,
+    overrides_of,
     prepare,
     preprocessing_of,
 )
@@ -30,7 +32,6 @@ from pml_ext.tool import (
 from .candidates import PRETRAINED, TRUNK, Candidate, Choice, candidates
 from .decision import description_of, simplest_of_the_best
 from .images import OwnImages
-from .settings import as_overrides
 from .timing import seconds_per_image
 from .trials import HELD_OUT, Trials
 
@@ -67,17 +68,17 @@ def why_not() -> str:
     return ""
 
 
-def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
+def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
     frozen = candidates(images)[0]
-    recipe = load_recipe(frozen.recipe, [*as_overrides(frozen.settings), *overrides])
+    recipe = load_recipe(frozen.recipe, [*overrides_of(frozen.settings), *overrides])
     for tracker in recipe.track:
         import_tracker(tracker.name)
 
 
 def choose(
     images: OwnImages,
-    overrides: Iterable[str],
+    overrides: Iterable[Override],
     folder: Path,
     seed: int,
     device: str,
@@ -130,10 +131,10 @@ def _untried(frozen: Candidate, wanted: str, say: Callable[[str], None]) -> Deci
 
 
 def readable_training_images(
-    candidate: Candidate, overrides: Iterable[str], data: Path | None, say: Callable[[str], None]
+    candidate: Candidate, overrides: Iterable[Override], data: Path | None, say: Callable[[str], None]
 ) -> LabeledImages:
     """Return the training images without files that cannot be read, which are left out of the trials and the run."""
-    recipe = load_recipe(candidate.recipe, [*as_overrides(candidate.settings), *overrides])
+    recipe = load_recipe(candidate.recipe, [*overrides_of(candidate.settings), *overrides])
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
     _, plain = preprocessing.transforms()

@@ -11,28 +11,31 @@ import torch
 
 from pml_ext.plugin import DataError
 from pml_ext.tool import (
+    Override,
     build_dataset,
     build_network,
     choose_device,
     embed_batches,
     load_recipe,
+    overrides_of,
     prepare,
     preprocessing_of,
     use_channels_last,
 )
 
 from .candidates import Candidate
-from .settings import as_overrides
 
 TIMED_IMAGES = 32
 
 
-def seconds_per_image(candidate: Candidate, overrides: Iterable[str], device: str, data: Path | None) -> float | None:
+def seconds_per_image(
+    candidate: Candidate, overrides: Iterable[Override], device: str, data: Path | None
+) -> float | None:
     """Return the seconds that the trunk of a candidate takes for an image, reading included.
 
     None where none of the 32 images that are timed can be read.
     """
-    recipe = load_recipe(candidate.recipe, [*as_overrides(candidate.settings), *overrides])
+    recipe = load_recipe(candidate.recipe, [*overrides_of(candidate.settings), *overrides])
     images = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, images)
     chosen = torch.device(choose_device(device))

@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from pml_ext.tool import (
     MOST,
     Listener,
+    Override,
     Recipe,
     RetrievalAccuracyCalculator,
     Run,
     activations,
     flat,
     load_recipe,
+    overrides_of,
+    tables_of,
     train_run,
     whitened_components,
 )
@@ -26,7 +29,7 @@ from pml_ext.tool import (
 from .candidates import PRETRAINED, ByClass, Candidate, FrozenFeatures
 from .decision import Scored, percent_of, simplest_of_the_best
 from .images import OwnImages
-from .settings import Settings, as_overrides, key_of, tables_of
+from .settings import Settings
 
 HELD_OUT = 0.25  # of the training classes
 LEAST_ASPECT = 1.1  # median of the longer side over the shorter, from which on the middle of an image is less than it
@@ -54,7 +57,7 @@ class Trials:
     def __init__(
         self,
         images: OwnImages,
-        overrides: Iterable[str],
+        overrides: Iterable[Override],
         folder: Path,
         seed: int,
         device: str,
@@ -65,7 +68,7 @@ class Trials:
         overrides = [*overrides]
         self.scored: list[Scored] = []
         self._images = images
-        self._overrides = [override for override in overrides if key_of(override) != _FOLD]
+        self._overrides = [override for override in overrides if override.key != _FOLD]
         self._set_keys = flat(tables_of(overrides)).keys()
         self._folder = folder
         self._seed = seed
@@ -162,11 +165,11 @@ class Trials:
         if candidate.recipe == PRETRAINED:
             share = left / self._images.training_classes
             settings["sampler.iterations"] = self._images.iterations(share)
-        overrides = [*as_overrides(settings), *self._overrides, *as_overrides(TESTS_OF_TRIALS)]
+        overrides = [*overrides_of(settings), *self._overrides, *overrides_of(TESTS_OF_TRIALS)]
         recipe = load_recipe(candidate.recipe, overrides)
         most = left * recipe.sampler.settings.get("m", recipe.sampler.batch_size)
         if batches_are_given and recipe.sampler.batch_size > most:
-            recipe = load_recipe(candidate.recipe, [*overrides, f"sampler.batch_size={most}"])
+            recipe = load_recipe(candidate.recipe, [*overrides, Override("sampler.batch_size", most)])
         return recipe
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pml_ext.plugin import DataError, LabeledImages
-from pml_ext.tool import VECTORS, VectorFile, read_tables, read_vectors
+from pml_ext.tool import VECTORS, Override, VectorFile, read_tables, read_vectors
 
 from .own_data import (
     dataset_options,
@@ -52,7 +52,7 @@ class OwnVectors:
         return settings
 
 
-def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnVectors:
+def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnVectors:
     """Look at a file of vectors; DataError if it is not as wanted, or has too few vectors.
 
     The ``overrides`` of ``data`` are followed.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 import sys
 import time
@@ -118,8 +119,13 @@ def print_table(
 
 
 def mean_and_std(about: Mapping[str, float | None]) -> str:
-    """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run."""
+    """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run.
+
+    NaN, the value of a metric that is blank, is empty.
+    """
     mean = about["mean"] or 0.0
+    if math.isnan(mean):
+        return ""
     std = about["std"]
     deviation = "-" if std is None else f"{100 * std:.1f}"
     return f"{100 * mean:.1f} ± {deviation}"

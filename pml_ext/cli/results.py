@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +81,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
         cells = []
         for name in names:
             value = metrics[phase].get(name)
-            cells.append("" if value is None else f"{100 * value:.1f}")
+            cells.append("" if value is None or math.isnan(value) else f"{100 * value:.1f}")
         rows.append([label, *cells])
     columns = [f"{metrics['recipe']}, %", *map(title_of, names)]
     print_table(columns, rows, right=range(1, len(columns)))

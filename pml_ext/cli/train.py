@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,6 +51,7 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
+    from ..recipe import Override
     from ..training.launch import QUICK, FailedRunsError
     from ..training.launch import train as run_recipe
     from ..training.plan import restarted
@@ -65,7 +65,8 @@ def train(
     keep_freed_memory(choose_device(device))
     general = list(QUICK) if quick else []
     if track:
-        general.append(f"track={json.dumps(track)}")
+        typed = " ".join(f"--track {name}" for name in track)
+        general.append(Override("track", track, typed))
     with Progress() as bar:
         try:
             results = run_recipe(

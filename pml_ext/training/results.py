@@ -15,7 +15,7 @@ from .checkpointing import Checkpointer
 from .collapse import collapse, collapse_of_listed
 from .database import TEST, write_csv_files
 from .evaluation import metrics_after
-from .findings import counts, recall_by_class
+from .findings import counts, queries_of_metrics, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
 from .records import Records
 from .report import write_run_report
@@ -80,6 +80,7 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "warnings": history.warnings,
     }
     if run.data.listed is None:
+        about |= queries_of_metrics(run)
         about["recall_at_1_by_class"] = recall_by_class(run)
     return about
 

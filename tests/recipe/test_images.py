@@ -16,6 +16,8 @@ from pml_ext.training.built import build
 from pml_ext.training.launch import train
 from pml_ext.training.view import View
 
+from ..overrides import typed
+
 RECIPE = """
 description = "photographs"
 extends = ["pml/contrastive/digits", "pipelines/bn-inception"]
@@ -91,18 +93,18 @@ def test_weights_of_bn_inception_get_blue_green_red(tmp_path, photos):
         _, transform = preprocessing_of(recipe, splits)[0].transforms()
         found.append(transform(splits.train.image(0)))
     torch.testing.assert_close(found[1], found[0], atol=1e-3, rtol=0)  # of values from -128 to 151
-    own = load_recipes(recipe_file(tmp_path, photos, given), ["data.images.mean=[0.5]", "data.images.std=[0.5]"])
+    own = load_recipes(recipe_file(tmp_path, photos, given), {"data.images.mean": [0.5], "data.images.std": [0.5]})
     assert not preprocessing_of(next(iter(own.values())), splits)[0].bgr
 
 
 def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos):
     file = recipe_file(tmp_path, photos)
     with pytest.raises(ConfigError, match=r"both say how images are cut; leave out augment.random_crop"):
-        load_recipes(file, ["data.augment.random_crop=true"])
-    gray = next(iter(load_recipes(file, ["data.channels=1"]).values()))
+        load_recipes(file, typed(["data.augment.random_crop=true"]))
+    gray = next(iter(load_recipes(file, {"data.channels": 1}).values()))
     with pytest.raises(ConfigError, match=r"are for color; folder:.* is gray"):
         build(gray)
-    large = next(iter(load_recipes("pml/contrastive/digits", ["data.images.resize=7"]).values()))
+    large = next(iter(load_recipes("pml/contrastive/digits", {"data.images.resize": 7}).values()))
     with pytest.raises(ConfigError, match=r"data.images.resize: found 7; wanted at least the 8 of data.images.crop"):
         build(large)
 
@@ -127,7 +129,7 @@ def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
 
 @pytest.mark.parametrize("setting", ["data.cache=memory", "data.workers=1"])
 def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(trained, photos, tmp_path, without_report, setting):
-    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=[setting])
+    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=typed([setting]))
     one, other = (json.loads((run / "metrics.json").read_text()) for run in (trained, tmp_path / "run"))
     assert all(one[phase] == other[phase] for phase in ("raw", "before", "after", "training"))
     states = [torch.load(run / "checkpoints" / "model.pt")["trunk"] for run in (trained, tmp_path / "run")]
@@ -141,7 +143,7 @@ def test_unreadable_photographs_stop_a_run_or_are_counted(photos, tmp_path):
         (tmp_path / "photos" / str(number % 3) / f"{number}.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"\d.jpg: not a readable image"):
         train(file, out=tmp_path / "stopped", device="cpu")
-    train(file, out=tmp_path / "run", device="cpu", overrides=["data.unreadable=skip"])
+    train(file, out=tmp_path / "run", device="cpu", overrides={"data.unreadable": "skip"})
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert sum(part.get("unreadable", 0) for part in metrics["images"].values()) == 3
     assert [text for text in metrics["warnings"] if "that cannot be read; the first:" in text]

@@ -6,6 +6,8 @@ import pytest
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import build_dataset, build_network, load_recipe, load_recipes, reported_phases, vector_input_of
 
+from ..overrides import typed
+
 
 def file_of(place, classes=4, each=10, size=6, **columns):
     labels = np.repeat([f"class {number}" for number in range(classes)], each)
@@ -17,7 +19,7 @@ def file_of(place, classes=4, each=10, size=6, **columns):
 @pytest.mark.parametrize("recipe", ["fit/vectors", "cbml/digits", "density/digits", "cbml/frozen", "triplets/digits"])
 def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
     settings = [f"data.name=vectors:{file_of(tmp_path)}", "data.split=image", "model.trunk=identity"]
-    (built,) = load_recipes(recipe, settings).values()
+    (built,) = load_recipes(recipe, typed(settings)).values()
     splits = build_dataset(built.data, None)
     network = build_network(built.model, vector_input_of(built, splits))
     assert built.model.freeze == "trunk"
@@ -48,12 +50,12 @@ def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
 def test_settings_of_images_are_refused_by_name(tmp_path, setting, message):
     fitting = [f"data.name=vectors:{file_of(tmp_path)}", "data.split=image"]
     with pytest.raises(ConfigError, match=message) as raised:
-        load_recipe("fit/vectors", [*fitting, setting])
+        load_recipe("fit/vectors", typed([*fitting, setting]))
     assert "\n" not in str(raised.value)
 
 
 def test_the_trunk_of_vectors_refuses_images():
-    recipe = load_recipe("cbml/digits", ["model.trunk=identity"])
+    recipe = load_recipe("cbml/digits", {"model.trunk": "identity"})
     with pytest.raises(ConfigError, match="identity is for vectors, and digits has images; wanted data.name = 'vec"):
         vector_input_of(recipe, build_dataset(recipe.data, None))
 
@@ -61,4 +63,4 @@ def test_the_trunk_of_vectors_refuses_images():
 def test_a_path_alone_is_answered_with_the_name(tmp_path):
     file = file_of(tmp_path)
     with pytest.raises(ConfigError, match=f"for your own data type --set data.name=vectors:{file}"):
-        load_recipe("fit/vectors", [f"data.name={file}"])
+        load_recipe("fit/vectors", typed([f"data.name={file}"]))

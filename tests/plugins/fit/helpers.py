@@ -7,7 +7,6 @@ from pml_ext.recipe import build_dataset, load_recipe
 from pml_ext_fit import selection
 from pml_ext_fit.candidates import SmallNetwork
 from pml_ext_fit.images import describe_images
-from pml_ext_fit.settings import as_overrides
 
 
 def by_class(mean, spread=0.01, classes=12, seed=0):
@@ -20,8 +19,8 @@ def needs_weights():
         pytest.skip("the extra photos is not installed, whose trunk the recipes name")
 
 
-def recipe_of(candidate, *overrides):
-    return load_recipe(candidate.recipe, [*as_overrides(candidate.settings), *overrides])
+def recipe_of(candidate):
+    return load_recipe(candidate.recipe, candidate.settings)
 
 
 def training_files(place):

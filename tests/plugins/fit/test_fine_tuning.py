@@ -11,8 +11,8 @@ from pml_ext.recipe import load_recipe, reported_phases
 from pml_ext_fit import candidates, fine_tuning, selection
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
-from pml_ext_fit.settings import as_overrides
 
+from ...overrides import typed
 from .helpers import needs_weights
 
 
@@ -33,7 +33,7 @@ def test_features_get_a_head_first(photos, quick_clock, kind):
     lines = []
     decision = chosen(kind, photos)
     found = fine_tuning.continued(decision, describe_images(photos), [], "cpu", None, lines.append)
-    recipe = load_recipe(found.recipe, as_overrides(found.settings))
+    recipe = load_recipe(found.recipe, found.settings)
     assert [stage.epochs for stage in recipe.all_stages()] == [20, 5]
     assert recipe.all_stages()[0].freeze.until == "head"
     assert (recipe.model.freeze, recipe.model.freeze_batch_norm, recipe.model.views) == ("none", True, 1)
@@ -50,8 +50,8 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
     needs_weights()
     images = describe_images(photos)
     decision = chosen(candidates.LastBlocks, photos)
-    found = fine_tuning.continued(decision, images, ["schedule.epochs=12"], "cpu", None, print)
-    recipe = load_recipe(found.recipe, [*as_overrides(found.settings), "schedule.epochs=12"])
+    found = fine_tuning.continued(decision, images, typed(["schedule.epochs=12"]), "cpu", None, print)
+    recipe = load_recipe(found.recipe, found.settings | {"schedule.epochs": 12})
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
     assert recipe.model.views == 8
@@ -85,7 +85,7 @@ def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypa
     needs_weights()
     monkeypatch.setattr(selection, "choose", None)
     with pytest.raises(ConfigError, match=r"--set schedule.epochs=10: .*found 10; the stages take 20 epochs"):
-        fit(photos, out=tmp_path / "run", fine_tune=True, overrides=["schedule.epochs=10"])
+        fit(photos, out=tmp_path / "run", fine_tune=True, overrides=typed(["schedule.epochs=10"]))
     assert not (tmp_path / "run").exists()
 
 
@@ -101,9 +101,9 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
     begun = []
     monkeypatch.setattr(selection, "choose", choose)
     monkeypatch.setattr("pml_ext.tool.train", lambda *_, **given: begun.append(given["overrides"]) or [])
-    overrides = ["schedule.epochs=30", "sampler.iterations=7"]
+    overrides = typed(["schedule.epochs=30", "sampler.iterations=7"])
     fit(photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
-    assert tried == [["sampler.iterations=7"]]
+    assert tried == [overrides[1:]]
     assert begun[0][-2:] == overrides
     recipe = load_recipe(fine_tuning.HEAD_FIRST, begun[0])
     assert recipe.data.images.squash
@@ -135,7 +135,7 @@ def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
 
 
 def write_recipe(file, name, settings):
-    tables = load_recipe(name, settings).as_dict()
+    tables = load_recipe(name, typed(settings)).as_dict()
     file.write_text(tomli_w.dumps({**tables, "run": {"recipe": name, "seed": 0, "plugins": {}}}))
 
 

@@ -7,21 +7,22 @@ import pytest
 from PIL import Image
 
 from pml_ext.errors import DataError
-from pml_ext.recipe import load_recipe
+from pml_ext.recipe import load_recipe, overrides_of
 from pml_ext_fit import candidates
 from pml_ext_fit.images import describe_images
-from pml_ext_fit.settings import as_overrides
+
+from ...overrides import typed
 
 
 def recipe_with(settings, *overrides, name=candidates.SMALL):
-    return load_recipe(name, [*as_overrides(settings), *overrides])
+    return load_recipe(name, [*overrides_of(settings), *typed(overrides)])
 
 
 def test_unreadable_files_are_skipped_unless_the_user_says_otherwise(photos, tmp_path):
     place = shutil.copytree(photos, tmp_path / "photos")
     next(place.rglob("*.png")).write_bytes(b"no image")
     given = ["data.split=image", "data.image_size=16"]
-    settings = describe_images(place, given).settings_of(candidates.SMALL)
+    settings = describe_images(place, typed(given)).settings_of(candidates.SMALL)
     assert recipe_with(settings, *given).data.unreadable == "skip"
     assert recipe_with(settings, "data.unreadable=stop").data.unreadable == "stop"
 
@@ -41,8 +42,8 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
         (tmp_path / f"class{label:02d}").mkdir()
         for number in range(images):
             Image.new("RGB", (40, 50), (9 * label, number, 0)).save(tmp_path / f"class{label:02d}" / f"{number}.png")
-    described = describe_images(tmp_path, options)
-    assert describe_images(Path(f"folder:{tmp_path}"), options) == described
+    described = describe_images(tmp_path, typed(options))
+    assert describe_images(Path(f"folder:{tmp_path}"), typed(options)) == described
     settings = described.settings_of(candidates.SMALL)
     lines = [*described.description, described.last_line]
     assert settings["data.image_size"] == 32
@@ -61,7 +62,7 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
 def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
     sizes = []
     for options in ([], ["data.image_size=96"]):
-        settings = describe_images(photos, options).settings_of(candidates.PRETRAINED)
+        settings = describe_images(photos, typed(options)).settings_of(candidates.PRETRAINED)
         sizes.append((settings["data.images.crop"], settings["data.images.resize"]))
     assert sizes == [(160, 160), (96, 96)]
 
@@ -70,7 +71,7 @@ def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
     """144 squares: at 48 pixels 1 MB, at 96 pixels and as the recipe has them, at 160, more."""
     monkeypatch.setattr("pml_ext_fit.images.IN_MEMORY", 2_000_000)
     assert describe_images(photos).data["data.cache"] == "memory"
-    assert "data.cache" not in describe_images(photos, ["data.image_size=96"]).data
+    assert "data.cache" not in describe_images(photos, typed(["data.image_size=96"])).data
     assert "data.cache" not in describe_images(photos).settings_of(candidates.PRETRAINED)
     monkeypatch.undo()
     assert describe_images(photos).settings_of(candidates.PRETRAINED)["data.cache"] == "memory"
@@ -78,19 +79,19 @@ def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
 
 @pytest.mark.parametrize("override", ["sampler.name=shuffle", "sampler={name='shuffle', batch_size=16}"])
 def test_a_sampler_of_the_user_has_no_fitting_batches(photos, override):
-    settings = describe_images(photos, [override]).settings_of(candidates.SMALL)
+    settings = describe_images(photos, typed([override])).settings_of(candidates.SMALL)
     chosen = recipe_with(settings, override)
     assert (chosen.sampler.name, chosen.sampler.settings) == ("shuffle", {})
 
 
 def test_the_recipes_own_sampler_keeps_fitting_batches_if_it_is_named(photos):
-    found = describe_images(photos, ["sampler.name=pml/m-per-class"])
+    found = describe_images(photos, typed(["sampler.name=pml/m-per-class"]))
     assert found.settings_of(candidates.SMALL) == describe_images(photos).settings_of(candidates.SMALL)
 
 
 def test_a_table_of_the_data_is_followed_as_its_keys_are(photos):
-    by_key = describe_images(photos, ["data.split=image", "data.image_size=24"])
-    assert describe_images(photos, ["data={split='image', image_size=24}"]) == by_key
+    by_key = describe_images(photos, typed(["data.split=image", "data.image_size=24"]))
+    assert describe_images(photos, typed(["data={split='image', image_size=24}"])) == by_key
     assert by_key.chosen_size == 24
 
 

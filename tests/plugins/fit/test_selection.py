@@ -13,8 +13,8 @@ from pml_ext_fit import decision, selection
 from pml_ext_fit.candidates import FrozenFeatures
 from pml_ext_fit.commands import fit
 from pml_ext_fit.images import describe_images
-from pml_ext_fit.settings import as_overrides
 
+from ...overrides import typed
 from ...training.made_up_photos import write_photos
 from .helpers import by_class, needs_weights, training_files
 
@@ -40,7 +40,7 @@ def test_several_processes_try_nothing(photos, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("setting", ["model.trunk.width=8", "loss.name=cbml", "loss = cbml", "sweep.loss.beta=[1]"])
 def test_settings_of_what_is_trained_name_the_other_command(photos, tmp_path, setting):
     with pytest.raises(ConfigError, match="fit chooses the model and the loss .*pml-ext train fit/photographs-pretra"):
-        fit(photos, out=tmp_path / "run", overrides=[setting])
+        fit(photos, out=tmp_path / "run", overrides=typed([setting]))
     assert not (tmp_path / "run").exists()
 
 
@@ -64,6 +64,7 @@ def test_what_is_refused_is_refused_before_the_trials(photos, tmp_path, monkeypa
     (tmp_path / "there" / "file").write_text("a file")
     if "out" in options:
         options = {**options, "out": Path(options["out"])}
+    options = {**options, "overrides": typed(options.get("overrides", []))}
     with pytest.raises((ConfigError, UnknownNameError), match=text):
         fit(photos, **options)
     assert [path.name for path in tmp_path.iterdir()] == ["there"]
@@ -131,7 +132,7 @@ def test_too_little_to_compare_tries_nothing(tmp_path, without_trials, first_cla
 def chosen(photos, folder, *overrides):
     needs_weights()
     lines = []
-    found = selection.choose(describe_images(photos), overrides, folder, 0, "cpu", None, Silence(), lines.append)
+    found = selection.choose(describe_images(photos), typed(overrides), folder, 0, "cpu", None, Silence(), lines.append)
     return found.choice(), lines
 
 
@@ -143,7 +144,7 @@ def test_all_candidates_are_tried_on_held_out_classes(photos, tmp_path):
     for title in ("frozen features", "frozen features, whitened", "head on frozen features", "last blocks", "small"):
         assert f"  {title}" in text
     assert found.settings["description"] in lines[-1]
-    load_recipe(found.recipe, as_overrides(found.settings))
+    load_recipe(found.recipe, found.settings)
 
 
 @pytest.mark.slow
@@ -156,4 +157,4 @@ def test_few_classes_get_frozen_features(photos, tmp_path):
             (place / str(label) / source.name).write_bytes(source.read_bytes())
     found, lines = chosen(place, tmp_path)
     assert "takes frozen features of efficientnet-lite0" in lines[0]
-    assert load_recipe(found.recipe, as_overrides(found.settings)).model.embedder == "none"
+    assert load_recipe(found.recipe, found.settings).model.embedder == "none"

@@ -13,6 +13,7 @@ from pml_ext_fit.candidates import HeadOnFeatures, LastBlocks
 from pml_ext_fit.images import describe_images
 from pml_ext_fit.trials import Trials
 
+from ...overrides import typed
 from .helpers import needs_weights
 
 
@@ -29,7 +30,7 @@ from .helpers import needs_weights
 def test_trials_have_the_batches_of_the_options(photos, tmp_path, overrides, m, batch_size):
     needs_weights()
     found = describe_images(photos)
-    trials = Trials(found, overrides, tmp_path, 0, "cpu", None, Silence(), print)
+    trials = Trials(found, typed(overrides), tmp_path, 0, "cpu", None, Silence(), print)
     sampler = trials._recipe_of(HeadOnFeatures(found)).sampler
     assert (sampler.settings["m"], sampler.batch_size) == (m, batch_size)
 
@@ -39,7 +40,7 @@ def test_trials_validate_in_their_own_way(photos, tmp_path, override):
     needs_weights()
     found = describe_images(photos)
     overrides = [override, "evaluation.select=nmi"]
-    trials = Trials(found, overrides, tmp_path, 0, "cpu", None, Silence(), print)
+    trials = Trials(found, typed(overrides), tmp_path, 0, "cpu", None, Silence(), print)
     table = trials._recipe_of(HeadOnFeatures(found)).evaluation
     assert (table.validation, table.select, table.select_on, table.held_out) == (
         0.25,
@@ -126,6 +127,6 @@ def test_whole_images_are_preferred_where_they_tell_more(wide_photos, tmp_path, 
     found = describe_images(wide_photos)
     assert found.aspect == 2
     lines = []
-    trials = Trials(found, overrides, tmp_path, 0, "cpu", None, Silence(), lines.append)
+    trials = Trials(found, typed(overrides), tmp_path, 0, "cpu", None, Silence(), lines.append)
     assert trials.prefer_whole_images() == whole
     assert len(lines) == len(trials.scored) == (2 if whole else 0)

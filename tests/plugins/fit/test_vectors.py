@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from pml_ext.errors import DataError
-from pml_ext.recipe import load_recipe
-from pml_ext_fit.settings import as_overrides
+from pml_ext.recipe import load_recipe, overrides_of
 from pml_ext_fit.vectors import RECIPE, describe_vectors
+
+from ...overrides import typed
 
 
 def file_of(place, classes=4, each=10, size=6, **columns):
@@ -39,7 +40,7 @@ def test_the_split_of_the_file_and_of_the_user_stay(tmp_path):
     assert "data.split" not in found.data
     assert found.data["evaluation.select_on"] == "split"
     assert "train 20 of 4 classes, validation 10 of 4 classes, test 10 of 4 classes" in found.description[1]
-    assert describe_vectors(file_of(tmp_path), ["data.split=class"]).data == {
+    assert describe_vectors(file_of(tmp_path), typed(["data.split=class"])).data == {
         "data.name": f"vectors:{tmp_path}/mine.npz"
     }
 
@@ -54,11 +55,11 @@ def test_a_file_written_as_in_a_recipe_and_below_a_folder(tmp_path):
 
 def test_a_sampler_of_the_user_has_no_fitting_batches(tmp_path):
     override = "sampler.name=shuffle"
-    settings = describe_vectors(file_of(tmp_path), [override]).settings
-    assert load_recipe(RECIPE, [*as_overrides(settings), override]).sampler.name == "shuffle"
+    settings = describe_vectors(file_of(tmp_path), typed([override])).settings
+    assert load_recipe(RECIPE, [*overrides_of(settings), *typed([override])]).sampler.name == "shuffle"
 
 
 def test_a_table_goes_over_the_fitting_settings(tmp_path):
-    settings = as_overrides(describe_vectors(file_of(tmp_path)).settings)
-    recipe = load_recipe(RECIPE, [*settings, "model={embedding_size=3}", "sampler={m=2, batch_size=8}"])
+    settings = overrides_of(describe_vectors(file_of(tmp_path)).settings)
+    recipe = load_recipe(RECIPE, [*settings, *typed(["model={embedding_size=3}", "sampler={m=2, batch_size=8}"])])
     assert (recipe.model.embedding_size, recipe.sampler.batch_size) == (3, 8)
