@@ -125,7 +125,7 @@ def _what_to_train(place: Path, options: FitOptions) -> Fitting:
 
 def _fitting_for_vectors(place: Path, options: FitOptions) -> Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
-        from pml_ext.tool import overrides_of
+    from pml_ext.tool import overrides_of
 
     from .vectors import RECIPE, describe_vectors
 
@@ -144,7 +144,7 @@ def _fitting_for_images(place: Path, options: FitOptions) -> Fitting:
     from . import begun, fine_tuning, selection
     from .candidates import SmallNetwork
     from .images import describe_images
-    
+
     _check_nothing_is_chosen(place, options.overrides)
     if options.fine_tune:
         fine_tuning.check_possible()
@@ -188,7 +188,7 @@ def _chosen_by_trials(images: OwnImages, options: FitOptions) -> tuple[Path, Cho
     from pml_ext.tool import check_folder, default_folder, load_recipe, overrides_of
 
     from . import begun, fine_tuning, selection
-    
+
     check_folder(options.out, options.resume)
     out = options.out
     if out is None:
