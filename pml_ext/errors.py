@@ -41,6 +41,10 @@ class DataError(PmlExtError):
     exit_code = 2
 
 
+class TooManyPixelsError(DataError):
+    """An image of more pixels than are read; the text has its name and the setting that reads it."""
+
+
 class MissingExtraError(PmlExtError, ImportError):
     """A missing package that an extra of ``pml-ext`` installs."""
 
@@ -66,6 +70,10 @@ class TrainingError(PmlExtError):
 
 class PluginWarning(UserWarning):
     """A skipped plugin; the text has its name and the reason."""
+
+
+class RecipeWarning(UserWarning):
+    """Settings of a recipe that an option drops; the text has both."""
 
 
 class TrainingWarning(UserWarning):

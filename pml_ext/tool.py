@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     from .cli.output import say as say
     from .cli.output import stderr as stderr
     from .cli.output import stdout as stdout
-    from .cli.results import print_runs as print_runs
+    from .cli.results import print_results as print_results
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
     from .data import hold_out_classes as hold_out_classes
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
+    from .data import open_image as open_image
     from .data import prepare as prepare
     from .data import read_image as read_image
     from .data import read_vectors as read_vectors
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from .data.folder import contact_sheets as contact_sheets
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets
-    from .data.reading import FORMATS as FORMATS
+    from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.splits import classes_of_two as classes_of_two
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
+    from .errors import TooManyPixelsError as TooManyPixelsError
     from .errors import TrainingError as TrainingError
     from .errors import UnwritableError as UnwritableError
     from .errors import counted as counted
@@ -176,10 +178,20 @@ if TYPE_CHECKING:
     from .retrieval.mirror import Changes as Changes
     from .retrieval.mirror import Mirror as Mirror
     from .retrieval.mirror import StoresService as StoresService
+    from .retrieval.parts import EmbeddedRows as EmbeddedRows
+    from .retrieval.parts import FileEmbedder as FileEmbedder
+    from .retrieval.parts import ImageListing as ImageListing
+    from .retrieval.parts import PartsService as PartsService
+    from .retrieval.parts import RowsOfFolder as RowsOfFolder
+    from .retrieval.parts import Written as Written
     from .retrieval.run import SearchedRun as SearchedRun
     from .retrieval.run import SearchService as SearchService
     from .retrieval.stores import Numbers as Numbers
     from .retrieval.stores import Vectors as Vectors
+    from .testing.named import Named as Named
+    from .testing.named import requires_no_options as requires_no_options
+    from .testing.named import takes_arguments as takes_arguments
+    from .testing.subject import SkipCheck as SkipCheck
     from .training import activations as activations
     from .training import signals as signals
     from .training.batches import embed_batches as embed_batches

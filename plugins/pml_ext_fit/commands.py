@@ -54,7 +54,7 @@ def fit(
     features, a head or the last blocks of a pretrained network are best. It prints what it chose, and why. To train a
     recipe of your choice on the same data, type: pml-ext train RECIPE --set data.name=folder:FOLDER
     """
-    from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_runs, restarted, train
+    from pml_ext.tool import QUICK, choose_device, keep_freed_memory, print_results, restarted, train
 
     keep_freed_memory(choose_device(device))
     options = FitOptions(
@@ -81,7 +81,7 @@ def fit(
             listener=bar if first else None,
         )
     if first:
-        print_runs(results, None, as_json, quick)
+        print_results(results, None, as_json, quick)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pml_ext.plugin import DataError, LabeledImages
-from pml_ext.tool import Override, read_tables
+from pml_ext.tool import Override, open_image, read_tables
 
 from .own_data import (
     dataset_options,
@@ -182,8 +182,6 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
     Of some broken files, nothing is said here: they are reported when the images are read.
     """
-    from PIL import Image
-
     files: list[Path] = []
     for part in parts:
         files += part.paths or []
@@ -191,7 +189,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
     sizes = []
     for file in files[::step]:
-        with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(file) as image:
+        with contextlib.suppress(DataError), open_image(file) as image:
             sizes.append(image.size)
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")

@@ -18,6 +18,8 @@ from torch.utils.data import Dataset, default_collate
 from pml_ext.tool import (
     CLUSTERS_TABLE,
     GONE,
+    IMAGE_ENDINGS,
+    MISSING,
     ConfigError,
     DataError,
     FileStat,
@@ -25,9 +27,11 @@ from pml_ext.tool import (
     WorkerDataset,
     contact_sheets,
     data_loader,
+    file_stat,
     image_tensor,
     is_run,
     read_image,
+    shortened,
 )
 
 MOST_WORKERS = 8
@@ -52,8 +56,6 @@ def list_folder(folder: Path) -> Listing:
     """List a folder without opening its images; skip what is hidden, linked folders, runs and contact sheets."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query saves
-
     listing = Listing(folder, [], [], {}, [])
     try:
         waiting = _entries(listing, "")
@@ -64,7 +66,7 @@ def list_folder(folder: Path) -> Listing:
         try:
             if entry.is_dir(follow_symlinks=False):
                 waiting += _entries(listing, name)
-            elif why := _no_image(entry, IMG_EXTENSIONS):
+            elif why := _no_image(entry):
                 listing.others[name] = f"{folder / name}: {why}"
             else:
                 about = entry.stat()
@@ -75,6 +77,49 @@ def list_folder(folder: Path) -> Listing:
             if error.errno not in GONE:
                 listing.unlisted.append(name)
     return listing
+
+
+def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listing:
+    """List images by their paths, relative to a folder; by default to their deepest common one."""
+    if not items:
+        raise ConfigError("no images are listed; wanted one or more")
+    if folder is not None and "://" in str(folder):
+        raise ConfigError(f"--list has files below a folder of this machine, not {folder}")
+    paths = [os.path.join(folder or "", item) for item in items]
+    if not folder:
+        folders = [os.path.dirname(os.path.abspath(item)) for item in items]
+        folder = os.path.commonpath(folders)
+    root = Path(folder).resolve()
+
+    names: list[str] = []
+    for path in paths:
+        real_path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        name = os.path.relpath(real_path, root).replace(os.sep, "/")
+        if ".." in name.split("/"):
+            raise ConfigError(f"{shortened(name, 200)} is not below {root}, the folder of the listed images")
+        names.append(name)
+    names = list(dict.fromkeys(names))
+    stats = [file_stat(root / name) or MISSING for name in names]
+    return Listing(root, names, stats, {}, [])
+
+
+def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
+    """List images, without reading them.
+
+    Args:
+        items: a folder, or a sequence of paths of images, relative to ``folder``. What the plugin ``parts`` lists is
+            returned as text: an address of a folder, a Parquet table, tar shards.
+        folder: the root of the paths in a sequence; by default their deepest common folder.
+    """
+    if not isinstance(items, (str, os.PathLike)):
+        return list_files(items, folder)
+    place = os.fspath(items)
+    if place.endswith((".parquet", ".tar")) or "://" in place:
+        return place
+    listing = list_folder(Path(place))
+    if not listing.names:
+        raise DataError(f"{Path(place).resolve()}: no image by its name")
+    return listing._replace(folder=Path(place).resolve())
 
 
 def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]]:
@@ -97,7 +142,7 @@ def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]
     return [(prefix + name, entry) for name, entry in ordered]
 
 
-def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
+def _no_image(entry: os.DirEntry[str]) -> str:
     """Return why a file is not read as an image, by its name and kind; "" if it is."""
     if entry.is_symlink():
         try:
@@ -108,7 +153,7 @@ def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
             return "a link to what is not there"
         if stat.S_ISDIR(mode):
             return "a link to a folder, which is not followed"
-    if not entry.name.lower().endswith(endings):
+    if not entry.name.lower().endswith(IMAGE_ENDINGS):
         return "no image by its name"
     if stat.S_ISREG(entry.stat().st_mode):
         return ""
@@ -214,10 +259,10 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
             if image.shape[2:] == (1,):
                 image = image[..., 0]
             image = Image.fromarray(np.ascontiguousarray(image))
-        if isinstance(image, Image.Image):
-            return image_tensor(image, channels)
-    except (OSError, SyntaxError, ValueError, TypeError) as error:  # invalid shape, or damaged and decoded only now
+    except (ValueError, TypeError) as error:  # invalid shape
         raise DataError(f"an image cannot be read ({error})") from None
+    if isinstance(image, Image.Image):
+        return image_tensor(image, channels)
     raise TypeError(f"{_WANTED}; not {_described(image)}")
 
 

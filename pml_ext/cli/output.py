@@ -159,6 +159,7 @@ class Progress:
 
         self._console = console or stderr()
         self._time_of_last_line = time.monotonic()
+        self._warnings: set[str] = set()
         self._bar = progress.Progress(
             "{task.description}",
             progress.BarColumn(),
@@ -182,8 +183,10 @@ class Progress:
         self._console.print(text, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Write a warning."""
-        self.step(f"warning: {text}")
+        """Write a warning; of several runs that give the same, once."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self.step(f"warning: {text}")
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Update the bar after an iteration."""

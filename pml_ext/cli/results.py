@@ -1,18 +1,20 @@
-"""The results of runs on stdout: a table of metrics, or of means and deviations, and sentences on them."""
+"""The results of runs, printed: tables, verdicts, reports."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import counted
 from .output import mean_and_std, print_json, print_table, say, stdout
 
 if TYPE_CHECKING:
     from ..training.launch import FailedRunsError
 
 
-def print_runs(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
+def print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
     """Write the results of the runs on stdout, as tables or as JSON."""
     from ..training.summary import summarize
 
@@ -55,7 +57,7 @@ def _say_if_tests_took_longer(results: list[dict[str, Any]]) -> None:
         train_seconds += result["seconds"]["train"]
         all_seconds += sum(result["seconds"].values())
     test_seconds = all_seconds - train_seconds
-    if test_seconds > train_seconds:
+    if test_seconds > train_seconds > 0:
         times = f"tests took {test_seconds:.0f} s, training {train_seconds:.0f} s"
         say(f"{times}: --quick leaves out the tests before training")
 
@@ -70,36 +72,60 @@ def _print_verdicts(results: list[dict[str, Any]], verdicts: list[str]) -> None:
 
 
 def _print_metrics(metrics: dict[str, Any]) -> None:
+    """Write a row for each metric and a column for each phase: titles of phases may be wrapped, as 80 columns want."""
     from ..evaluation.metrics import title_of
-    from ..training.verdict import phase_titles
+    from ..training.verdict import shown_phases
 
-    names = list(metrics["after"])
+    phases = shown_phases(metrics)
     rows = []
-    for phase, label in phase_titles(metrics.get("input", "images")).items():
-        if phase not in metrics:
-            continue
+    for name in metrics["after"]:
         cells = []
-        for name in names:
+        for phase in phases:
             value = metrics[phase].get(name)
             cells.append("" if value is None or math.isnan(value) else f"{100 * value:.1f}")
-        rows.append([label, *cells])
-    columns = [f"{metrics['recipe']}, %", *map(title_of, names)]
-    print_table(columns, rows, right=range(1, len(columns)))
+        rows.append([title_of(name), *cells])
+    _print_phases(f"{metrics['recipe']}, %", phases, rows)
 
 
 def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Write a table for each recipe, with mean and standard deviation of its runs."""
     from ..evaluation.metrics import title_of
-    from ..training.verdict import phase_titles
+    from ..training.verdict import shown_phases
 
-    names = list(results[0]["after"])
-    rows = []
-    for recipe, phases in summary.items():
+    for recipe, values in summary.items():
         of_recipe = [result for result in results if result["recipe"] == recipe]
-        titles = phase_titles(of_recipe[0].get("input", "images"))
-        for phase, values in phases.items():
+        phases = shown_phases(of_recipe[0])
+        rows = []
+        for name in of_recipe[0]["after"]:
             cells = []
-            for name in names:
-                cells.append(mean_and_std(values[name]) if name in values else "")
-            rows.append([recipe, titles[phase], str(len(of_recipe)), *cells])
-    columns = ["recipe", "%, mean ± std", "runs", *map(title_of, names)]
-    print_table(columns, rows, right=range(2, len(columns)))
+            for phase in phases:
+                about = values[phase].get(name)
+                cells.append("" if about is None else mean_and_std(about))
+            rows.append([title_of(name), *cells])
+        runs = counted(len(of_recipe), "run")
+        _print_phases(f"{recipe}, {runs}, %, mean ± std", phases, rows)
+
+
+def _print_phases(title: str, phases: dict[str, str], rows: list[list[str]]) -> None:
+    """Write a table of metrics by phase; where its columns do not fit side by side, several below each other."""
+    stdout().print(title, soft_wrap=True)
+    cell_width = max((len(cell) for row in rows for cell in row[1:]), default=0)
+    columns = []
+    for phase_title in phases.values():
+        longest_word = max(map(len, phase_title.split()))
+        columns.append(max(longest_word, cell_width) + 2)  # with the space between columns
+    name_width = max(len(row[0]) for row in rows) + 2
+    for first, last in _fitting(columns, stdout().width - name_width):
+        titles = list(phases.values())[first:last]
+        part = [[row[0], *row[1 + first : 1 + last]] for row in rows]
+        print_table(["", *titles], part, right=range(1, len(titles) + 1))
+
+
+def _fitting(widths: list[int], width: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and the last column, exclusive, of tables that fit into a width."""
+    first = 0
+    for column in range(1, len(widths) + 1):
+        is_last = column == len(widths)
+        if is_last or sum(widths[first : column + 1]) > width:
+            yield first, column
+            first = column

@@ -10,7 +10,7 @@ from typer import Argument, Option
 from ..errors import ConfigError
 from .options import AsJson, DataFolder, OnDevice, Overrides, RunFolder
 from .output import Progress, process_number, stdout
-from .results import print_runs
+from .results import print_results
 
 
 def train(
@@ -85,7 +85,7 @@ def train(
             results = error.results
             failed = error
     if first:
-        print_runs(results, failed, as_json, quick)
+        print_results(results, failed, as_json, quick)
     if failed is not None:
         raise failed
 

@@ -27,7 +27,16 @@ from .evaluation import nearest
 from .findings import confusions, counts, recall_by_class
 from .report_figures import figures_of_components, figures_of_run
 from .stages import Stages
-from .verdict import better_features, data_of, gain_of_fine_tuning, headline, phase_titles, setback
+from .verdict import (
+    better_features,
+    data_of,
+    gain_of_fine_tuning,
+    headline,
+    is_trained,
+    phase_titles,
+    setback,
+    shown_phases,
+)
 from .view import View
 
 with needs_extra("train", "a report"):
@@ -58,6 +67,7 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         title=metrics["recipe"],
         recipe=view.recipe,
         metrics=metrics,
+        is_trained=is_trained(metrics),
         headline=headline_of_listed(view, metrics) or headline(metrics, bool(trained_classes & tested_classes)),
         notes=[text for text in notes if text],
         gain=gain_of_fine_tuning(view.recipe, metrics),
@@ -113,18 +123,15 @@ def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
-    phases = [phase for phase in phase_titles(view.data.noun) if phase in metrics]
-    untrained = {"none": "raw" if view.data.has_vectors else "frozen", "pca": "pca"}
-    if view.frozen and untrained.get(view.recipe.model.embedder) in phases:
-        phases.remove("after")  # nothing was trained: identical to the other phase
+    titles = shown_phases(metrics)
+    phases = list(titles)
     rows = []
     for name in metrics["after"]:
         if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
             continue  # the same
         rows.append([title_of(name), *_cells(metrics, name, phases)])
 
-    titles = dict(phase_titles(view.data.noun))
-    if "frozen" in metrics:  # the trunk is pretrained
+    if "frozen" in metrics and is_trained(metrics):  # the trunk is pretrained
         if view.frozen:
             titles["after"] = "head"
         else:

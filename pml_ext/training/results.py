@@ -26,7 +26,9 @@ from .state import load_model
 def finish(run: Run, records: Records) -> dict[str, Any]:
     """Test the trained network, on rank 0; write ``metrics.json`` and the report, and return the metrics."""
     run.pseudo_labels = None
-    run.listener.step("testing the trained network")
+    run.listener.step(
+        "testing the trained network" if run.epochs else "testing the network, which has nothing to train"
+    )
     started = time.perf_counter()
     best = run.epoch
     if run.history.best["epoch"] is not None:
@@ -75,6 +77,7 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "input": run.data.noun,
         "images": counts(run),
         "seconds": seconds,
+        "epochs": run.epochs,
         "best_epoch": best,
         "skipped_iterations": history.skipped,
         "warnings": history.warnings,

@@ -45,6 +45,35 @@ def phase_titles(noun: str) -> dict[str, str]:
     return _PHASES_OF_VECTORS if noun == "vectors" else PHASES
 
 
+def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the phases that a table of a run shows, with their titles, in their order.
+
+    Where nothing was trained, the tested network is the untrained one, and phases with the same values are shown once.
+    """
+    shown = {}
+    for phase, title in phase_titles(metrics.get("input", "images")).items():
+        if phase in metrics:
+            shown[phase] = title
+    if is_trained(metrics):
+        return shown
+
+    seen: list[dict[str, str]] = []
+    for phase, title in list(shown.items()):
+        values = {name: percent(value) for name, value in metrics[phase].items()}  # blank where a value is NaN
+        if values in seen:
+            del shown[phase]
+        elif title.startswith("trained"):
+            shown[phase] = f"un{title}"
+        seen.append(values)
+    return shown
+
+
+def is_trained(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a run has trained anything; else its embeddings are features as they are, or their components."""
+    epochs: int = metrics.get("epochs", 1)
+    return epochs > 0
+
+
 def data_of(recipe: Recipe) -> str:
     """Return a recipe's folder of images, or its file of vectors, for a command line, or a word for one."""
     kind, _, path = recipe.data.name.partition(":")
@@ -82,6 +111,8 @@ def headline(metrics: Mapping[str, Any], seen: bool) -> str:
         return f"{text}.{left_out}"
     raw = 100 * metrics["raw"]["recall_at_1"] * counted / answerable
     by_raw = phase_titles(noun)["raw"]
+    if after <= raw and not is_trained(metrics):
+        return f"{text}, and by {by_raw} for {raw:.0f}\N{NO-BREAK SPACE}%.{left_out}"
     if after <= raw:
         advice = ", or start from pretrained weights" if noun == "images" else ""
         return f"{text}, no better than {by_raw} ({raw:.0f}\N{NO-BREAK SPACE}%): train longer{advice}.{left_out}"

@@ -15,9 +15,14 @@ def test_train_writes_a_table_on_stdout_alone(pml_ext_command, tmp_path):
     done = pml_ext_command("train", "cbml/digits", "--out", str(tmp_path / "a"), "--device", "cpu", *QUICK)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert [line for line in lines if line.startswith("raw pixels")]
-    assert [line for line in lines if line.startswith("untrained network")]
-    assert [line for line in lines if line.startswith("trained network")]
+    assert lines[0] == "cbml/digits, %"
+    assert re.split(r" {2,}", lines[1].strip()) == [
+        "raw pixels",
+        "untrained network",
+        "trained network",
+        "trained network, training images",
+    ]
+    assert [line for line in lines if line.startswith("Recall@1 ")]
     assert lines[-1] == f"report: {tmp_path}/a/report.html"
     told = r"epoch 1 of 2: loss \d\.\d{4}, \d+ images/s, 0:00:\d\d left\nepoch 2 of 2: .* 0:00:00 left\n"
     assert re.search(told, done.stderr), done.stderr

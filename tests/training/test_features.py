@@ -21,7 +21,7 @@ from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
 from pml_ext.training.opened import open_run
 from pml_ext.training.verdict import better_features
-from pml_ext_search import embedding, reading
+from pml_ext_search import folder_pass, reading
 from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run
 
@@ -374,7 +374,7 @@ def frozen_run(place, photos):
 def test_a_file_replaced_before_it_is_read_is_not_stale(tmp_path, monkeypatch):
     frozen_run(tmp_path / "run", tmp_path / "photos")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
-    listed = embedding.list_folder
+    listed = folder_pass.list_folder
 
     def overtaken(folder):
         listing = listed(folder)
@@ -389,7 +389,7 @@ def test_a_file_replaced_before_it_is_read_is_not_stale(tmp_path, monkeypatch):
 
     shutil.copytree(tmp_path / "photos", tmp_path / "before")
     read = reading.read_image
-    monkeypatch.setattr(embedding, "list_folder", overtaken)
+    monkeypatch.setattr(folder_pass, "list_folder", overtaken)
     monkeypatch.setattr(reading, "read_image", old_pixels)  # read before the replacement, kept after it
     load_run(tmp_path / "run", store=tmp_path / "one", workers=0).index(tmp_path / "photos")
     monkeypatch.undo()

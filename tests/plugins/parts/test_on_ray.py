@@ -6,26 +6,15 @@ import signal
 
 import pytest
 
-from pml_ext import load_run
+from .rows import rows_of
 
-pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
-parquet = pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow", reason="needs the extra parquet")
 pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
-
-
-def rows_of(place):
-    table = pyarrow.concat_tables([parquet.read_table(file) for file in sorted(place.glob("*.parquet"))])
-    return table.select(["path", "class", "embedding"]).to_pydict()
-
-
-@pytest.fixture(scope="module")
-def whole(runs, folder, tmp_path_factory):
-    return load_run(runs[0], "cpu").embed_part(folder, out=tmp_path_factory.mktemp("whole") / "parts")
 
 
 def test_ray_writes_the_same_files_and_one_worker_may_die(make, runs, folder, tmp_path, whole, command, monkeypatch):
     pytest.importorskip("ray.data", reason="needs the extra ray")
-    from pml_ext_search import on_ray
+    from pml_ext_parts import on_ray
 
     monkeypatch.setenv("KILLED_ONCE", str(tmp_path / "killed"))
     monkeypatch.setattr(on_ray, "Embedder", Dying)
@@ -41,7 +30,7 @@ class Dying:
     """A worker that is killed at its second segment, once."""
 
     def __init__(self, *arguments):
-        from pml_ext_search.on_ray import Embedder
+        from pml_ext_parts.on_ray import Embedder
 
         self.embedder = Embedder(*arguments)
 
