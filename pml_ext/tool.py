@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from .distributed.threads import threads_for as threads_for
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
+    from .errors import MissingExtraError as MissingExtraError
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
@@ -174,6 +175,10 @@ if TYPE_CHECKING:
     from .retrieval.run import SearchService as SearchService
     from .retrieval.stores import Numbers as Numbers
     from .retrieval.stores import Vectors as Vectors
+    from .testing.named import Named as Named
+    from .testing.named import requires_no_options as requires_no_options
+    from .testing.named import takes_arguments as takes_arguments
+    from .testing.subject import SkipCheck as SkipCheck
     from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache

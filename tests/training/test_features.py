@@ -21,7 +21,7 @@ from pml_ext.training.launch import train
 from pml_ext.training.opened import open_run
 from pml_ext.training.verdict import better_features
 from pml_ext_search import folder_pass, reading
-from pml_ext_search.collection import StoreWarning
+from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import load_run
 
 from ..overrides import typed
