@@ -197,6 +197,9 @@ Columns = tuple[dict[str, Any], list[str]]
 _STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # of .npy files, and of archives with and without files
 
 
+_DAMAGED = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
 def _read_npz(path: Path) -> Columns:
     columns: dict[str, Any] = {}
     with path.open("rb") as file:
@@ -217,7 +220,7 @@ def _read_npz(path: Path) -> Columns:
         raise DataError(
             f"{path}: more than fits into memory ({one_line(error)}); save fewer vectors, or float16"
         ) from None
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except _DAMAGED as error:
         raise _unreadable(path, error) from None
 
 
