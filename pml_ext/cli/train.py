@@ -339,7 +339,7 @@ def _print_metrics(metrics: dict[str, Any]) -> None:
 
     names = list(metrics["after"])
     rows = []
-    for phase, label in phase_titles(metrics.get("input", "images")).items():
+    for phase, label in phase_titles(metrics.get("input", "images"), metrics).items():
         if phase not in metrics:
             continue
         cells = []
@@ -359,7 +359,7 @@ def _print_summary(results: list[dict[str, Any]], summary: dict[str, Any]) -> No
     rows = []
     for recipe, phases in summary.items():
         of_recipe = [result for result in results if result["recipe"] == recipe]
-        titles = phase_titles(of_recipe[0].get("input", "images"))
+        titles = phase_titles(of_recipe[0].get("input", "images"), of_recipe[0])
         for phase, values in phases.items():
             cells = []
             for name in names:

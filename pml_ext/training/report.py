@@ -116,6 +116,8 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
     phases = [phase for phase in phase_titles(view.data.noun) if phase in metrics]
     untrained = {"none": "raw" if view.data.has_vectors else "frozen", "pca": "pca"}
+    if view.recipe.model.shrinkage is not None:
+        del untrained["pca"]  # the phase is that of components without shrinkage
     if view.frozen and untrained.get(view.recipe.model.embedder) in phases:
         phases.remove("after")  # nothing was trained: identical to the other phase
     rows = []
@@ -124,12 +126,11 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
             continue  # the same
         rows.append([title_of(name), *_cells(metrics, name, phases)])
 
-    titles = dict(phase_titles(view.data.noun))
+    titles = phase_titles(view.data.noun, metrics)
     if "frozen" in metrics:  # the trunk is pretrained
-        if view.frozen:
-            titles["after"] = "head"
-        else:
-            titles["after"] = "fine-tuned network"
+        titles["after"] = "head" if view.frozen else "fine-tuned network"
+        if "trained_head" in metrics:
+            titles["after"] += ", head fitted again"
     columns = ["%"]
     for phase in phases:
         columns.append(titles[phase])

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from ..distributed import join
 from ..distributed.devices import choose_device
 from ..errors import ConfigError, counted, shortened
 from ..networks.network import Preprocessing
-from ..networks.trunks import fit_whitened_pca, freeze
+from ..networks.trunks import freeze
 from ..recipe import Recipe, own_optimizer
 from ..recipe.schema import cut_of, frozen_patterns
 from . import checkpoint
 from .activations import TrunkCut, check_size, cut_trunk
 from .batches import BatchReader
+from .closed_form import fit_embedder
 from .engine import Engine, Objective, Step
 from .features import FeatureReader
 from .folder import RECIPE
@@ -263,12 +264,11 @@ class Run(View):
             self.activations(cut, "validation")
 
     def initialize_weights(self) -> None:
-        """Load the weights of another run, or fit the embedder to principal components, where the recipe says so."""
+        """Load the weights of another run, and fit an embedder in closed form, where the recipe says so."""
         model = self.recipe.model
         if model.init is not None:
             self.start_from(Path(model.init))
-        if model.embedder == "pca":
-            fit_whitened_pca(self.embeddings("train", "trunk"), cast(torch.nn.Linear, self.embedder))
+        fit_embedder(self)
 
     def start_from(self, folder: Path) -> None:
         """Load the weights of another run: the trunk's, and the embedder's if its shapes match."""
