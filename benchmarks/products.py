@@ -81,14 +81,14 @@ def run(place, images, classes, workers, training_images):
     """Train a network and compare the seconds of its tests with a bare loop."""
     import torch
 
-    from pml_ext.data import photographs
+    from pml_ext.data import image_sets
     from pml_ext.data.published import Count
     from pml_ext.training import evaluation, results, validation
     from pml_ext.training.launch import train
 
     torch.set_num_threads(1)
     counts = {"train": Count(images, classes), "test": Count(images, classes)}
-    photographs.SOP = dataclasses.replace(photographs.SOP, counts=counts)
+    image_sets.SOP = dataclasses.replace(image_sets.SOP, counts=counts)
     clock = Clock()
 
     def bare(view):

@@ -148,24 +148,24 @@ if TYPE_CHECKING:
     from .report import draw as draw
     from .report import percent as percent
     from .report import render as render
+    from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
+    from .training.finished import is_finished as is_finished
+    from .training.finished import read_metrics as read_metrics
     from .training.folder import METRICS as METRICS
     from .training.folder import check_unchanged as check_unchanged
-    from .training.launch import Plan as Plan
     from .training.launch import execute as execute
-    from .training.launch import is_finished as is_finished
-    from .training.launch import read_metrics as read_metrics
-    from .training.launch import spread as spread
     from .training.launch import train as train
     from .training.listener import Listener as Listener
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
-    from .training.records import metric_by_epoch as metric_by_epoch
-    from .training.records import write_csv as write_csv
+    from .training.plan import Plan as Plan
+    from .training.series import metric_by_epoch as metric_by_epoch
     from .training.signals import PASSED_ON as PASSED_ON
     from .training.signals import handle_signals as handle_signals
+    from .training.summary import spread as spread
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate
     from .training.view import open_run as open_run

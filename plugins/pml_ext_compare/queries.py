@@ -139,4 +139,4 @@ def _side_by_side(by_name: Mapping[str, NearestImages], run: Any) -> ReportFigur
 
     legend = "; ".join(f"{number}: {name}" for number, name in enumerate(by_name, start=1))
     caption = f"The nearest image by each row, of queries about which the rows differ most. {legend}."
-    return draw("The same queries side by side", drawing, caption, photographs=True)
+    return draw("The same queries side by side", drawing, caption, keeps_colors=True)

@@ -14,8 +14,8 @@ from ..files import DamagedError, read_json, write_json, writing
 from ..recipe import flat
 from ..recipe.images import OwnImages
 from ..training import signals
+from ..training.finished import tables_of_run
 from ..training.folder import CHOICE, RECIPE
-from ..training.launch import tables_of_run
 from .candidates import Choice
 
 

@@ -80,8 +80,9 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
-    from ..training.launch import QUICK, FailedRunsError, restarted
+    from ..training.launch import QUICK, FailedRunsError
     from ..training.launch import train as run_recipe
+    from ..training.plan import restarted
 
     first = process_number() == 0
     failed = None
@@ -228,7 +229,7 @@ def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
     from .. import choice
     from ..choice import fine_tuning
     from ..recipe import load_recipe
-    from ..training.launch import check_folder
+    from ..training.plan import check_folder
 
     out = options.out
     check_folder(out, options.resume)
@@ -269,7 +270,7 @@ def _recipe_and_settings_for_vectors(vectors: Path, recipe: str | None, options:
 
 def _print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:
     """Write the results of the runs on stdout, as tables or as JSON."""
-    from ..training.launch import summarize
+    from ..training.summary import summarize
 
     verdicts = [result.pop("verdict", "") for result in results]
     if as_json:
@@ -291,7 +292,7 @@ def _print_results(results: list[dict[str, Any]], failed: FailedRunsError | None
 
 
 def _print_as_json(results: list[dict[str, Any]], failed: FailedRunsError | None) -> None:
-    from ..training.launch import summarize
+    from ..training.summary import summarize
 
     if len(results) == 1 and failed is None:
         print_json(results[0])

@@ -9,7 +9,7 @@ from ..registry.lazy import require_packages
 
 require_packages(("PIL", "torchvision"), "train", "a data set")  # checked here, imported on first use
 with needs_extra("train", "a data set"):
-    from . import omniglot, photographs
+    from . import image_sets, omniglot
     from .augmentation import ImageTransforms as ImageTransforms
     from .augmentation import NamedTransform as NamedTransform
     from .augmentation import torchvision_transforms as torchvision_transforms
@@ -44,12 +44,12 @@ with needs_extra("train", "a data set"):
 def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
     """Return the core's data sets by name, except those of :data:`PATH_FACTORIES`."""
     return {
-        "cars196": photographs.cars196,
-        "cub": photographs.cub,
-        "inshop": photographs.inshop,
-        "sop": photographs.sop,
+        "cars196": image_sets.cars196,
+        "cub": image_sets.cub,
+        "inshop": image_sets.inshop,
+        "sop": image_sets.sop,
         "digits": digits,
-        "imagenet": photographs.imagenet,
+        "imagenet": image_sets.imagenet,
         "omniglot": omniglot.omniglot,
         "digits-unseen": digits_unseen,
         "omniglot-small": omniglot_small,
@@ -58,8 +58,8 @@ def builtin_datasets() -> dict[str, Callable[..., DataSplits]]:
 
 def published_sets() -> dict[str, DatasetInfo]:
     """Return the descriptions of the published data sets by name."""
-    sets = [photographs.CARS196, photographs.CUB, photographs.IMAGENET, photographs.INSHOP]
-    return {about.name: about for about in (*sets, omniglot.ABOUT, omniglot.SMALL, photographs.SOP)}
+    sets = [image_sets.CARS196, image_sets.CUB, image_sets.IMAGENET, image_sets.INSHOP]
+    return {about.name: about for about in (*sets, omniglot.ABOUT, omniglot.SMALL, image_sets.SOP)}
 
 
 PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {

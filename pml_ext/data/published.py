@@ -284,7 +284,7 @@ def check_count(about: DatasetInfo, part: str, images: int, classes: int, place:
 def labeled(
     images: Path, parts: Parts, image_size: int, names: Sequence[str] = (), channels: Literal[1, 3] = 3
 ) -> DataSplits:
-    """Return splits of photographs, with labels from 0; the arguments are those of :func:`assemble`."""
+    """Return splits of images, with labels from 0; the arguments are those of :func:`assemble`."""
     if not names:
         names = _class_names(parts)
     labels = {name: label for label, name in enumerate(names)}

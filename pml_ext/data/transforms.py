@@ -18,7 +18,7 @@ Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """Preprocessing options of photographs: ``[data.images]`` of a recipe."""
+    """Preprocessing options: ``[data.images]`` of a recipe."""
 
     resize: int | None = None  # shorter side before the crop, pixels; None: image_size, times 256 / 224 unless squash
     squash: bool = False  # resize images to squares before the crop, ignoring the aspect ratio
@@ -80,7 +80,7 @@ def build_transforms(
         shift: largest random translation of a training image in each direction, in pixels, with black borders.
         random_crop: crop training images at random (``RandomResizedCrop`` of 0.2 to 1 of the area).
         flip: mirror training images left to right half of the time.
-        pipeline: more options for photographs, see :class:`Pipeline`.
+        pipeline: more options for images, see :class:`Pipeline`.
         transforms: further steps of training images, after cropping, shifting and mirroring: from uint8 ``[C, S, S]``,
             in the order red, green, blue, to the same.
 
@@ -125,7 +125,7 @@ def build_transforms(
         last.append(v2.Normalize(mean[:channels], std[:channels], inplace=True))
 
     plain = Steps(first, [v2.CenterCrop(image_size), order], last, side)
-    if area is not None and pipeline.resize is None:  # crops are taken from the original photograph
+    if area is not None and pipeline.resize is None:  # crops are taken from the original image
         # the smallest crop (minimum area, aspect ratio 3 : 4) must have at least S pixels in height and width
         smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
         return Steps(None, [*augment, order], last, smallest), plain

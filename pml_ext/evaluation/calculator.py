@@ -267,7 +267,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             exclude: names of metrics to leave out.
             keep: number of nearest neighbors to return for each query.
             on_failure: called with a text if a plugin's metric fails, which is then left out; by default an error.
-            query_groups: group of each query, such as a burst of photographs, integers or texts, ``[N]``: gallery
+            query_groups: group of each query, such as a burst of images, integers or texts, ``[N]``: gallery
                 items of a query's own group are left out of its gallery. Negative integers and "" are no group.
             reference_groups: groups of the gallery, ``[R]``, together with ``reference``. With groups, a query whose
                 right items are all in its own group is lone.

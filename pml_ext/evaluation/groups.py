@@ -1,4 +1,4 @@
-"""Groups of items, such as a burst of photographs: a query's own group is left out of its gallery."""
+"""Groups of items, such as a burst of images: a query's own group is left out of its gallery."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from .base import Relation, counted, from_array
 
 
 class DifferentGroups(Relation):
-    """Equal classes of different groups, such as bursts of photographs or cameras.
+    """Equal classes of different groups, such as bursts of images or cameras.
 
     Two items of one group are neither positive nor negative: easy pairs of nearly the same image are not learned from.
     Labels are integers ``[B, 2]``, class and group; a negative group is none. For cameras, whose images of other

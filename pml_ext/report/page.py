@@ -23,11 +23,11 @@ class ReportFigure(NamedTuple):
     png: bytes = b""
     caption: str = ""
     problem: str = ""
-    photographs: bool = False  # keep the colors on a dark page, where other figures are inverted
+    keeps_colors: bool = False  # on a dark page, where other figures are inverted
 
 
 def draw(
-    title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", photographs: bool = False
+    title: str, figure: Callable[[], Figure], caption: str = "", owner: str = "", keeps_colors: bool = False
 ) -> ReportFigure:
     """Draw a figure, or return the error as its problem, after the owner's name; other figures are drawn anyway."""
     try:
@@ -35,7 +35,7 @@ def draw(
         figure().savefig(buffer, format="png")
     except (Exception, SystemExit) as error:  # components draw figures of their own
         return ReportFigure(title, problem=owner + one_line(error))
-    return ReportFigure(title, buffer.getvalue(), caption, photographs=photographs)
+    return ReportFigure(title, buffer.getvalue(), caption, keeps_colors=keeps_colors)
 
 
 class ReportTable(NamedTuple):

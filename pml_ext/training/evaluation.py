@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import raw_pixels
-from ..errors import DataError, TrainingError
+from ..errors import DataError
 from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, needs_clusters, plugin_metrics
-from ..evaluation.classification import nearest_class_mean, related_means
 from ..evaluation.listed import scores_of_pairs, tuple_metrics
-from ..evaluation.metrics import class_means, metrics_of
+from ..evaluation.metrics import metrics_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
 from ..evaluation.verification import best_threshold
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import whitened_components
 from ..pml import BaseDistance
 from ..recipe import trains_pretrained_trunk
-from ..recipe.schema import PROTOCOLS, TOP
 from ..relations import Relation
 from .closed_form import whitened
-from .engine import first_nonfinite
+from .protocols import classified
 from .stages import Stages
 from .view import View
 
@@ -129,13 +123,13 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
     TrainingError for embeddings that are not finite.
     """
     if view.data.listed is not None:
-        points = {part: _normalized_embeddings(view, part) for part in _compared_splits(view, split)}
+        points = {part: view.normalized_embeddings(part) for part in _compared_splits(view, split)}
         return view.once(("listed", split), lambda: _of_listed(view, split, points))
     metrics = dict(nearest(view, split).accuracies)
     if clustering:
-        normalized = _normalized_embeddings(view, split)
+        normalized = view.normalized_embeddings(split)
         metrics |= view.once(("clusters", split), lambda: _cluster_metrics(view, split, normalized))
-        metrics |= view.once(("classified", split), lambda: _classified(view, split))
+        metrics |= view.once(("classified", split), lambda: classified(view, split))
     return metrics
 
 
@@ -166,68 +160,11 @@ def _of_listed(view: View, split: str, points: Mapping[str, Tensor], distance: B
 
 def nearest(view: View, split: str) -> Evaluation:
     """Return metrics of retrieval by cosine similarity and the 8 nearest images of each; computed once."""
-    points = {split: _normalized_embeddings(view, split)}
+    points = {split: view.normalized_embeddings(split)}
     gallery = view.data.gallery_of(split)
     if gallery != split:
-        points[gallery] = _normalized_embeddings(view, gallery)
+        points[gallery] = view.normalized_embeddings(gallery)
     return view.once(("nearest", split), lambda: _retrieval(view, split, points))
-
-
-def recall_by_class(view: View) -> dict[str, float]:
-    """Return Recall@1 of each tested class by its name, the worst first."""
-    labels = view.true_labels(view.queries).cpu()
-    names = view.images(view.queries).class_names
-    right = nearest(view, view.queries).right[:, 0].double().cpu()
-    found, means = class_means(right, labels)
-    recalls = {}
-    for place in means.argsort(stable=True).tolist():
-        name = str(names[int(found[place])])
-        recalls[name] = round(float(means[place]), 4)
-    return recalls
-
-
-def confusions(view: View) -> list[tuple[str, str, int]]:
-    """Return the ten most frequent confusions: class of the query, class of its nearest image, count."""
-    result = nearest(view, view.queries)
-    queries = view.images(view.queries)
-    searched = view.images(view.data.gallery_of(view.queries))
-    confused: Counter[tuple[int, int]] = Counter()
-    for query in (~result.right[:, 0].cpu()).nonzero().flatten().tolist():
-        other = int(result.indices[query, 0])
-        if other < 0:  # the query's own group is its whole gallery
-            continue
-        confused[queries.labels[query], searched.labels[other]] += 1
-    names = queries.class_names
-    most_common = []
-    for (label, other), count in confused.most_common(10):
-        most_common.append((str(names[label]), str(names[other]), count))
-    return most_common
-
-
-def counts(view: View) -> dict[str, dict[str, int]]:
-    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out.
-
-    Listed ``"pairs"`` or ``"triplets"`` are counted in place of classes.
-    """
-    numbers: dict[str, dict[str, int]] = {}
-    for name, images in view.splits.items():
-        numbers[name] = {"images": len(images)}
-        if images.tuples is None:
-            numbers[name]["classes"] = len(np.unique(images.labels))
-        else:
-            numbers[name][images.tuples.kind] = len(images.tuples)
-        if name in view.data.unreadable:
-            numbers[name]["unreadable"] = len(view.data.unreadable[name])
-    return numbers
-
-
-def _normalized_embeddings(view: View, split: str) -> Tensor:
-    embeddings = view.embeddings(split)
-    bad = first_nonfinite({"": embeddings})
-    if bad is not None:
-        _, value = bad
-        raise TrainingError(f"the network gives {value} for images to test; try a lower optimizer.lr")
-    return nn.functional.normalize(embeddings)
 
 
 def _retrieval(
@@ -325,61 +262,3 @@ def _groups(view: View, split: str) -> dict[str, Any]:
     if searched is queries:
         return {"query_groups": queries.groups}
     return {"query_groups": queries.groups, "reference_groups": searched.groups}
-
-
-def _classified(view: View, split: str) -> Metrics:
-    """Return the metrics of the recipe's protocols of classification."""
-    found: dict[str, Metrics] = {}
-    protocols = view.recipe.evaluation.protocols
-    if "nearest-class-mean" in protocols:
-        found["nearest-class-mean"] = _nearest_class_mean(view, split)
-    if "zero-shot" in protocols:
-        found["zero-shot"] = _zero_shot(view, split)
-    metrics = {}
-    for name, values in found.items():
-        for top, value in values.items():
-            metrics[f"{PROTOCOLS[name]}_{top}"] = value
-    return metrics
-
-
-def _nearest_class_mean(view: View, split: str) -> Metrics:
-    """Return accuracies by the means of the gallery's classes, or of half of the tested images."""
-    points = _normalized_embeddings(view, split)
-    labels = view.true_labels(split)
-    searched = view.data.gallery_of(split)
-    if searched != split:
-        means = class_means(_normalized_embeddings(view, searched), view.true_labels(searched))
-        return nearest_class_mean(points, labels, *means, TOP)
-    first = torch.as_tensor(first_halves(labels.cpu().numpy(), view.seed), device=labels.device)
-    if bool(first.all()):
-        text = "'nearest-class-mean' wants a class with two test images; leave it out"
-        raise DataError(f"evaluation.protocols: {text}")
-    means = class_means(points[first], labels[first])
-    return nearest_class_mean(points[~first], labels[~first], *means, TOP)
-
-
-def _zero_shot(view: View, split: str) -> Metrics:
-    """Return accuracies by means that classes never seen get from related training classes."""
-    assert view.data.parents is not None
-    seen, means = class_means(_normalized_embeddings(view, "train"), view.true_labels("train"))
-    train_names = view.images("train").class_names
-    known_means = {}
-    for label, mean in zip(seen.tolist(), means, strict=True):
-        known_means[train_names[label]] = mean
-    labels = view.true_labels(split)
-    new = torch.unique(labels)
-    names = view.images(split).class_names
-    new_names = [names[label] for label in new.tolist()]
-    new_means = related_means(new_names, known_means, view.data.parents)
-    return nearest_class_mean(_normalized_embeddings(view, split), labels, new, new_means, TOP)
-
-
-def first_halves(labels: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
-    """Return a mask ``[N]`` of half of the images of every class, rounded up, drawn at random."""
-    chosen = np.zeros(len(labels), dtype=bool)
-    generator = np.random.default_rng(seed)
-    for label in np.unique(labels):
-        members = generator.permutation(np.flatnonzero(labels == label))
-        half = (len(members) + 1) // 2
-        chosen[members[:half]] = True
-    return chosen

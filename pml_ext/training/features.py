@@ -10,36 +10,27 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
-import hashlib
 import itertools
-import json
 import math
-import os
-import re
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data import LabeledImages, cache_folder
 from ..distributed import from_rank_0, num_processes, rank
 from ..distributed.processes import gather_objects, share_of
 from ..errors import ConfigError, DataError, UnwritableError, one_line
-from ..files.stat import MISSING, FileStat, file_stat, path_bytes
-from ..networks.modes import preserved_modes
-from .batches import Batch, Batches, Pass, embed_batches
+from ..files.stat import FileStat
+from .batches import embed_batches
+from .feature_keys import file_bytes, key_of, keys_of, seed_of, stat_of, trunk_digest
 from .feature_store import FeatureStore, Vectors
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object without a representation of its own, in that of a module
-# Names of batch norms, and the order of what timm's hold, differ in a network that several processes have trained.
-_BATCH_NORM = re.compile(r"\b_?(Sync|Joined)?BatchNorm(Act)?([123]d)?\(")
-_ACT_BEFORE_DROP = re.compile(r"( *\(act\): .*\n)( *\(drop\): .*\n)")
 _PROBE = b"\0" * 4096  # written to see whether a folder's disk is full
 
 
@@ -89,7 +80,7 @@ class FeatureCache:
         self._batch_size = batch_size
         self._workers = workers
         self._dtype = dtype
-        self.store = self._store_in(_writable_folder(_digest(trunk, about)))
+        self.store = self._store_in(_writable_folder(trunk_digest(trunk, about)))
 
     def _store_in(self, folder: Path) -> FeatureStore:
         return FeatureStore(folder, math.prod(self._shape), self._dtype)
@@ -102,7 +93,7 @@ class FeatureCache:
         feature that is NaN or infinite.
         """
         self._share_store()
-        keys = _keys(images, view)
+        keys = keys_of(images, view)
         try:
             return self._features_of(images, keys)
         except UnwritableError as error:
@@ -146,7 +137,7 @@ class FeatureCache:
     def _numbers(self, images: LabeledImages, keys: Sequence[bytes]) -> dict[bytes, int]:
         """Return the row in the store of each key, once those that it lacks are computed, by each process a part."""
         paths = images.paths or itertools.repeat(None)
-        stats = dict(zip(keys, map(_stat_of, paths), strict=False))
+        stats = dict(zip(keys, map(stat_of, paths), strict=False))
         found: dict[bytes, int] = from_rank_0(self._found(stats) if rank() == 0 else None)
         missing = _first_places(keys, found)
         if missing and rank() == 0:
@@ -170,8 +161,8 @@ class FeatureCache:
 
     def of_files(self, paths: Sequence[Path]) -> dict[int, Vectors]:
         """Return the features of the unchanged files in the store, by index in the list."""
-        keys = [_key(_file_bytes(path)) for path in paths]
-        stats = {key: _stat_of(path) for key, path in zip(keys, paths, strict=True)}
+        keys = [key_of(file_bytes(path)) for path in paths]
+        stats = {key: stat_of(path) for key, path in zip(keys, paths, strict=True)}
         found, _ = self.store.find(stats)
         vectors = self.store.vectors()
         return {place: vectors[found[key]] for place, key in enumerate(keys) if key in found}
@@ -184,7 +175,7 @@ class FeatureCache:
         rows = features.float().cpu().numpy()
         finite = np.flatnonzero(np.isfinite(rows).all(1)).tolist()
         if finite:
-            keys = [_key(_file_bytes(paths[place])) for place in finite]
+            keys = [key_of(file_bytes(paths[place])) for place in finite]
             self.store.append(keys, [stats[place] for place in finite], rows[finite])
 
     def _rows(self, features: Tensor) -> Vectors:
@@ -203,7 +194,7 @@ class FeatureCache:
         batches = [indices[start : start + self._batch_size] for start in range(0, len(indices), self._batch_size)]
         seeded = []
         for batch in batches:
-            seeded.append([(index, _seed_of(keys[index])) for index in batch])
+            seeded.append([(index, seed_of(keys[index])) for index in batch])
         embedding = embed_batches(
             self._trunk, nn.Identity(), images, self._device, workers=self._workers, batches=seeded
         )
@@ -253,17 +244,6 @@ def _temporary_folder(name: str) -> Path:
     return folder
 
 
-def _digest(trunk: nn.Module, about: Any) -> str:
-    """Return the digest of all that features depend on: modules, their settings, weights, steps, augmentation."""
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    modules = _BATCH_NORM.sub("BatchNorm(", _ADDRESS.sub("", str(trunk)))
-    digest.update(_ACT_BEFORE_DROP.sub(r"\2\1", modules).encode())
-    for name, tensor in trunk.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
-
-
 def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int]:
     """Return the first place of each key that is not found: equal images share one feature vector."""
     seen = set(found)
@@ -273,92 +253,3 @@ def _first_places(keys: Sequence[bytes], found: Mapping[bytes, int]) -> list[int
             seen.add(key)
             places.append(place)
     return places
-
-
-def _keys(images: LabeledImages, view: int) -> list[bytes]:
-    """Return the key of each image in a view: of its file, or the digest of its pixels, and of its box."""
-    if images.paths is None:
-        pixels: Any = images.images
-        sources = [hashlib.sha256(image.contiguous().numpy().data).digest() for image in pixels]
-    else:
-        sources = [_file_bytes(path) for path in images.paths]
-    if images.boxes is None:
-        boxes = [b""] * len(sources)
-    else:
-        boxes = [repr(box.tolist()).encode() for box in images.boxes]
-    return [_key(source, box, view) for source, box in zip(sources, boxes, strict=True)]
-
-
-def _key(source: bytes, box: bytes = b"", view: int = 0) -> bytes:
-    """Return the key of an image's features in the store; by default of the whole image, not augmented."""
-    return b"%s\0%s\0%d" % (source, box, view)
-
-
-def _file_bytes(path: str | Path) -> bytes:
-    return path_bytes(os.path.realpath(path))
-
-
-def _stat_of(path: Path | None) -> FileStat:
-    """Return size and time of a file, which is embedded, or refused, if it is missing; of pixels always the same."""
-    if path is None:
-        return (0, 0)
-    return file_stat(Path(path)) or MISSING
-
-
-@torch.no_grad()
-def with_features(
-    batches: Iterable[tuple[Tensor | None, Tensor]],
-    kept: Features,
-    rest: nn.Module,
-    embedder: nn.Module,
-) -> Iterator[Pass]:
-    """Yield the passes of :func:`~.batches.embed_batches` from cached features, or from cached activations.
-
-    ``batches`` have images, or None, and labels. ``rest`` is the part of the trunk from what is cached to the features.
-    """
-    start = 0
-    with preserved_modes(rest, embedder):
-        for images, labels in batches:
-            rest.eval()
-            embedder.eval()
-            rows = kept[start : start + len(labels)].to(labels.device).float()
-            start += len(labels)
-            features = rest(rows)
-            yield Pass(images, features, embedder(features), labels)
-
-
-class FeatureReader:
-    """Reader of batches of features, or activations, instead of images; see :class:`~.batches.BatchReader`."""
-
-    def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
-        self.views = views
-        self.labels = torch.as_tensor(labels)
-        self._device = device
-
-    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Yield features ``[B, F]``, or activations, and labels ``[B]``.
-
-        An image's view follows from the seed of its augmentation.
-        """
-        if labels is None:
-            labels_of_images = self.labels
-        else:
-            labels_of_images = torch.from_numpy(labels)
-        torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: random numbers stay the same
-        for batch in batches:
-            indices, seeds = torch.tensor(batch, dtype=torch.int64).T
-            features = self.views[0][indices]
-            for number, view in enumerate(self.views[1:], start=1):
-                seen = seeds % len(self.views) == number
-                features[seen] = view[indices[seen]]
-            yield Batch(features.to(self._device).float(), labels_of_images[indices].to(self._device))
-
-    naming_images = staticmethod(contextlib.nullcontext)  # no workers read images
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def _seed_of(key: bytes) -> int:
-    """Return the seed of an image's random transforms."""
-    return int.from_bytes(hashlib.sha256(key).digest()[:7])

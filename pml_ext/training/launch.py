@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
-import os
-import re
 import shlex
-import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,171 +12,23 @@ import tomli_w
 
 from ..distributed import from_rank_0, num_processes, process_group, rank, wait_for_all_ranks
 from ..distributed.devices import choose_device
-from ..errors import ConfigError, DataError, PmlExtError, StoppedError, first_of, one_line, printable, shortened
-from ..files import DamagedError, check_writable, checksums, final_path, locked_folder, read_json, read_toml, write_json
-from ..files.checksums import SUMS
-from ..recipe import Recipe, flat, load_recipe, load_recipes, naming_settings, plugins_in
+from ..errors import ConfigError, PmlExtError, StoppedError, one_line
+from ..files import checksums, locked_folder, write_json
+from ..recipe import load_recipe, naming_settings, plugins_in
 from . import signals
-from .folder import CHOICE, FILES, METRICS, RECIPE, REPORT, WRITTEN, check_unchanged, how_to_redo, no_finished_run
+from .finished import LAST, MODEL, read_finished, tables_of_run
+from .folder import METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
 from .listener import Listener
 from .loop import train_run
+from .plan import Plan, plan, restarted
 from .results import write_again
 from .run import OnNonfinite, Run
-from .trackers import phases_of
+from .summary import summarize
 from .verdict import verdict
 
 Metrics = dict[str, Any]
-LOCK = ".lock"
 QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # only the test
-MODEL = "checkpoints/model.pt"
-LAST = "checkpoints/last.pt"
 _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A planned run: the recipe with its name and variant, the seed of all generators, and the folder to write."""
-
-    name: str
-    recipe: Recipe
-    seed: int
-    folder: Path
-    trials: int = 0  # of tuning, by which values of the recipe were chosen
-    epochs_before: int | None = None  # epochs of the run that the folder holds
-    overrides: tuple[str, ...] = ()  # the options KEY=VALUE, for errors
-    file: str | None = None  # of the recipe, where the name is that of the run which wrote it
-
-
-def plan(
-    name: str,
-    out: Path | None = None,
-    seed: int = 0,
-    seeds: int = 1,
-    overrides: Iterable[str] = (),
-    resume: bool = False,
-) -> list[Plan]:
-    """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
-    _check_resumable(out, resume)
-    overrides = tuple(overrides)
-    recipes = load_recipes(name, overrides, begins_first=True)
-    if out is None:
-        out = _default_folder(name, seed)
-    _check_free(out, resume)
-    recorded = _recorded_name(name, out)
-    file = name if recorded else None
-    plans = []
-    for full_name, recipe in recipes.items():
-        for number in range(seed, seed + seeds):
-            folder = out / _folder_name(full_name, number, several_recipes=len(recipes) > 1, several_seeds=seeds > 1)
-            before = _epochs_before(folder, recipe, number)
-            shown = recorded or full_name
-            plans.append(Plan(shown, recipe, number, folder, overrides=overrides, epochs_before=before, file=file))
-    return plans
-
-
-def check_folder(out: Path | None, resume: bool) -> None:
-    """Refuse a folder in which no run can begin, or go on; ConfigError as of :func:`plan`, before long trials."""
-    _check_resumable(out, resume)
-    if out is not None:
-        _check_free(out, resume)
-        check_writable("--out", out)
-        if out.is_dir() and not any(out.glob("seed-*")):
-            _check_only_files_of_a_run(out)
-
-
-def _check_resumable(out: Path | None, resume: bool) -> None:
-    if out is None and (resume or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0):
-        raise ConfigError("--resume and torchrun --max-restarts need --out, the folder of the run to go on with")
-    if resume and out is not None and not out.exists() and not restarted():
-        raise ConfigError(f"{out}: there is no run to resume; correct --out, or leave out --resume to begin one")
-
-
-def _check_free(out: Path, resume: bool) -> None:
-    if out.exists() and not (resume and out.is_dir()):
-        raise ConfigError(f"{out} exists; add --resume to go on with the run in it, or choose another --out")
-
-
-def _recorded_name(name: str, out: Path) -> str | None:
-    """Return the name of the recipe of a run in a folder, or of one of its runs, whose own file was named."""
-    file = Path(name)
-    if file.name != RECIPE or out not in (file.parent, file.parent.parent):
-        return None
-    recorded: str | None = tables_of_run(file.parent)["run"].get("recipe")
-    return recorded
-
-
-def tables_of_run(folder: Path) -> dict[str, Any]:
-    """Return the recipe that a run has written, with ``[run]``; DataError for a damaged one."""
-    _check_against_sums(folder, RECIPE)
-    try:
-        return read_toml(folder / RECIPE, "run")
-    except DamagedError as error:
-        text = f"{folder / RECIPE}: not the recipe of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; {how_to_redo(folder, RECIPE)}") from None
-
-
-def _default_folder(name: str, seed: int) -> Path:
-    """Return the folder of a run that begins now, ``runs/NAME-SEED-TIME``."""
-    time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    if name.endswith(".toml"):
-        shown = Path(name).stem
-    else:
-        shown = name.replace("/", "-")
-    return Path("runs") / f"{shown}-{seed}-{time}"
-
-
-def _folder_name(full_name: str, seed: int, several_recipes: bool, several_seeds: bool) -> str:
-    """Return the name of a run's folder among those of several runs; "" for a single run."""
-    parts = []
-    if several_recipes:
-        variant = printable(full_name.partition("@")[2])
-        parts.append(re.sub(r"[/\\]|^\.+$", "-", variant))
-    if several_seeds:
-        parts.append(f"seed-{seed}")
-    return "-".join(parts)
-
-
-def restarted() -> bool:
-    """Return whether torchrun has started this process again, after one that failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
-    """Return the epochs of the run in a folder, if any; refuse a run of another recipe or seed, or other files."""
-    if not folder.exists():
-        return None
-    try:
-        _check_against_sums(folder, RECIPE)
-        tables = read_toml(folder / RECIPE, "run")
-    except (FileNotFoundError, DamagedError, DataError):  # checkpoints refuse another recipe or seed as well
-        _check_only_files_of_a_run(folder)
-        return None
-    before = tables.pop("run").get("seed")
-    if before != seed:
-        raise ConfigError(f"{folder} holds a run with seed {before}, not {seed}; type --seed {before}")
-    old = flat(tables)
-    new = flat(recipe.as_dict())
-    epochs: int = old["schedule.epochs"]
-    extends = recipe.schedule.epochs > epochs and recipe.schedule.name in ("constant", "cosine")
-    for key in [*old, *new]:
-        may_change = key.startswith("track") or (key == "schedule.epochs" and extends)
-        if old.get(key) != new.get(key) and not may_change:
-            there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
-            raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
-    return epochs
-
-
-def _check_only_files_of_a_run(folder: Path) -> None:
-    """Raise ConfigError for a folder without a run that has other files than a run would write."""
-    if (folder / LAST).exists() or (folder / METRICS).exists():
-        return
-    known = {*FILES, CHOICE, LOCK, SUMS}
-    names = set()
-    for path in folder.iterdir():
-        final = final_path(path)  # of a temporary file
-        names.add(path.name if final is None else final.name)
-    if names - known:
-        raise ConfigError(f"{folder} holds no run (no {RECIPE} in it); choose another --out")
 
 
 @contextlib.contextmanager
@@ -205,7 +52,7 @@ def execute(
     folder = plan.folder
     found: tuple[Metrics | None, list[str]] = (None, [])
     if resume and rank() == 0 and (folder / METRICS).exists():
-        found = _finished(folder)
+        found = read_finished(folder)
     metrics, damaged = from_rank_0(found)
     is_longer = plan.epochs_before is not None and plan.epochs_before < plan.recipe.schedule.epochs
     if metrics is not None and not damaged and not is_longer:
@@ -257,39 +104,6 @@ def _write_recipe(plan: Plan) -> None:
     checksums.replace_file(plan.folder, RECIPE, lambda path: path.write_text(text, "utf-8"))
 
 
-def _check_against_sums(folder: Path, name: str) -> None:
-    """Raise DataError if a file differs from its checksum; damaged checksums are written again with the report."""
-    if checksums.read_sums(folder):
-        check_unchanged(folder, name)
-
-
-def is_finished(folder: Path) -> bool:
-    """Return whether a folder has a finished run with all of its files; the checksum of the report is written last."""
-    return (folder / METRICS).exists() and REPORT in checksums.read_sums(folder)
-
-
-def _finished(folder: Path) -> tuple[Metrics, list[str]]:
-    """Return the metrics of a finished run, and the names of its missing and damaged files."""
-    _check_against_sums(folder, METRICS)
-    metrics = read_metrics(folder / METRICS)
-    damaged = set()
-    for name in checksums.missing_files(folder):
-        if not name.startswith("checkpoints/"):
-            damaged.add(name)
-    for name in (SUMS, MODEL):
-        if not (folder / name).exists():
-            damaged.add(name)
-    damaged.update(checksums.changed_files(folder))
-    if REPORT not in checksums.read_sums(folder):
-        damaged.add(REPORT)
-    if MODEL in damaged and not (folder / LAST).exists():
-        raise DataError(
-            f"{folder / MODEL} is gone or damaged, and {folder / LAST}, from which it could be made again, is gone; "
-            f"delete {folder / METRICS} and train with --resume: training begins again with the first epoch"
-        )
-    return metrics, sorted(damaged)
-
-
 def draw_report(folder: Path, device: str = "auto", data: Path | None = None, listener: Listener | None = None) -> Path:
     """Regenerate the report of a finished run, and its damaged or missing derived files."""
     for name in (RECIPE, METRICS):
@@ -297,24 +111,11 @@ def draw_report(folder: Path, device: str = "auto", data: Path | None = None, li
             raise no_finished_run(folder, name)
     tables_of_run(folder)
     recipe = load_recipe(str(folder / RECIPE))
-    metrics, damaged = _finished(folder)
+    metrics, damaged = read_finished(folder)
     with locked(folder):
         run = Run(recipe, metrics["recipe"], folder, metrics["seed"], device, data, listener)
         write_again(run, metrics, damaged)
     return folder / REPORT
-
-
-def read_metrics(path: Path) -> Metrics:
-    """Read a ``metrics.json``; raise DataError for a damaged one."""
-    try:
-        metrics = read_json(path)
-        missing = [name for name in ("recipe", "seed", "after") if name not in metrics]
-        if missing:
-            raise DamagedError(f"no {first_of(missing, 3)} in it")
-        return metrics  # type: ignore[no-any-return]
-    except DamagedError as error:
-        text = f"{path}: not the metrics of a run ({shortened(error, 200)})"
-        raise DataError(f"{text}; {how_to_redo(path.parent, METRICS)}") from None
 
 
 def train(
@@ -443,28 +244,3 @@ class FailedRunsError(PmlExtError):
         self.failures = failures
         texts = "; ".join(_FAILURE.format(**failure) for failure in failures)
         super().__init__(f"{len(failures)} of {len(results) + len(failures)} runs failed: {texts}")
-
-
-def summarize(results: Sequence[Metrics]) -> Metrics:
-    """Return ``{recipe: {phase: {metric: {"mean": ..., "std": ...}}}}``, see :func:`spread`, of several runs."""
-    summary: Metrics = {}
-    by_recipe: dict[str, list[Metrics]] = {}
-    for result in results:
-        by_recipe.setdefault(result["recipe"], []).append(result)
-    for name, results_of_recipe in by_recipe.items():
-        summary[name] = {}
-        for phase, metrics in phases_of(results_of_recipe[0]).items():
-            spreads = {}
-            for metric in metrics:
-                if all(metric in result.get(phase, {}) for result in results_of_recipe):  # else it failed in a run
-                    spreads[metric] = spread([result[phase][metric] for result in results_of_recipe])
-            summary[name][phase] = spreads
-    return summary
-
-
-def spread(values: Sequence[float]) -> dict[str, float | None]:
-    """Return mean and sample standard deviation of one or more values; None for the deviation of one."""
-    std = None
-    if len(values) > 1:
-        std = statistics.stdev(values)
-    return {"mean": statistics.fmean(values), "std": std}

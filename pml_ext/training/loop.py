@@ -16,16 +16,19 @@ from ..errors import StoppedError
 from . import outcome, signals
 from .batches import draw_for_all, indices_of, with_indices
 from .checkpointing import Checkpointer
+from .collapse import warn_of_collapse
 from .engine import NotFiniteError, Step
 from .folder import NETWORK, REPORT, write_run_json
 from .listener import forward_warnings
 from .pseudo_labels import relabel
+from .recorded_values import RecordedValues
 from .recording import open_records
-from .records import RecordedValues, Records
+from .records import Records
 from .results import finish as test_and_report
 from .run import Run
 from .trackers import import_tracker
 from .validation import test_before, validate
+from .zero_loss import check_zero_loss, warn_of_zero_loss
 
 Metrics = dict[str, Any]
 
@@ -169,7 +172,7 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
                 run.changed()
                 run.call_after_step(stage, images_of_batch, step)
                 losses.append(step.loss)
-                outcome.warn_of_zero_loss(run, stage, losses, batches)
+                warn_of_zero_loss(run, stage, losses, batches)
                 record(run, records, recorded, losses, step)
                 run.listener.iteration(run.epoch, len(losses), len(batches), step.loss)
                 if len(losses) < len(batches):
@@ -181,8 +184,8 @@ def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -
             problem += "; no step was taken yet: look at the images, the trunk and the loss"
         raise outcome.stopped(run, problem, f"in iteration {iteration} (epoch {run.epoch})") from error
     outcome.check_weights(run, stage)
-    outcome.check_zero_loss(run, stage, losses, batches)
-    outcome.warn_of_collapse(run, step.embeddings, indices_of(batches[-1]))
+    check_zero_loss(run, stage, losses, batches)
+    warn_of_collapse(run, step.embeddings, indices_of(batches[-1]))
     return losses
 
 

@@ -22,7 +22,7 @@ from ..errors import ConfigError
 from ..recipe import load_recipe
 from .batches import Batch, draw, epoch_batches
 from .engine import Engine, Objective, Step
-from .features import FeatureReader
+from .feature_reader import FeatureReader
 from .pseudo_labels import relabel
 from .records import Records
 from .run import Run

@@ -12,7 +12,8 @@ from ..errors import ConfigError
 from ..evaluation import kmeans
 from ..recipe.schema import PseudoTable
 from .run import Run
-from .stages import Stage, build_sampler, sized, with_clusters
+from .samplers import build_sampler, sized, with_clusters
+from .stages import Stage
 
 Labels = NDArray[np.int64]
 

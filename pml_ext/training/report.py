@@ -23,7 +23,8 @@ from ..files import write_atomically, write_text
 from ..recipe import Recipe, is_full, printed, quoted
 from ..recipe.papers import Quoted
 from ..report import ReportFigure, ReportTable, percent, render
-from .evaluation import confusions, counts, nearest, recall_by_class
+from .evaluation import nearest
+from .findings import confusions, counts, recall_by_class
 from .report_figures import figures_of_components, figures_of_run
 from .stages import Stages
 from .verdict import better_features, data_of, gain_of_fine_tuning, phase_titles, setback
@@ -259,7 +260,7 @@ def _picture(image: Tensor, name: str) -> Markup:
     buffer = io.BytesIO()
     shown.save(buffer, "PNG")
     source = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
-    return Markup('<img class="photographs" alt="{}" src="{}">').format(name, source)
+    return Markup('<img class="keeps-colors" alt="{}" src="{}">').format(name, source)
 
 
 def paper_tables(recipe: Recipe, metrics: Mapping[str, Any]) -> Iterator[ReportTable]:

@@ -17,8 +17,10 @@ from ..evaluation.listed import scores_of_pairs, scores_of_triplets
 from ..evaluation.metrics import headline_metric, title_of
 from ..report import ReportFigure, draw
 from .checkpoint import load
-from .evaluation import nearest, recall_by_class
-from .records import CURVE, VALIDATION, Series, loss_series, metric_series
+from .database import CURVE, VALIDATION
+from .evaluation import nearest
+from .findings import recall_by_class
+from .series import Series, loss_series, metric_series
 from .stages import Stages
 from .verdict import phase_titles
 from .view import NoLabelsError, View
@@ -50,11 +52,11 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         lambda: _gallery(view, nearest(view, view.queries)),
         "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: green "
         "(✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
-        photographs=True,
+        keeps_colors=True,
     )
     if not few:
         caption = "Four of each of some classes, augmented as in training."
-        yield draw("Training images as the network saw them", lambda: _batch(view), caption, photographs=True)
+        yield draw("Training images as the network saw them", lambda: _batch(view), caption, keeps_colors=True)
 
 
 def _tested_images(view: View) -> str:

@@ -13,10 +13,12 @@ from ..recipe import plugins_in
 from . import checkpoint
 from .checkpointing import Checkpointer
 from .closed_form import refit
-from .evaluation import counts, evaluate_split, metrics_after, recall_by_class
+from .collapse import collapse, collapse_of_listed
+from .database import TEST, write_csv_files
+from .evaluation import evaluate_split, metrics_after
+from .findings import counts, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
-from .outcome import collapse, collapse_of_listed
-from .records import TEST, Records, write_csv_files
+from .records import Records
 from .report import write_run_report
 from .run import Run
 

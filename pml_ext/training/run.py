@@ -25,11 +25,13 @@ from .activations import TrunkCut, check_size, cut_trunk
 from .batches import BatchReader
 from .closed_form import fit_embedder
 from .engine import Engine, Objective, Step
-from .features import FeatureReader
+from .feature_reader import FeatureReader
 from .folder import RECIPE
 from .listener import Listener, Silence
-from .records import RecordedValues
-from .stages import Stage, build_optimizers, build_stages, extend_schedule, with_instances
+from .optimizers import build_optimizers, extend_schedule
+from .recorded_values import RecordedValues
+from .samplers import with_instances
+from .stages import Stage, build_stages
 from .view import View
 from .warmup import WarmUp
 

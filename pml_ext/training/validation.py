@@ -8,8 +8,9 @@ import time
 from ..errors import TrainingError
 from ..recipe import stage_before_whole
 from .checkpointing import Checkpointer
+from .database import CURVE, VALIDATION
 from .evaluation import evaluate_split, metrics_before
-from .records import CURVE, VALIDATION, Records
+from .records import Records
 from .run import Run
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..data import LabeledImages
 from ..distributed import num_processes, rank, synchronize_batch_norm
-from ..errors import DataError, PluginWarning
+from ..errors import DataError, PluginWarning, TrainingError
 from ..networks.memory_format import use_channels_last
 from ..networks.network import VectorInput
 from ..recipe import Recipe, build_network, build_relation, load_recipe
@@ -26,7 +26,9 @@ from ..relations import Relation
 from . import checkpoint
 from .activations import TrunkCut
 from .batches import Pass, embed_batches
-from .features import FeatureCache, Features, with_features
+from .engine import first_nonfinite
+from .feature_reader import with_features
+from .features import FeatureCache, Features
 from .folder import RECIPE
 from .run_data import load_run_data
 
@@ -184,6 +186,15 @@ class View:
         if layer == "embedder":
             return self.once(("embeddings", split), lambda: self.embedded(split)["embeddings"])
         return torch.cat([features for features, _ in self._batches(split, layer)])
+
+    def normalized_embeddings(self, split: str) -> Tensor:
+        """Return :meth:`embeddings`, normalized; TrainingError if one is NaN or infinite."""
+        embeddings = self.embeddings(split)
+        bad = first_nonfinite({"": embeddings})
+        if bad is not None:
+            _, value = bad
+            raise TrainingError(f"the network gives {value} for images to test; try a lower optimizer.lr")
+        return nn.functional.normalize(embeddings)
 
     def batches(self, split: str, layer: Layer = "embedder") -> Iterator[tuple[Tensor, Tensor]]:
         """Yield :meth:`embeddings` and :meth:`labels` batch by batch, ``[B, D]`` and ``[B]``, to spare memory."""

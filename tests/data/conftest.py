@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from pml_ext.data import photographs
+from pml_ext.data import image_sets
 from pml_ext.data.published import Count
 
 COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
@@ -14,7 +14,7 @@ COUNTS = {"train": Count(6, 2), "test": Count(6, 2)}
 def count(monkeypatch):
     """Makes other counts the published ones of a set."""
 
-    def replace(name, counts=COUNTS, module=photographs):
+    def replace(name, counts=COUNTS, module=image_sets):
         monkeypatch.setattr(module, name, dataclasses.replace(getattr(module, name), counts=counts))
 
     return replace

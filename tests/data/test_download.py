@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from torchvision.datasets.utils import download_url
 
-from pml_ext.data import get_archives, omniglot, omniglot_small, photographs
+from pml_ext.data import get_archives, image_sets, omniglot, omniglot_small
 from pml_ext.data.published import Archive, Count
 from pml_ext.errors import DataError
 
@@ -57,7 +57,7 @@ def archive(server, name="set.bin", body=BODY, **settings) -> Archive:
 
 
 def about(*archives: Archive):
-    return dataclasses.replace(photographs.SOP, archives=archives)
+    return dataclasses.replace(image_sets.SOP, archives=archives)
 
 
 def test_a_file_gets_its_name_once_it_is_checked(server, tmp_path):
@@ -201,7 +201,7 @@ def test_the_command_says_what_to_get_and_checks_what_is_there(pml_ext_command, 
     (tmp_path / "Stanford_Online_Products.zip").write_bytes(b"half")
     found = json.loads(pml_ext_command("data", "sop", "--data", str(tmp_path), "--json").stdout)
     assert "Stanford_Online_Products.zip: not the file that is meant, or cut" in found["problem"]
-    assert found["archives"][0]["megabytes"] == photographs.SOP.archives[0].megabytes
+    assert found["archives"][0]["megabytes"] == image_sets.SOP.archives[0].megabytes
 
 
 def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, monkeypatch):
@@ -210,13 +210,13 @@ def test_the_command_downloads_and_unpacks(pml_ext_command, server, tmp_path, mo
     entries = {file.relative_to(whole.parent).as_posix(): file.read_bytes() for file in files}
     counts = {"train": Count(2, 2), "test": Count(2, 2)}
     packed = archive(server, "CUB_200_2011.tgz", tarred(entries))
-    monkeypatch.setattr(photographs, "CUB", dataclasses.replace(photographs.CUB, archives=(packed,), counts=counts))
+    monkeypatch.setattr(image_sets, "CUB", dataclasses.replace(image_sets.CUB, archives=(packed,), counts=counts))
     missing = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"))
     assert missing.returncode == 1
     assert "pml-ext data cub --download fetches it" in missing.stdout
     done = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")
     assert (done.returncode, "complete" in done.stdout) == (0, True)
-    assert len(photographs.cub(tmp_path / "birds").train) == 2
+    assert len(image_sets.cub(tmp_path / "birds").train) == 2
     asked = len(server.asked)
     (tmp_path / "birds" / "CUB_200_2011" / "images" / "002.Bird_2" / "Bird_0.jpg").unlink()
     again = pml_ext_command("data", "cub", "--data", str(tmp_path / "birds"), "--download")  # from the archive there

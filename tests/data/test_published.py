@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext.data import photographs, published_sets
+from pml_ext.data import image_sets, published_sets
 from pml_ext.errors import DataError
 
 from .made_up import cub_folder, jpeg, sop_folder
@@ -10,7 +10,7 @@ from .made_up import cub_folder, jpeg, sop_folder
 
 def test_a_set_with_an_image_missing_says_which(tmp_path, count):
     with pytest.raises(DataError, match="expected 5,864 training images of 100 classes, found 12 of 4; is an image"):
-        photographs.cub(cub_folder(tmp_path / "whole"))
+        image_sets.cub(cub_folder(tmp_path / "whole"))
     count("CUB")
     place = cub_folder(tmp_path)
     (place / "images" / "001.Bird_1" / "Bird_1.jpg").unlink()
@@ -19,7 +19,7 @@ def test_a_set_with_an_image_missing_says_which(tmp_path, count):
         r".*001.Bird_1/Bird_1.jpg is not there: unpack CUB_200_2011.tgz again"
     )
     with pytest.raises(DataError, match=message):
-        photographs.cub(place, 64)
+        image_sets.cub(place, 64)
 
 
 def test_lists_that_do_not_fit(tmp_path, count):
@@ -29,14 +29,14 @@ def test_lists_that_do_not_fit(tmp_path, count):
     whole = test.read_text()
     test.write_text(whole + "7 4 1 bicycle_final/1000_0.JPG\n")
     with pytest.raises(DataError, match="the image bicycle_final/1000_0.JPG is in train and in test"):
-        photographs.sop(place, 64)
+        image_sets.sop(place, 64)
     test.write_text(whole + "7 4 1 mug_final/1003_9.JPG\n")
     jpeg(place / "mug_final" / "1003_9.JPG")
     with pytest.raises(DataError, match="expected 6 test images of 2 classes, found 7 of 2; is this another edition"):
-        photographs.sop(place, 64)
+        image_sets.sop(place, 64)
     test.write_text(whole + "7 4")
     with pytest.raises(DataError, match="Ebay_test.txt, line 8: found '7 4', wanted 4 columns; is the file cut"):
-        photographs.sop(place, 64)
+        image_sets.sop(place, 64)
 
 
 def test_a_set_that_is_not_there(tmp_path, monkeypatch):
@@ -44,17 +44,17 @@ def test_a_set_that_is_not_there(tmp_path, monkeypatch):
     with pytest.raises(
         DataError, match=f"{tmp_path}/cub: no such folder; pml-ext data cub says what to get and unpack"
     ):
-        photographs.cub()
+        image_sets.cub()
     (tmp_path / "cub").mkdir()
     (tmp_path / "cub" / "CUB_200_2011.tgz").write_bytes(b"")
     with pytest.raises(DataError, match="cub has no images.txt; pml-ext data cub says what to get and unpack"):
-        photographs.cub()
+        image_sets.cub()
     cub_folder(tmp_path / "cub")
     with pytest.raises(DataError, match="expected 5,864 training images"):
-        photographs.cub()
+        image_sets.cub()
     (tmp_path / "cars_annos.mat").write_bytes(b"no matlab")
     with pytest.raises(DataError, match="cars_annos.mat: not the annotations of Cars196"):
-        photographs.cars196(tmp_path)
+        image_sets.cars196(tmp_path)
 
 
 def test_the_published_counts():

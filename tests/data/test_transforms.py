@@ -157,9 +157,9 @@ def test_raw_pixels_are_those_of_small_images_and_of_thumbnails(tmp_path):
     _, plain = build_transforms(8, 1)
     pixels = raw_pixels(torch.stack([image for image, _ in images.with_transform(plain)]))
     assert torch.allclose(pixels, images.images.flatten(1) / 255)
-    photographs = folder(path=str(photos(tmp_path / "photos", classes=2)), split="image", image_size=48).test
+    images = folder(path=str(photos(tmp_path / "photos", classes=2)), split="image", image_size=48).test
     _, plain = build_transforms(48, 3, crop=True)
-    images = torch.stack([image for image, _ in photographs.with_transform(plain)])
+    images = torch.stack([image for image, _ in images.with_transform(plain)])
     small = torch.stack([resize(image, [32, 32], antialias=True) for image in images])
     assert torch.equal(raw_pixels(images), small.flatten(1))
 

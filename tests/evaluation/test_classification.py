@@ -8,13 +8,13 @@ import torch
 from PIL import Image
 
 from pml_ext.data import omniglot
-from pml_ext.data.photographs import read_wordnet_parents
+from pml_ext.data.image_sets import read_wordnet_parents
 from pml_ext.data.published import Count
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.evaluation import class_means, nearest_class_mean, related_means
 from pml_ext.evaluation.classification import ancestors
-from pml_ext.training.evaluation import first_halves
 from pml_ext.training.launch import train
+from pml_ext.training.protocols import first_halves
 
 from ..data.made_up import omniglot_zip
 

@@ -18,8 +18,8 @@ from pml_ext.recipe import load_recipe
 from pml_ext.training import checkpoint
 from pml_ext.training.launch import draw_report, train
 from pml_ext.training.profile import profile_recipe
-from pml_ext.training.records import loss_series
 from pml_ext.training.run import Run
+from pml_ext.training.series import loss_series
 
 from .test_processes import torchrun
 
@@ -181,7 +181,7 @@ def test_images_by_their_paths(lists, tmp_path, kind):
     metrics = run(lists, kind, tmp_path / "run", *settings, data=lists)
     assert {"raw", "before", "after", "training"} <= metrics.keys()
     report = (tmp_path / "run" / "report.html").read_text()
-    assert report.count('<img class="photographs"') > 10
+    assert report.count('<img class="keeps-colors"') > 10
     assert "could not be drawn" not in report
     (lists / "photos" / "241.png").rename(lists / "photos" / "hidden")
     try:

@@ -17,7 +17,7 @@ from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext.training import checkpoint
 from pml_ext.training.launch import train
-from pml_ext.training.records import loss_series
+from pml_ext.training.series import loss_series
 
 pytestmark = pytest.mark.timeout(3600)  # against processes that wait for each other for ever, on any machine
 QUICK = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=5", "model.trunk.width=16")

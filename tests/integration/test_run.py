@@ -9,7 +9,9 @@ import pytest
 from pml_ext.errors import ConfigError, PmlExtError
 from pml_ext.files import read_json
 from pml_ext.files.checksums import changed_files
-from pml_ext.training.launch import FailedRunsError, draw_report, plan, summarize, train
+from pml_ext.training.launch import FailedRunsError, draw_report, train
+from pml_ext.training.plan import plan
+from pml_ext.training.summary import summarize
 
 from ..training.whole_runs import QUICK, quick
 

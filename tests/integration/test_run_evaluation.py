@@ -13,8 +13,8 @@ from pml_ext.data import LabeledImages
 from pml_ext.plugin import RunView
 from pml_ext.training.evaluation import nearest
 from pml_ext.training.launch import draw_report, train
-from pml_ext.training.records import metric_series
 from pml_ext.training.run import Run
+from pml_ext.training.series import metric_series
 
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 BARE = ("evaluation.baselines=false", "evaluation.training_images=0")

@@ -13,7 +13,7 @@ from pml_ext.errors import ConfigError, PluginError, PluginWarning, UnknownNameE
 from pml_ext.recipe import build_loss, load_recipes, loss_context, names_in, plugins_in, read_tables
 from pml_ext.registry import BuildContext, fill_settings
 from pml_ext.testing.subject import find_components
-from pml_ext.training.launch import plan
+from pml_ext.training.plan import plan
 from pml_ext_search.trained import load_run
 
 pytestmark = pytest.mark.usefixtures("isolated_registry")

@@ -17,3 +17,11 @@ def finished(make_once, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         return make_once("finished-run", quick)
+
+
+@pytest.fixture
+def numbers_of_equal_width(monkeypatch):
+    """TensorBoard reads files of one second by name, and writer 10 of a process before writer 9."""
+    from tensorboard.summary.writer import event_file_writer
+
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))

@@ -7,10 +7,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from pml_ext.data import LabeledImages, Pipeline, build_transforms
-from pml_ext.errors import ConfigError, TrainingError
+from pml_ext.errors import TrainingError
 from pml_ext.pairwise import ListedTuples
-from pml_ext.recipe import build_dataset, load_recipes
-from pml_ext.recipe.schema import DataTable
 from pml_ext.samplers import TupleSampler
 from pml_ext.training.batches import (
     Batch,
@@ -22,7 +20,6 @@ from pml_ext.training.batches import (
     with_indices,
 )
 from pml_ext.training.loader import WorkerDataset, data_loader
-from pml_ext.training.stages import build_stages
 
 from .worker_images import Noisy
 
@@ -155,28 +152,6 @@ def test_an_epoch_broken_off_leaves_nothing_for_the_next(workers):
     for batch, (values, indices, _) in zip(second, reader.read(second), strict=True):
         assert indices.tolist() == [index for index, _ in batch]
         assert torch.equal(values, torch.stack([alone[item][0] for item in batch]))
-
-
-class Short(SequentialSampler):
-    """A pass of 64 images, whatever is asked for."""
-
-    def __init__(self):
-        super().__init__(range(64))
-
-
-@pytest.mark.parametrize(
-    ("sampler", "text"),
-    [
-        ("name='short', batch_size=16, iterations=5", "iterations = 5, but a pass of short gives 4 batches of 16"),
-        ("name='shuffle', batch_size=5000, iterations=1", r"1 batches of 5000 need more than the \d+ training images"),
-    ],
-)
-def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sampler, text):
-    images = build_dataset(DataTable(name="digits"), None).train
-    isolated_registry.register(Short, name="short")
-    (recipe,) = load_recipes("cbml/digits", [f"sampler={{{sampler}}}"]).values()
-    with pytest.raises(ConfigError, match=f"sampler: {text}; make .* smaller"):
-        build_stages(recipe, images, CPU, 0)
 
 
 @pytest.mark.parametrize(

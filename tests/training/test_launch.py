@@ -6,14 +6,12 @@ import sys
 
 import numpy as np
 import pytest
-import tomli_w
 import torch
 from PIL import Image
 
 from pml_ext.errors import ConfigError, DataError
-from pml_ext.recipe import load_recipe
 from pml_ext.training.checkpoint import load
-from pml_ext.training.launch import draw_report, locked, plan, train
+from pml_ext.training.launch import draw_report, locked, train
 
 HOLDS = """
 import os, pathlib, sys
@@ -135,17 +133,3 @@ def test_images_that_changed_are_refused(tmp_path, change, text):
     for number in range(6):
         write_class(photos, f"c{number}")
     assert go_on(photos)["after"] == first["after"]
-
-
-def test_resumed_seeds_keep_the_name_of_the_recipe(tmp_path):
-    file = tmp_path / "run" / "seed-0" / "recipe.toml"
-    file.parent.mkdir(parents=True)
-    recipe = load_recipe("cbml/digits", ["schedule.epochs=16"])
-    file.write_text(tomli_w.dumps(recipe.as_dict() | {"run": {"recipe": "cbml/digits", "seed": 0}}))
-    plans = plan(str(file), tmp_path / "run", seeds=2, resume=True)
-    assert [(each.name, each.seed, each.recipe.schedule.epochs) for each in plans] == [
-        ("cbml/digits", 0, 16),
-        ("cbml/digits", 1, 16),
-    ]
-    (other,) = plan(str(file), tmp_path / "other")
-    assert other.name == str(file)

@@ -14,11 +14,12 @@ from pytorch_metric_learning.distances import LpDistance
 
 import pml_ext
 from pml_ext.data import LabeledImages
-from pml_ext.training.launch import read_metrics, train
+from pml_ext.training.finished import read_metrics
+from pml_ext.training.launch import train
 from pml_ext.training.listener import Silence
 from pml_ext.training.loop import tell_speed
-from pml_ext.training.records import loss_series
 from pml_ext.training.run import Run
+from pml_ext.training.series import loss_series
 from pml_ext.training.stages import Stages
 
 from .whole_runs import QUICK, quick

@@ -1,125 +1,14 @@
 """Records: which numbers, under which names, and cut back where a run goes on."""
 
-import csv
 import shutil
-import sqlite3
-from contextlib import closing
 
 import pytest
-import torch
-from pytorch_metric_learning import losses, miners
-from pytorch_metric_learning.utils import common_functions
-from pytorch_metric_learning.utils.logging_presets import HookContainer
-from record_keeper import RecordWriter
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer import event_file_writer
 
-from pml_ext import CBMLLoss, MetricVarianceRegularizer, RegularizedLoss
-from pml_ext.errors import DataError
-from pml_ext.training.engine import Step
-from pml_ext.training.records import CURVE, TEST, VALIDATION, RecordedValues, Records, loss_series, metric_by_epoch
-from pml_ext.training.trackers import TensorBoard
+from pml_ext.training.database import TEST
 
-EMBEDDINGS = torch.nn.functional.normalize(torch.randn(12, 4, generator=torch.Generator().manual_seed(0)))
-LABELS = torch.arange(12) // 3
+from .written_records import csv_rows, everything, opened, record, scalars, tables
 
-
-def tables(folder):
-    """The tables as record-keeper reads them, without its own numbers of rows."""
-    with closing(sqlite3.connect(folder / "records" / "logs.db")) as connection:
-        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    reader = RecordWriter(str(folder / "records"))
-    rows = {name: [dict(row) for row in reader.query(f"SELECT * FROM {name}")] for name in sorted(names)}
-    rows.pop("sqlite_sequence", None)
-    return {name: [{k: v for k, v in row.items() if k != "id"} for row in table] for name, table in rows.items()}
-
-
-def csv_rows(path):
-    with path.open(newline="") as file:
-        return list(csv.reader(file))
-
-
-def scalars(folder):
-    found = {}
-    for place in ("tensorboard", "tensorboard/epochs"):
-        events = EventAccumulator(str(folder / place))
-        events.Reload()
-        for tag in events.Tags()["scalars"]:
-            found[tag] = sorted({(each.step, each.value) for each in events.Scalars(tag)})
-    return found
-
-
-@pytest.fixture(autouse=True)
-def numbers_of_equal_width(monkeypatch):
-    """TensorBoard reads files of one second by name, and writer 10 of a process before writer 9."""
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(1000))
-
-
-def opened(folder, iteration, epoch, warn=print):
-    return Records(folder, iteration, epoch, warn, [("tensorboard", lambda: TensorBoard(folder, {}, iteration, epoch))])
-
-
-@pytest.fixture
-def collecting(monkeypatch):
-    monkeypatch.setattr(common_functions, "COLLECT_STATS", True)
-
-
-def rows_of(held):
-    values = [value.item() if torch.is_tensor(value) else value for value in held.values()]
-    rows = dict(held.rows(Step(1.0, EMBEDDINGS, values)))
-    assert rows.pop("loss_histories") == {"total_loss": 1.0}
-    return rows
-
-
-@pytest.mark.usefixtures("collecting")
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: RegularizedLoss(CBMLLoss(), MetricVarianceRegularizer()),
-        lambda: losses.MarginLoss(),  # it has a parameter of one element
-        lambda: losses.MultiSimilarityLoss(),
-    ],
-)
-def test_the_terms_are_those_that_pmls_hooks_record(make, tmp_path):
-    """The names of tables and columns, and the values."""
-    record_keeper = pytest.importorskip("record_keeper")
-    loss = make()
-    miner = miners.MultiSimilarityMiner()
-    optimizers = {"trunk_optimizer": torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.25)}
-    loss(EMBEDDINGS, LABELS, miner(EMBEDDINGS, LABELS))
-
-    keeper = record_keeper.RecordKeeper(
-        None, record_keeper.RecordWriter(str(tmp_path / "theirs")), ["_record_these", "_record_these_stats"]
-    )
-
-    class Trainer:
-        iteration = 0
-        loss_tracker = type("Tracker", (), {"losses": {"total_loss": 1.0}, "loss_weights": {}})
-        loss_funcs = {"metric_loss": loss}  # noqa: RUF012
-        mining_funcs = {"tuple_miner": miner}  # noqa: RUF012
-        models = {}  # noqa: RUF012
-
-        def get_global_iteration(self):
-            return 7
-
-    Trainer.optimizers = optimizers
-    HookContainer(keeper, save_models=False).end_of_iteration_hook(Trainer())
-    theirs = {
-        (table, column, values[7])
-        for table, columns in keeper.record_writer.records.items()
-        if table != "loss_histories"
-        for column, values in columns.items()
-        if not isinstance(values[7], list)
-    }
-    rows = rows_of(RecordedValues(loss, miner, optimizers))
-    ours = {(table, column, value) for table, row in rows.items() for column, value in row.items()}
-    roots = ("metric_loss_", "tuple_miner_", "trunk_optimizer_")
-    assert {entry for entry in theirs if entry[0].startswith(roots)} == {e for e in ours if e[0].count("__mod") < 2}
-    deep = [
-        {(table.rpartition("__modules_")[2], *rest) for table, *rest in found if (table, *rest) not in near}
-        for found, near in ((theirs, ours), (ours, theirs))
-    ]
-    assert deep[0] == deep[1]  # inside a part of the loss PML's names begin with that part, ours with the loss
+pytestmark = pytest.mark.usefixtures("numbers_of_equal_width")
 
 
 def test_a_test_of_epoch_0_is_written_once(tmp_path):
@@ -156,21 +45,6 @@ def test_tables_csv_and_events_say_the_same(tmp_path):
     }
 
 
-def record(folder, first, last, warn=None):
-    records = opened(folder, first - 1, (first - 1) // 2, *([warn] if warn else []))
-    for iteration in range(first, last + 1):
-        records.add(iteration, {"loss_histories": {"total_loss": iteration / 4, "flag": True}})
-        if iteration % 2 == 0:
-            records.add(iteration // 2, {"accuracies_validation": {"map_at_r": iteration / 8}})
-            records.save()
-    records.add(4, {"accuracies_test": {"map_at_r": 0.5}})
-    records.close()
-
-
-def everything(folder):
-    return tables(folder), {path.name: csv_rows(path) for path in (folder / "records").glob("*.csv")}, scalars(folder)
-
-
 def test_a_run_that_goes_on_has_each_row_once(tmp_path):
     record(tmp_path / "whole", 1, 8)
     record(tmp_path / "killed", 1, 6)
@@ -187,45 +61,6 @@ def test_a_run_that_goes_on_has_each_row_once(tmp_path):
     assert tested == [["~iteration~", "map_at_r"], ["4", "0.5"]]
 
 
-@pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\0" + bytes(5000)])
-def test_a_damaged_database_is_put_aside(tmp_path, content):
-    record(tmp_path, 1, 6)
-    folder = tmp_path / "records"
-    words = []
-    (folder / "of-a-component.csv").write_text("epoch,density\n1,2\n")
-    (folder / "logs.db").write_bytes(content)
-    record(tmp_path, 7, 8, words.append)
-    (word,) = words
-    assert word.startswith(f"{folder / 'logs.db'} is damaged (")
-    assert word.endswith("it is now damaged.db, and the records begin with iteration 7")
-    assert (folder / "damaged.db").read_bytes() == content
-    assert [row[0] for row in csv_rows(folder / "loss_histories.csv")] == ["~iteration~", "7", "8"]
-    assert (folder / "of-a-component.csv").exists()
-
-
-def test_a_database_that_is_read_is_not_damaged(tmp_path, monkeypatch):
-    record(tmp_path / "my run", 1, 6)
-    folder = tmp_path / "my run" / "records"
-    words = []
-    before = tables(tmp_path / "my run")
-    monkeypatch.setattr("pml_ext.training.records._LOCK_SECONDS", 0.1, raising=False)
-    with closing(sqlite3.connect(folder / "logs.db")) as monitor:
-        rows = monitor.execute('SELECT "~iteration~" FROM loss_histories')
-        assert rows.fetchone() == (1,)  # the others are left, which keeps the file locked
-        with pytest.raises(
-            DataError,
-            match=r"logs.db: .* \(database is locked\); .*type: fuser '.*/my run/records/logs.db'.* repeat the command",
-        ):
-            record(tmp_path / "my run", 5, 8, words.append)
-        rows.close()
-    assert words == []
-    assert not (folder / "damaged.db").exists()
-    assert tables(tmp_path / "my run") == before
-    record(tmp_path / "my run", 5, 8, words.append)
-    record(tmp_path / "whole", 1, 8)
-    assert everything(tmp_path / "my run") == everything(tmp_path / "whole")
-
-
 def test_records_are_never_in_the_way(tmp_path):
     words = []
     records = opened(tmp_path / "run", 0, 0, words.append)
@@ -239,49 +74,3 @@ def test_records_are_never_in_the_way(tmp_path):
     assert words
     assert all("training goes on without" in word for word in words)
     assert not (tmp_path / "run").exists()
-
-
-def test_series_of_stages_are_joined_and_of_parts_are_not(tmp_path):
-    records = Records(tmp_path, 0, 0)
-    for iteration in (1, 2):
-        records.add(iteration, {"loss_histories": {"total_loss": 1.0}, "metric_loss_A": {"positive_loss": 1.0}})
-    for iteration in (3, 4):
-        terms = {"metric_loss_B": {"positive_loss": 2.0}, "metric_loss_B__modules_inner_C": {"positive_loss": 3.0}}
-        records.add(iteration, {"loss_histories": {"total_loss": 1.0}, **terms})
-    records.close()
-    assert loss_series(tmp_path, ["positive_loss", "positive_loss"]) == {
-        "loss": ([1, 2, 3, 4], [1.0] * 4),
-        "positive": ([1, 2, 3, 4], [1.0, 1.0, 2.0, 2.0]),
-        "positive (C)": ([3, 4], [3.0, 3.0]),
-    }
-
-
-def test_what_is_no_number_is_not_recorded(tmp_path):
-    loss = torch.nn.Module()
-    loss._record_these = ["names", "many", "here", "gone"]
-    loss._record_these_stats = ["flag"]
-    loss.names = ["a"]
-    loss.many = torch.zeros(3)
-    loss.here = torch.tensor([2.0])
-    loss.flag = True
-    assert rows_of(RecordedValues(loss, None, {})) == {"metric_loss_Module": {"here": 2.0, "flag": True}}
-    records = Records(tmp_path, 0, 0)
-    records.add(1, {"with a-strange.name": {"nan": float("nan"), "flag": True}})
-    records.close()
-    assert tables(tmp_path)["with_a_strange_name"] == [{"~iteration~": 1, "nan": None, "flag": 1}]
-
-
-def test_a_metric_by_epoch_of_validation_and_test(tmp_path):
-    assert metric_by_epoch(tmp_path, "nmi") == {}
-    for number, tables in enumerate(([CURVE], [CURVE, VALIDATION])):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        records = Records(folder, 0, 0)
-        for epoch in (1, 2):
-            records.add(epoch, {table: {"nmi": epoch / 4 + (table == VALIDATION)} for table in tables})
-        records.save()
-        records.close()
-    assert metric_by_epoch(tmp_path / "0", "nmi") == {"test": ([1, 2], [0.25, 0.5])}
-    both = {"validation": ([1, 2], [1.25, 1.5]), "test": ([1, 2], [0.25, 0.5])}
-    assert metric_by_epoch(tmp_path / "1", "nmi") == both
-    assert metric_by_epoch(tmp_path / "1", "map_at_r") == {}

@@ -15,7 +15,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.recipe import build_loss, load_recipes, loss_context, schema
 from pml_ext.relations import RELATIONS
 from pml_ext.training.launch import train
-from pml_ext.training.stages import build_sampler
+from pml_ext.training.samplers import build_sampler
 
 PAGE = Path(__file__).parents[2] / "docs" / "relations.md"
 SETS = ("cat|dog", "dog", "dog|cat|owl", "owl", "cat")

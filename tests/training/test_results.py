@@ -9,7 +9,8 @@ import pytest
 from pml_ext import registry
 from pml_ext.errors import DataError
 from pml_ext.files.checksums import changed_files, missing_files, read_sums
-from pml_ext.training.launch import draw_report, read_metrics
+from pml_ext.training.finished import read_metrics
+from pml_ext.training.launch import draw_report
 
 from .whole_runs import QUICK, Ear, quick, same
 

@@ -5,12 +5,10 @@ import sqlite3
 
 import pytest
 import torch
-from torch import nn
 
 from pml_ext.errors import ConfigError
 from pml_ext.networks.trunks import convnet, freeze
 from pml_ext.training import checkpoint
-from pml_ext.training.stages import extend_schedule
 
 from .short_runs import finished
 
@@ -32,19 +30,3 @@ def test_a_stage_freezes_more_and_has_its_own_learning_rate(tmp_path):
     assert sorted({round(rate, 6) for rate in rates}) == [0.001, 0.01]
     with pytest.raises(ConfigError, match=r"model\.freeze: .*'layer1'"):
         freeze(convnet(3, 16), ["layer1"])
-
-
-def test_a_longer_cosine_keeps_the_factor_of_its_stage():
-    parameter = nn.Parameter(torch.zeros(()))
-    rates = []
-    for epochs in (4, 8):
-        optimizer = torch.optim.SGD([parameter], lr=1.0)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-        optimizer.param_groups[0]["lr"] *= 0.1
-        for _ in range(3):
-            optimizer.step()
-            schedule.step()
-        if epochs == 4:
-            extend_schedule(schedule, 8, 0.1)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates[0] == pytest.approx(rates[1])

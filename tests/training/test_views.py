@@ -11,7 +11,8 @@ from pml_ext.data import LabeledImages, build_transforms, prepare
 from pml_ext.recipe import load_recipe
 from pml_ext.training import run_data
 from pml_ext.training.batches import BatchReader, epoch_batches
-from pml_ext.training.features import FeatureReader, Features
+from pml_ext.training.feature_reader import FeatureReader
+from pml_ext.training.features import Features
 from pml_ext.training.launch import train
 from pml_ext.training.outcome import _normalized_together
 from pml_ext.training.profile import profile_recipe

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from pml_ext.errors import ConfigError
-from pml_ext.training.launch import summarize
+from pml_ext.training.summary import summarize
 from pml_ext_compare.comparisons import best_rows, chosen_baseline, compare
 from pml_ext_compare.groups import Group, groups_below
 from pml_ext_compare.statistics import paired_difference

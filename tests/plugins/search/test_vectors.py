@@ -48,7 +48,7 @@ def test_the_report_is_of_vectors_and_has_no_pictures(run):
     page = (run / "report.html").read_text("utf-8")
     assert "better than raw vectors (" in page or "by raw vectors it is for" in page
     assert "pml-ext query" in page
-    assert 'class="photographs"' not in page
+    assert 'class="keeps-colors"' not in page
     assert "raw pixels" not in page
     assert not [path.name for path in (run / "figures").iterdir() if "nearest" in path.name]
     metrics = json.loads((run / "metrics.json").read_text())

@@ -1,4 +1,4 @@
-"""Published data sets of photographs: CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
+"""Published data sets of images: CUB-200-2011, Cars196, Stanford Online Products, In-Shop, and ImageNet."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CARS196 = DatasetInfo(
     name="cars196",
     title="Stanford Cars",
     page="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (offline; search for copies by the file names)",
-    license="for research; the photographs belong to their owners",
+    license="for research; the images belong to their owners",
     archives=(
         Archive("car_ims.tgz", 1_960, "d5c8f0aa497503f355e17dc7886c3f14"),
         Archive("cars_annos.mat", 1, "b407c6086d669747186bd1d764ff9dbc", unpack=False),
@@ -47,7 +47,7 @@ SOP = DatasetInfo(
     name="sop",
     title="Stanford Online Products",
     page="https://cvgl.stanford.edu/projects/lifted_struct/",
-    license="MIT for the lists; the photographs are from eBay, for research",
+    license="MIT for the lists; the images are from eBay, for research",
     archives=(Archive("Stanford_Online_Products.zip", 3_080, "7f73d41a2f44250d4779881525aea32e"),),
     layout="Stanford_Online_Products/ with Ebay_train.txt, Ebay_test.txt and bicycle_final/, cabinet_final/, ...",
     counts={"train": Count(59_551, 11_318), "test": Count(60_502, 11_316)},
@@ -81,12 +81,12 @@ PDDM: Counts = {"train": Count(None, 800), "test": Count(None, 200)}
 
 
 def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) -> DataSplits:
-    """CUB-200-2011: 5,864 photographs of 100 bird species to train, 5,924 of 100 others to test.
+    """CUB-200-2011: 5,864 images of 100 bird species to train, 5,924 of 100 others to test.
 
     Args:
         root: the folder ``CUB_200_2011`` or its parent; ``pml-ext data cub`` shows the default.
         image_size: height and width of the network's input, in pixels.
-        boxes: whether to crop each photograph to the bounding box of its bird, from ``bounding_boxes.txt``.
+        boxes: whether to crop each image to the bounding box of its bird, from ``bounding_boxes.txt``.
     """
     place = find_root(CUB, root, "images.txt", ["CUB_200_2011"])
     names = dict(read_lines(place / "classes.txt", 2))
@@ -117,19 +117,19 @@ def cub(root: Path | None = None, image_size: int = 224, boxes: bool = False) ->
 def cars196(
     root: Path | None = None, image_size: int = 224, boxes: bool = False, official: Literal["train"] | None = None
 ) -> DataSplits:
-    """Cars196: 8,054 photographs of 98 car models to train, 8,131 of 98 others to test.
+    """Cars196: 8,054 images of 98 car models to train, 8,131 of 98 others to test.
 
     Args:
         root: the folder with ``car_ims`` and ``cars_annos.mat``.
         image_size: height and width of the network's input, in pixels.
-        boxes: whether to crop each photograph to the bounding box of its car.
-        official: ``"train"`` takes the photographs alone that train in the set's own split for classification: 4,052 of
+        boxes: whether to crop each image to the bounding box of its car.
+        official: ``"train"`` takes the images alone that train in the set's own split for classification: 4,052 of
             the first 98 car models to train, 4,092 of the others to test.
     """
     about = CARS196
     if official is not None:
         if official != "train":
-            raise ConfigError(f"cars196: official = {official!r}; wanted 'train', or nothing for all photographs")
+            raise ConfigError(f"cars196: official = {official!r}; wanted 'train', or nothing for all images")
         about = dataclasses.replace(CARS196, counts=CARS196_OFFICIAL_TRAIN)
     from scipy.io import loadmat
 
@@ -159,7 +159,7 @@ def cars196(
 
 
 def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """Stanford Online Products: 59,551 photographs of 11,318 products to train, 60,502 of 11,316 others to test.
+    """Stanford Online Products: 59,551 images of 11,318 products to train, 60,502 of 11,316 others to test.
 
     A class is named after its product, such as ``bicycle_final/111085122871``.
 
@@ -178,7 +178,7 @@ def sop(root: Path | None = None, image_size: int = 224) -> DataSplits:
 
 
 def inshop(root: Path | None = None, image_size: int = 224) -> DataSplits:
-    """In-Shop: 25,882 photographs of 3,997 garments to train; 14,218 queries and 12,612 gallery images of 3,985 others.
+    """In-Shop: 25,882 images of 3,997 garments to train; 14,218 queries and 12,612 gallery images of 3,985 others.
 
     Args:
         root: the folder with ``list_eval_partition.txt``, or a folder above; ``pml-ext data inshop`` shows the default.

@@ -1,0 +1,69 @@
+"""Batches and passes from kept features or activations, in place of images."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..networks.modes import preserved_modes
+from .batches import Batch, Batches, Pass
+from .features import Features
+
+
+@torch.no_grad()
+def with_features(
+    batches: Iterable[tuple[Tensor | None, Tensor]],
+    kept: Features,
+    rest: nn.Module,
+    embedder: nn.Module,
+) -> Iterator[Pass]:
+    """Yield the passes of :func:`~.batches.embed_batches` from cached features, or from cached activations.
+
+    ``batches`` have images, or None, and labels. ``rest`` is the part of the trunk from what is cached to the features.
+    """
+    start = 0
+    with preserved_modes(rest, embedder):
+        for images, labels in batches:
+            rest.eval()
+            embedder.eval()
+            rows = kept[start : start + len(labels)].to(labels.device).float()
+            start += len(labels)
+            features = rest(rows)
+            yield Pass(images, features, embedder(features), labels)
+
+
+class FeatureReader:
+    """Reader of batches of features, or activations, instead of images; see :class:`~.batches.BatchReader`."""
+
+    def __init__(self, views: Sequence[Features], labels: NDArray[np.int64], device: torch.device) -> None:
+        self.views = views
+        self.labels = torch.as_tensor(labels)
+        self._device = device
+
+    def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
+        """Yield features ``[B, F]``, or activations, and labels ``[B]``.
+
+        An image's view follows from the seed of its augmentation.
+        """
+        if labels is None:
+            labels_of_images = self.labels
+        else:
+            labels_of_images = torch.from_numpy(labels)
+        torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: random numbers stay the same
+        for batch in batches:
+            indices, seeds = torch.tensor(batch, dtype=torch.int64).T
+            features = self.views[0][indices]
+            for number, view in enumerate(self.views[1:], start=1):
+                seen = seeds % len(self.views) == number
+                features[seen] = view[indices[seen]]
+            yield Batch(features.to(self._device).float(), labels_of_images[indices].to(self._device))
+
+    naming_images = staticmethod(contextlib.nullcontext)  # no workers read images
+
+    def close(self) -> None:
+        """Do nothing."""

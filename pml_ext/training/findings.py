@@ -1,0 +1,59 @@
+"""What a run's test has found, for its report: recall of each class, confusions, numbers of images."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from ..evaluation.metrics import class_means
+from .evaluation import nearest
+from .view import View
+
+
+def recall_by_class(view: View) -> dict[str, float]:
+    """Return Recall@1 of each tested class by its name, the worst first."""
+    labels = view.true_labels(view.queries).cpu()
+    names = view.images(view.queries).class_names
+    right = nearest(view, view.queries).right[:, 0].double().cpu()
+    found, means = class_means(right, labels)
+    recalls = {}
+    for place in means.argsort(stable=True).tolist():
+        name = str(names[int(found[place])])
+        recalls[name] = round(float(means[place]), 4)
+    return recalls
+
+
+def confusions(view: View) -> list[tuple[str, str, int]]:
+    """Return the ten most frequent confusions: class of the query, class of its nearest image, count."""
+    result = nearest(view, view.queries)
+    queries = view.images(view.queries)
+    searched = view.images(view.data.gallery_of(view.queries))
+    confused: Counter[tuple[int, int]] = Counter()
+    for query in (~result.right[:, 0].cpu()).nonzero().flatten().tolist():
+        other = int(result.indices[query, 0])
+        if other < 0:  # the query's own group is its whole gallery
+            continue
+        confused[queries.labels[query], searched.labels[other]] += 1
+    names = queries.class_names
+    most_common = []
+    for (label, other), count in confused.most_common(10):
+        most_common.append((str(names[label]), str(names[other]), count))
+    return most_common
+
+
+def counts(view: View) -> dict[str, dict[str, int]]:
+    """Return ``{split: {"images": N, "classes": C, "unreadable": U}}``, the last if files were left out.
+
+    Listed ``"pairs"`` or ``"triplets"`` are counted in place of classes.
+    """
+    numbers: dict[str, dict[str, int]] = {}
+    for name, images in view.splits.items():
+        numbers[name] = {"images": len(images)}
+        if images.tuples is None:
+            numbers[name]["classes"] = len(np.unique(images.labels))
+        else:
+            numbers[name][images.tuples.kind] = len(images.tuples)
+        if name in view.data.unreadable:
+            numbers[name]["unreadable"] = len(view.data.unreadable[name])
+    return numbers

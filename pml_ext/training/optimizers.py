@@ -1,0 +1,69 @@
+"""The optimizers of a run's networks and losses, and the schedules of their learning rates."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..recipe import Recipe, own_optimizer
+from ..recipe.losses import build_optimizer
+from ..recipe.schema import LossTable, ScheduleTable
+
+
+def build_loss_optimizer(
+    recipe: Recipe, prefix: str, table: LossTable, loss: nn.Module, first: int
+) -> tuple[torch.optim.Optimizer | None, Any]:
+    """Return the optimizer of a loss's own parameters and its schedule; None for what the loss does not need."""
+    parameters = [parameter for parameter in loss.parameters() if parameter.requires_grad]
+    optimizer_table = own_optimizer(recipe.optimizer, table)
+    if not parameters:
+        return None, None
+    optimizer = build_optimizer(optimizer_table, parameters, key=f"{prefix}loss.optimizer")
+    if not optimizer_table.scheduled:
+        return optimizer, None
+    return optimizer, _scheduler(optimizer, recipe.schedule, first)
+
+
+def build_optimizers(
+    recipe: Recipe, trunk: nn.Module, embedder: nn.Module
+) -> tuple[dict[str, torch.optim.Optimizer], dict[str, Any]]:
+    """Return the optimizers of trunk and embedder, if they have parameters to train, and their schedules, if any."""
+    table = recipe.optimizer
+    lr_factors = {"trunk": 1.0, "embedder": table.head_lr_factor}
+    optimizers: dict[str, torch.optim.Optimizer] = {}
+    schedules: dict[str, Any] = {}
+    for part, network in (("trunk", trunk), ("embedder", embedder)):
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        if not parameters:
+            continue
+        name = f"{part}_optimizer"
+        optimizers[name] = build_optimizer(table, parameters, lr_factors[part])
+        schedule = _scheduler(optimizers[name], recipe.schedule)
+        if schedule is not None:
+            schedules[name] = schedule
+    return optimizers, schedules
+
+
+def _scheduler(optimizer: torch.optim.Optimizer, schedule: ScheduleTable, first: int = 1) -> Any:
+    """Return the schedule of a learning rate from an epoch of the run on; None for a constant one."""
+    before = first - 1
+    if schedule.name == "multi-step":
+        milestones = [epoch - before for epoch in schedule.milestones if epoch > before]
+        return torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones, schedule.gamma)
+    if schedule.name == "cosine":
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, schedule.epochs - before)
+    return None
+
+
+def extend_schedule(schedule: torch.optim.lr_scheduler.CosineAnnealingLR, epochs: int, factor: float) -> None:
+    """Let a cosine schedule end after another number of epochs, and set its present learning rate accordingly.
+
+    ``factor`` is that of the stage's learning rates.
+    """
+    schedule.T_max = epochs
+    share = (1 + math.cos(math.pi * schedule.last_epoch / epochs)) / 2
+    for group, base in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+        group["lr"] = base * share * factor

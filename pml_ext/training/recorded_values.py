@@ -1,0 +1,79 @@
+"""The attributes of losses, miners and optimizers that a run records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .engine import Step
+from .records import Rows
+
+
+class RecordedValues:
+    """The attributes that PML's hooks record of a loss, its miner and the optimizers.
+
+    Classes list them in ``_record_these`` and ``_record_these_stats``; parameters and buffers of one element follow.
+    """
+
+    def __init__(
+        self, loss: nn.Module, miner: nn.Module | None, optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        self._holders: dict[tuple[str, str], Any] = {}  # the object with this attribute, by table and column
+        for table, module in self._modules_by_table(loss, miner).items():
+            for name in (*getattr(module, "_record_these", ()), *getattr(module, "_record_these_stats", ())):
+                self._holders[table, name] = module
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.numel() == 1:
+                    self._holders[f"{table}__parameters", name] = module
+            for name, buffer in module.named_buffers(recurse=False):
+                if buffer.numel() == 1:
+                    self._holders[f"{table}__buffers", name] = module
+        self._optimizers = {}  # by table
+        for name, optimizer in optimizers.items():
+            self._optimizers[f"{name}_{type(optimizer).__name__}"] = optimizer
+
+    @staticmethod
+    def _modules_by_table(loss: nn.Module, miner: nn.Module | None) -> dict[str, nn.Module]:
+        """Return the modules of a loss and the miner by the names of their tables, which are those of PML's hooks."""
+        root = f"metric_loss_{type(loss).__name__}"
+        modules: dict[str, nn.Module] = {}
+        for path, module in loss.named_modules():
+            inside = ""
+            if path:
+                inside = f"__modules_{path.replace('.', '__modules_')}_{type(module).__name__}"
+            modules[root + inside] = module
+        if miner is not None:
+            modules[f"tuple_miner_{type(miner).__name__}"] = miner
+        return modules
+
+    def values(self) -> list[Any]:
+        """Return each value now: a number, a tensor of one element, or None for anything else."""
+        values = []
+        for (_, name), holder in self._holders.items():
+            values.append(_number(getattr(holder, name, None)))
+        for optimizer in self._optimizers.values():
+            values.append(optimizer.param_groups[0]["lr"])
+        return values
+
+    def rows(self, step: Step) -> Rows:
+        """Return the loss of a step, and the values that it recorded, by table and column."""
+        rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
+        places = list(self._holders)  # table and column of each of values()
+        for table in self._optimizers:
+            places.append((table, "lr"))
+        for (table, column), value in zip(places, step.recorded, strict=True):
+            if value is not None:
+                rows.setdefault(table, {})[column] = value
+        return rows
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, np.number):
+        value = value.item()
+    if isinstance(value, (int, float)) or (isinstance(value, Tensor) and value.numel() == 1):
+        return value
+    return None

@@ -1,0 +1,130 @@
+"""The samplers of a run's stages: from images, from listed tuples, and from clusters that are not known yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import registry
+from ..data import LabeledImages
+from ..errors import ConfigError, PmlExtError, shortened
+from ..pairwise import ListedTuples
+from ..recipe.schema import SHUFFLE, PseudoTable, SamplerTable
+from ..registry import BuildContext
+from ..samplers import TupleSampler
+
+Labels = NDArray[np.int64]
+
+
+def build_sampler(table: SamplerTable, images: LabeledImages, seed: int, relation: Any = None) -> tuple[Any, int]:
+    """Return a sampler and the number of batches per epoch; ConfigError if the images are too few for them.
+
+    Listed pairs or triplets are drawn whole, and ``batch_size`` is the number of them.
+    """
+    if images.tuples is not None:
+        return _sampler_of_tuples(table, images.tuples, seed)
+    iterations = table.iterations or max(1, len(images) // table.batch_size)
+    if table.name == SHUFFLE:
+        return _shuffled(table, images, iterations), iterations
+    if table.name == "pml/hierarchical":
+        raise ConfigError(
+            "sampler: pml/hierarchical wants labels of two levels, and a run's images have one class each; type "
+            '--set sampler.name=tree, with [data] relation = "hierarchy"'
+        )
+    classes = len(np.unique(images.labels))
+    _check_batch_of_classes(table, classes)
+    context: BuildContext = {
+        "labels": np.asarray(images.labels),
+        "batch_size": table.batch_size,
+        "length_before_new_iter": iterations * table.batch_size,
+        "seed": seed,
+    }
+    if relation is not None:
+        context["relation"] = relation
+    try:
+        sampler = registry.build(table.name, "sampler", context, **table.settings)
+    except PmlExtError:
+        raise
+    except Exception as error:  # constructors may raise anything
+        text = f"refuses batches of {table.batch_size} from {len(images)} images of {classes} classes"
+        raise ConfigError(shortened(f"sampler: {table.name} {text}: {error}")) from None
+
+    batches = len(sampler)
+    if not isinstance(sampler, torch.utils.data.BatchSampler):
+        batches //= table.batch_size
+    if batches < (table.iterations or 1):
+        text = f"a pass of {table.name} gives {batches} batches of {table.batch_size}; make iterations smaller"
+        raise ConfigError(f"sampler: iterations = {table.iterations or 1}, but {text}, or batch_size")
+    return sampler, table.iterations or batches
+
+
+def _shuffled(table: SamplerTable, images: LabeledImages, iterations: int) -> Any:
+    """Return a sampler of all images in random order; ConfigError if they are too few."""
+    if iterations * table.batch_size > len(images):
+        text = f"{iterations} batches of {table.batch_size} need more than the {len(images)} training images"
+        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+    return torch.utils.data.RandomSampler(range(len(images)))
+
+
+def _sampler_of_tuples(table: SamplerTable, tuples: ListedTuples, seed: int) -> tuple[TupleSampler, int]:
+    """Return a sampler of listed pairs or triplets; ConfigError if they are too few."""
+    iterations = table.iterations or max(1, len(tuples) // table.batch_size)
+    if iterations * table.batch_size > len(tuples):
+        text = f"{iterations} batches of {table.batch_size} need more than the {len(tuples)} training {tuples.kind}"
+        raise ConfigError(f"sampler: {text}; make batch_size or iterations smaller")
+    return TupleSampler(tuples, table.batch_size, seed), iterations
+
+
+def _check_batch_of_classes(table: SamplerTable, classes: int) -> None:
+    """Refuse a batch that PML's sampler of m images per class would make smaller."""
+    m = table.settings.get("m")
+    if table.name != "pml/m-per-class" or not isinstance(m, int) or m <= 0:
+        return
+    available = min(table.batch_size, classes * m)
+    most = max(m, available // m * m)
+    if most != table.batch_size:
+        limit = f"{classes} classes x m = {m} gives at most {classes * m} images a batch, in multiples of {m}"
+        remedy = f"--set sampler.batch_size={most}"
+        raise ConfigError(f"sampler: found batch_size = {table.batch_size}; {limit}: {remedy}")
+
+
+def with_clusters(images: LabeledImages, table: PseudoTable, labels: Labels) -> LabeledImages:
+    """Return images with clusters as labels."""
+    return images.replace(labels=labels, class_names=[f"cluster {number}" for number in range(table.clusters)])
+
+
+def with_instances(images: LabeledImages) -> LabeledImages:
+    """Return images each of which is a class of its own."""
+    names = [f"image {number}" for number in range(len(images))]
+    return images.replace(labels=np.arange(len(images)), class_names=names)
+
+
+def sampler_before_clusters(
+    table: SamplerTable, pseudo: PseudoTable, images: LabeledImages, seed: int
+) -> tuple[Any, int]:
+    """Return :func:`build_sampler` for clusters of equal size, before training has computed any.
+
+    Of several batch sizes, every one is tried, so that one that does not fit is an error at once; the last is returned.
+    """
+    if pseudo.clusters > len(images):
+        raise ConfigError(f"data.pseudo.clusters: found {pseudo.clusters}, and there are {len(images)} training images")
+    equal_clusters = with_clusters(images, pseudo, np.arange(len(images)) % pseudo.clusters)
+    if pseudo.batch_size is None:
+        return build_sampler(table, equal_clusters, seed)
+    iterations = table.iterations or max(1, 2 * len(images) // sum(pseudo.batch_size))
+    samplers = []
+    for size in pseudo.batch_size:
+        samplers.append(build_sampler(sized(table, size, iterations), equal_clusters, seed))
+    return samplers[-1]
+
+
+def sized(table: SamplerTable, size: int, iterations: int) -> SamplerTable:
+    """Return ``[sampler]`` with another batch size, a multiple of the images per class where that is a setting."""
+    per_class = table.settings.get("m", 1)
+    if isinstance(per_class, int) and per_class > 0:
+        classes = max(1, size // per_class)
+        size = classes * per_class
+    return table.model_copy(update={"batch_size": size, "iterations": iterations})

@@ -1,0 +1,66 @@
+"""What a run has recorded, read back: metrics over epochs, losses over iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from .database import CURVE, ITERATION, VALIDATION, rows_by_table
+
+Series = dict[str, tuple[list[int], list[float]]]  # iterations or epochs and values, by name
+
+
+def metric_series(folder: Path, metric: str) -> Series:
+    """Return epochs and values of a metric between epochs, by table."""
+    series = {}
+    for table, columns in _series(folder, [metric], (VALIDATION, CURVE)).items():
+        series[table] = columns[metric]
+    return series
+
+
+def metric_by_epoch(folder: Path, metric: str) -> Series:
+    """Return the epochs in which a run measured a metric, and its values, on ``"validation"`` and ``"test"`` images.
+
+    What it did not measure between epochs is left out.
+    """
+    names = {VALIDATION: "validation", CURVE: "test"}
+    return {names[table]: series for table, series in metric_series(folder, metric).items()}
+
+
+def loss_series(folder: Path, terms: Iterable[str]) -> Series:
+    """Return the loss and its terms over the iterations, ``{name: (iterations, values)}``, ``"loss"`` first."""
+    found = _series(folder, dict.fromkeys(["total_loss", *terms]), ("loss_histories", "metric_loss"))
+    series: Series
+    if "loss_histories" in found:
+        series = {"loss": found.pop("loss_histories")["total_loss"]}
+    else:
+        series = {}
+    for table, columns in found.items():
+        for term, (iterations, values) in columns.items():
+            label = term.removesuffix("_loss")
+            # Two parts of a loss may record a term of one name in the same iterations: each gets its class's name.
+            # The losses of two stages follow one another, and share a curve.
+            overlaps = label in series and series[label][0][-1] >= iterations[0]
+            if overlaps:
+                class_name = table.rpartition("_")[2]
+                label = f"{label} ({class_name})"
+            known = series.setdefault(label, ([], []))
+            known[0].extend(iterations)
+            known[1].extend(values)
+    return series
+
+
+def _series(folder: Path, columns: Iterable[str], tables: tuple[str, ...]) -> dict[str, Series]:
+    """Return iterations or epochs, and values, of the columns that a table has, by table."""
+    found: dict[str, Series] = {}
+    for table, rows in rows_by_table(folder / "records", tables).items():
+        for column in columns:
+            numbers = []
+            values = []
+            for row in rows:
+                if row.get(column) is not None:
+                    numbers.append(row[ITERATION])
+                    values.append(float(row[column]))
+            if values:
+                found.setdefault(table, {})[column] = (numbers, values)
+    return found
