@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pml_ext.data.thumbnail import thumbnail
 from pml_ext_search.clusters import contact_sheet, group
 from pml_ext_search.collection import Embedded
-from pml_ext_search.pictures import thumbnail
 
 
 def seconds(what: str, call: Callable[[], object]) -> None:

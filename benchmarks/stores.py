@@ -22,9 +22,9 @@ import torch
 from pml_ext import load_run
 from pml_ext.errors import DataError
 from pml_ext.evaluation import default_neighbors
+from pml_ext.plugin import SearchFilter, Store
 from pml_ext_search.gallery import Gallery
-from pml_ext_search.mirror import copy_to_store, recall_of
-from pml_ext_search.stores import SearchFilter, Store
+from pml_ext_stores.mirror import copy_to_store, recall_of
 
 from . import postgresql
 from .million import made_up_images, made_up_run, write_index

@@ -102,6 +102,10 @@ if TYPE_CHECKING:
     from .reducers import SumOverDivisorReducer as SumOverDivisorReducer
     from .regularizers import LabeledRegularizer as LabeledRegularizer
     from .relations import Relation as Relation
+    from .retrieval.stores import Rows as Rows
+    from .retrieval.stores import SearchFilter as SearchFilter
+    from .retrieval.stores import SearchResult as SearchResult
+    from .retrieval.stores import Store as Store
     from .samplers import GroupSampler as GroupSampler
     from .samplers import members_by_class as members_by_class
     from .settings import check_choice as check_choice

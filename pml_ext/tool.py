@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import FORMATS as FORMATS
+    from .data.thumbnail import placeholder as placeholder
+    from .data.thumbnail import thumbnail as thumbnail
     from .distributed import from_rank_0 as from_rank_0
     from .distributed import from_ranks as from_ranks
     from .distributed import num_processes as num_processes
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
     from .evaluation.projection import SHAPES as SHAPES
     from .evaluation.projection import flattened as flattened
     from .evaluation.projection import mark as mark
+    from .evaluation.recall_sample import RecallSample as RecallSample
     from .evaluation.sampling import sample_indices as sample_indices
     from .files import DamagedError as DamagedError
     from .files import check_writable as check_writable
@@ -118,7 +121,9 @@ if TYPE_CHECKING:
     from .files.stat import MISSING as MISSING
     from .files.stat import FileStat as FileStat
     from .files.stat import file_stat as file_stat
+    from .files.stat import is_inside as is_inside
     from .files.stat import path_bytes as path_bytes
+    from .files.stat import utf8_of as utf8_of
     from .networks.memory_format import use_channels_last as use_channels_last
     from .networks.network import By as By
     from .networks.network import Network as Network
@@ -143,11 +148,22 @@ if TYPE_CHECKING:
     from .recipe import validate as validate
     from .recipe.schema import TuneTable as TuneTable
     from .registry.lazy import lazily as lazily
+    from .registry.services import service as service
     from .report import ReportFigure as ReportFigure
     from .report import ReportTable as ReportTable
     from .report import draw as draw
     from .report import percent as percent
     from .report import render as render
+    from .retrieval.images import EmbeddedImages as EmbeddedImages
+    from .retrieval.images import ImageCluster as ImageCluster
+    from .retrieval.images import ImageClusters as ImageClusters
+    from .retrieval.mirror import Changes as Changes
+    from .retrieval.mirror import Mirror as Mirror
+    from .retrieval.mirror import StoresService as StoresService
+    from .retrieval.run import SearchedRun as SearchedRun
+    from .retrieval.run import SearchService as SearchService
+    from .retrieval.stores import Numbers as Numbers
+    from .retrieval.stores import Vectors as Vectors
     from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
@@ -161,6 +177,7 @@ if TYPE_CHECKING:
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
+    from .training.opened import open_run as open_run
     from .training.plan import Plan as Plan
     from .training.series import metric_by_epoch as metric_by_epoch
     from .training.signals import PASSED_ON as PASSED_ON
@@ -168,7 +185,6 @@ if TYPE_CHECKING:
     from .training.summary import spread as spread
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate
-    from .training.view import open_run as open_run
     from .whitening import TotalWhitening as TotalWhitening
     from .whitening import WithinClassWhitening as WithinClassWhitening
 

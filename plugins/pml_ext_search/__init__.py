@@ -1,4 +1,4 @@
-"""Search with a trained network: embed, index, query, cluster and browse images."""
+"""Search with a trained network: embed, index, query and cluster images."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pml_ext.plugin import Command, hookimpl, lazily
 
 if TYPE_CHECKING:
+    from pml_ext.tool import SearchService
+
     from .clusters import SHEET as SHEET
     from .clusters import Clusters as Clusters
     from .clusters import Grouping as Grouping
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
     from .embedding import save_embeddings as save_embeddings
     from .faiss_index import FaissIndex as FaissIndex
     from .gallery import Gallery as Gallery
-    from .pictures import placeholder as placeholder
-    from .pictures import thumbnail as thumbnail
     from .query import RADIUS as RADIUS
     from .query import Answer as Answer
     from .trained import TrainedRun as TrainedRun
@@ -41,13 +41,16 @@ def pml_ext_commands() -> dict[str, Command]:
         "cluster": Command(
             "pml_ext_search.commands:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),
-        "browse": Command("pml_ext_search.commands:browse", "Browse a folder in a local web page, until Ctrl-C."),
     }
 
 
 @hookimpl
-def pml_ext_stores() -> dict[str, Callable[..., Any]]:
-    """Return LanceDB, PostgreSQL with pgvector, and Qdrant."""
-    from .stores import builtin_stores
+def pml_ext_services() -> dict[str, Callable[..., Any]]:
+    """Return what loads a run for other tools."""
+    return {"search": _search}
 
-    return builtin_stores()
+
+def _search() -> SearchService:
+    from . import trained
+
+    return trained

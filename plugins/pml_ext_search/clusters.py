@@ -20,6 +20,8 @@ from pml_ext.tool import (
     CLUSTERS_COLUMNS,
     CLUSTERS_TABLE,
     ConfigError,
+    Numbers,
+    Vectors,
     counted,
     drawable,
     font_file,
@@ -33,7 +35,6 @@ from pml_ext.tool import (
 
 from .collection import Embedded
 from .pictures import PictureReader
-from .stores import Numbers, Vectors
 
 AUTO = "auto"
 NOISE = -1  # the cluster number of images that HDBSCAN assigns to no cluster
@@ -63,6 +64,11 @@ class Cluster:
     name: str = ""  # the most frequent class
     share: float | None = None  # fraction of its images in this class; None without classes
     shares: tuple[tuple[str, float], ...] = ()  # name and fraction of the three most frequent classes
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether these are the images in no cluster."""
+        return self.number == NOISE
 
     @property
     def title(self) -> str:

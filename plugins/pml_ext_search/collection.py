@@ -38,10 +38,13 @@ from pml_ext.tool import (
     SPLIT_FOLDERS,
     VALIDATION_FOLDERS,
     By,
+    Changes,
     ConfigError,
     DataError,
     FileStat,
+    Numbers,
     UnwritableError,
+    Vectors,
     counted,
     final_path,
     locked_folder,
@@ -54,7 +57,6 @@ from pml_ext.tool import (
 )
 
 from .faiss_index import FaissIndex, chosen_factory
-from .stores import Numbers, Vectors
 
 with needs_extra("train", "a collection"):
     from pydantic import BaseModel
@@ -152,6 +154,16 @@ class Embedded:
             return [self.class_folders.class_of(path) for path in self.paths]
         return [self.class_names[number] for number in self.class_numbers]
 
+    @property
+    def checksums(self) -> Numbers:
+        """The checksum of each image's id, path, class, size, fingerprint and vector, ``[N]``."""
+        checksums = []
+        vectors = self.embeddings.cpu().numpy()
+        columns = (self.ids.tolist(), self.paths, self.classes, self.stats.tolist(), vectors)
+        for id, path, class_name, stat, vector in zip(*columns, strict=True):
+            checksums.append(crc_of(vector.data, id, path_bytes(path), class_name, *stat))
+        return np.array(checksums)
+
 
 class Index(BaseModel, frozen=True):
     """The images that a query searches."""
@@ -221,18 +233,6 @@ class Image(NamedTuple):
         return self.size, self.fingerprint
 
 
-class Changes(NamedTuple):
-    """Differences of a new index from the previous one; changed images have another size or time."""
-
-    new: int
-    changed: int
-    gone: int
-    same: int
-
-    def __str__(self) -> str:
-        return f"{self.new:,} new, {self.changed:,} changed, {self.gone:,} gone, {self.same:,} as before"
-
-
 def crc_of(vector: Any, *values: object) -> int:
     """Return the CRC-32 of a row's values and of its vector, whose number may change."""
     return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
@@ -242,11 +242,6 @@ def in_shard(path: str) -> str:
     """Return the path of an image's shard, or its own path if it is in no shard."""
     shard, tar, _ = path.partition(".tar/")
     return shard + tar.rstrip("/")
-
-
-def is_inside(path: str) -> bool:
-    """Return whether a path of an image, relative to a folder, stays in it."""
-    return not ({"..", ""} & set(path.split("/")) or "\0" in path)
 
 
 def recorded_by(place: Path) -> By | None:

@@ -1,4 +1,4 @@
-"""``pml-ext embed``, ``index``, ``query``, ``cluster`` and ``browse``."""
+"""``pml-ext embed``, ``index``, ``query`` and ``cluster``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ from pml_ext.tool import (
     printable,
     process_number,
     say,
-    stderr,
     stdout,
 )
 
@@ -285,8 +284,6 @@ def index(
     as_json: AsJson = False,
 ) -> None:
     """Index the images of a folder, or the vectors of a file, or update the index."""
-    from .stores import masked
-
     if workers is not None and (check or parts is not None):
         raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
     if check:
@@ -300,8 +297,9 @@ def index(
     else:
         opened = nullcontext(load_for_command(run, device, store=store, by=by))
     with opened as trained:
+        store_to_fill = None
         if to is not None:
-            trained.open_store(to)  # raises an error before anything is embedded
+            store_to_fill = trained.open_store(to)  # raises an error before anything is embedded
         if parts is None:
             gallery = trained.index(folder, factory)
         else:
@@ -319,10 +317,11 @@ def index(
         if faiss.setting:
             name += f" with {faiss.setting} {faiss.effort}"
         lines.append(_recall_text(name, faiss.recall))
-    if to is not None:
-        stored, recall = trained.copy_to_store(to)
-        about["store"] = {"to": masked(to), **stored._asdict(), "recall_at_10": recall}
-        kind = to.partition(":")[0]
+    if store_to_fill is not None:
+        stored = store_to_fill.update(gallery.embedded)
+        recall = store_to_fill.recall_at_10(gallery.embedded)
+        about["store"] = {"to": store_to_fill.shown, **stored._asdict(), "recall_at_10": recall}
+        kind = store_to_fill.shown.partition(":")[0]
         lines.append(f"{kind}: {stored}")
         if recall is not None:
             lines.append(_recall_text(kind, recall))
@@ -469,7 +468,7 @@ def query(
 
 def _place_of(store: str | None) -> tuple[str | None, Path | None]:
     """Return the address of a store, or the folder of another collection, of which ``--store`` names one."""
-    from .mirror import is_store
+    from .stored import is_store
 
     if store is None:
         return None, None
@@ -558,29 +557,3 @@ def _name_column(trained: TrainedRun) -> str:
 
 def _noun(trained: TrainedRun) -> str:
     return "vectors" if trained.takes_vectors else "images"
-
-
-def browse(
-    run: RunFolder,
-    folder: IndexedFolder = None,
-    beside: Annotated[Path | None, Option(metavar="RUN", help="Another run to show side by side.")] = None,
-    store: Annotated[str | None, Option(metavar="STORE", help="Search in a store that index --to filled.")] = None,
-    port: Annotated[int, Option(min=0, max=65535, help="The page's port; 0 for any free one.")] = 7860,
-    opened: Annotated[bool, Option("--open/--no-open", help="Open the page in the browser.")] = True,
-    device: OnDevice = "auto",
-) -> None:
-    """Browse a folder in a local web page, until Ctrl-C.
-
-    Drop or click a photograph to see its nearest images. The page also shows clusters, a map of the embeddings, and
-    correct and wrong answers.
-    """
-    from .browse import open_collections
-    from .browse.server import listening, serve
-
-    if store is not None and (folder is not None or beside is not None):
-        raise ConfigError("--store has the images of RUN's index; leave out FOLDER and --beside")
-    with listening(port) as bound:
-        runs = [run] if beside is None else [run, beside]
-        collections = open_collections(runs, folder, device, lambda text: stderr().print(text, soft_wrap=True), store)
-        serve(collections, bound, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))
-    stderr().print("pml-ext: the page is closed")

@@ -30,6 +30,7 @@ from pml_ext.tool import (
     Preprocessing,
     Steps,
     UnwritableError,
+    Vectors,
     autocast,
     check_precision,
     check_writable,
@@ -55,7 +56,6 @@ from .collection import (
     is_below,
 )
 from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
-from .stores import Vectors
 
 READ = 64  # images per batch of a reading worker
 WRITTEN = 1000  # embeddings of a folder are written after this many images

@@ -12,7 +12,6 @@ the best recall is used. With fewer than 64 candidates, a graph has higher recal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, has_faiss, nearest_of, needs_extra, shortened
+from pml_ext.tool import ConfigError, RecallSample, has_faiss, needs_extra, shortened
 
 EXACT = "exact"  # name of exact search
 MOST_EXACT = 200_000  # number of images up to which exact search is the default
 TARGET = 0.95  # recall@10 that the chosen effort must reach
-_SAMPLE = 200  # number of queries that measure recall
-_NEIGHBORS = 10  # exact answers per query
 _MOST_CANDIDATES = 1024  # the largest efSearch that is tried
 
 
@@ -170,37 +167,6 @@ class FaissIndex:
 
             faiss.ParameterSpace().set_index_parameter(self.index, self.setting, effort)
             self._effort_set = effort
-
-
-class RecallSample:
-    """At most 200 of the points of an index, and their exact nearest points, with which a search is compared."""
-
-    def __init__(self, points: Tensor) -> None:
-        count = len(points)
-        self._points = points
-        self._k = min(_NEIGHBORS, count - 1)
-        self._queries = torch.linspace(0, count - 1, min(_SAMPLE, count)).round().long().to(points.device)
-        _, nearest = nearest_of(points[self._queries], self._k + 1, points)
-        distances, counts = self._distances(nearest)
-        # An answer is right if it is as near as the farthest exact one: duplicates have equal distances.
-        self._farthest = distances.where(counts, -torch.inf).amax(1, keepdim=True)
-
-    def recall_at_10(self, search: Callable[[Tensor, int], Tensor]) -> float:
-        """Return the share of a search's answers that are right.
-
-        ``search(queries, k)`` returns numbers of points ``[Q, k]``, nearest first, and -1 if there are fewer than k.
-        """
-        found = search(self._points[self._queries], self._k + 1).to(self._points.device)
-        distances, counts = self._distances(found)
-        right = counts & (distances <= self._farthest + 1e-6)
-        return int(right.sum()) / (len(self._queries) * self._k)
-
-    def _distances(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return exact distances of answers, and a mask of the first k that are neither missing nor the query."""
-        queries = self._queries[:, None]
-        distances = (self._points[numbers] - self._points[queries]).norm(dim=2)
-        others = (numbers >= 0) & (numbers != queries)
-        return distances, others & (others.cumsum(1) <= self._k)
 
 
 def _refused(factory: str, error: RuntimeError) -> ConfigError:

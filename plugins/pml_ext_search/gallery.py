@@ -16,11 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pml_ext.plugin import SearchResult
 from pml_ext.tool import (
+    Changes,
     ConfigError,
     DataError,
+    Numbers,
     Search,
+    Vectors,
     file_stat,
+    is_inside,
     nearest_of,
     neighbors_under,
     path_bytes,
@@ -31,7 +36,6 @@ from pml_ext.tool import (
 )
 
 from .collection import (
-    Changes,
     Collection,
     Embedded,
     Image,
@@ -39,10 +43,8 @@ from .collection import (
     RetrievalWarning,
     Transaction,
     in_shard,
-    is_inside,
 )
 from .query import RADIUS, Answer, QueryOptions, answers_of, check_query
-from .stores import Numbers, SearchResult, Vectors
 from .vectors import changes_of
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pml_ext.tool import needs_extra, write_atomically
+from pml_ext.tool import needs_extra, utf8_of, write_atomically
 
-from .query import Answer, Answers, utf8_of
+from .query import Answer, Answers
 
 if TYPE_CHECKING:
     from pml_ext.tool import VectorFile

@@ -35,8 +35,10 @@ from pml_ext.tool import (
     ConfigError,
     DataError,
     FileStat,
+    Vectors,
     check_writable,
     file_stat,
+    is_inside,
     needs_extra,
     one_line,
     path_bytes,
@@ -45,10 +47,9 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import ClassFolders, Collection, Embedded, is_inside
+from .collection import ClassFolders, Collection, Embedded
 from .embedding import READ, ImageEmbedder, warn_of_skipped
 from .reading import Listed, list_folder
-from .stores import Vectors
 
 with needs_extra("parquet", "embeddings as Parquet"):
     import pyarrow

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
-from pml_ext.tool import DataError, image_tensor, read_image
+from pml_ext.tool import DataError, image_tensor, placeholder, thumbnail
 
 from .collection import RetrievalWarning
 
@@ -25,29 +25,6 @@ if TYPE_CHECKING:
 PICTURED = 50  # answers of a query in a picture
 _PANELS = 600  # maximum images in a picture, which keeps its height below 65,536 pixels
 _THUMBNAIL = 220  # longer side of a thumbnail in pixels, twice its size in the figure
-
-
-def thumbnail(path: Path, channels: int = 3, longest: int = _THUMBNAIL) -> Image.Image:
-    """Return an upright thumbnail of an image file; a JPEG is decoded at a reduced size if that suffices.
-
-    *Cost:* about 20 ms for a JPEG of 12 megapixels, against 100 ms for all pixels (``benchmarks/contact_sheets.py``).
-    """
-    pixels = read_image(path, channels, smallest=longest)
-    if channels == 1:
-        image = Image.fromarray(pixels[0].numpy())
-    else:
-        image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
-    image.thumbnail((longest, longest), reducing_gap=2.0)
-    return image
-
-
-def placeholder(size: int = 64) -> Image.Image:
-    """Return a gray square with a cross, the placeholder for an image that cannot be shown."""
-    image = Image.new("L", (size, size), 225)
-    draw = ImageDraw.Draw(image)
-    for start, end in (((0, 0), (size, size)), ((0, size - 1), (size, -1))):
-        draw.line((start, end), fill=140, width=max(1, size // 21))
-    return image
 
 
 class PictureReader:

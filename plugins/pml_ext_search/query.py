@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from pml_ext.tool import ConfigError, path_bytes
+from pml_ext.plugin import SearchFilter, SearchResult
+from pml_ext.tool import ConfigError, utf8_of
 
 from .collection import Image, RetrievalWarning
-from .stores import SearchFilter, SearchResult
 
 if TYPE_CHECKING:
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion
@@ -102,8 +102,3 @@ def answers_of(
         text = f"fewer than {options.k} answers for {short} of {len(answers)} queries: {reason}"
         warnings.warn(text, RetrievalWarning, stacklevel=4)
     return answers
-
-
-def utf8_of(path: str) -> str:
-    """Return a path as text in UTF-8; bytes of its name that are none are escaped."""
-    return path_bytes(path).decode("utf-8", "backslashreplace")

@@ -13,30 +13,30 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from pml_ext.plugin import SearchFilter
 from pml_ext.tool import (
     By,
+    Changes,
     ConfigError,
     DataError,
     LoadedRun,
+    Mirror,
     Steps,
     check_writable,
     choose_device,
     class_levels,
     is_vector_file,
-    registry,
     unknown,
 )
 
-from .collection import COLLECTION, Changes, Embedded, recorded_by
+from .collection import COLLECTION, Embedded, recorded_by
 from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .gallery import Gallery
 from .match import match, match_vectors
-from .mirror import SCHEME, answers_from, copy_to_store, is_store, recall_of
 from .query import METRICS, RADIUS, Answer, Answers, QueryOptions, check_options
 from .reading import Images, Listed, as_images
-from .stores import SearchFilter, masked
-from .stores.checked import CheckedStore, open_checked
+from .stored import answers_from, is_store, open_store
 from .vectors import VectorEmbedder
 
 if TYPE_CHECKING:  # takes seconds to import, which a query saves
@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # takes seconds to import, which a query saves
 
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion, VectorFile
 
-    from .clusters import Clusters, Number
+    from .clusters import Clusters, Grouping, Number
 
 
 def load_run(
@@ -138,6 +138,15 @@ class TrainedRun(LoadedRun):
         if isinstance(self._embedder, VectorEmbedder):
             return self._embedder
         raise ConfigError(f"{self.folder} was trained on images; this wants a run of vectors")
+
+    def check_images(self) -> None:
+        """Raise ConfigError for a run that was trained on vectors."""
+        _ = self.images
+
+    @property
+    def place(self) -> Path:
+        """The folder of the collection."""
+        return self.collection.place
 
     @property
     def transform(self) -> Steps:
@@ -258,6 +267,10 @@ class TrainedRun(LoadedRun):
         gallery = self._kept_gallery()
         with gallery.reading():  # opens the index, or raises
             return gallery
+
+    def indexed_images(self) -> Embedded:
+        """Return the images of the index; DataError if it is missing, damaged or of other weights."""
+        return self.gallery().embedded
 
     def _kept_gallery(self) -> Gallery:
         """Return the index that queries share; its first :meth:`Gallery.reading` opens it."""
@@ -425,35 +438,25 @@ class TrainedRun(LoadedRun):
             gallery = self.gallery()
         return functools.partial(answers_from, opened, gallery, options=options)
 
-    def open_filled_store(self, store: str) -> CheckedStore:
+    def open_filled_store(self, store: str) -> Mirror:
         """Open a store as :meth:`open_store`; DataError if it has no images of this network."""
         opened = self.open_store(store)
         if not opened.count():
-            command = ["pml-ext", "index", str(self.folder), "--to", masked(store)]
+            command = ["pml-ext", "index", str(self.folder), "--to", opened.shown]
             if self.by != "embeddings":
                 command += ["--by", self.by]
             run = shlex.join(command)
             raise DataError(
-                f"{masked(store)}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
+                f"{opened.shown}: no images of {self.folder} ({self.collection.identity}) in it; type: {run}"
             )
         return opened
 
-    def open_store(self, store: str) -> CheckedStore:
-        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext_search.stores.Store`.
+    def open_store(self, store: str) -> Mirror:
+        """Open a store by its address, such as ``lancedb:DIR``; see :class:`pml_ext.plugin.Store`.
 
-        The store has a separate table for each state of a network.
+        The store has a separate table for each state of a network. PluginError without the plugin ``stores``.
         """
-        schemes = registry.factories("store")
-        # A scheme of two plugins is "entry-point:scheme".
-        scheme = next((each for each in schemes if ":" in each and store.startswith(f"{each}:")), "")
-        if not scheme:
-            named = SCHEME.fullmatch(store)
-            if named is None:
-                known = ", ".join(f"{each}:" for each in schemes)
-                raise ConfigError(f"{masked(store)}: wanted SCHEME:ADDRESS, with one of {known}")
-            scheme = named[1]
-        address = store.removeprefix(f"{scheme}:")
-        return open_checked(scheme, address, f"pml_ext_{self.collection.identity}", self.collection.size)
+        return open_store(store, self.collection.identity, self.collection.size)
 
     def copy_to_store(self, store: str) -> tuple[Changes, float | None]:
         """Synchronize a store with the index: write new and changed images, delete removed ones; ids stay the same.
@@ -462,7 +465,7 @@ class TrainedRun(LoadedRun):
         """
         opened = self.open_store(store)
         embedded = self.gallery().embedded
-        return copy_to_store(embedded, opened), recall_of(embedded, opened)
+        return opened.update(embedded), opened.recall_at_10(embedded)
 
     def duplicates(self, radius: float = RADIUS) -> list[list[str]]:
         """Return groups of near-duplicates among the images of the index; see :meth:`Gallery.duplicates`."""
@@ -479,6 +482,12 @@ class TrainedRun(LoadedRun):
         return answers_picture(answers, gallery.folder, channels)
 
     # Clusters
+
+    def group(self, images: Embedded, clusters: Number, smallest: int | None = None) -> Grouping:
+        """Return clusters of embedded images, without writing anything; see :func:`pml_ext_search.group`."""
+        from .clusters import group
+
+        return group(images, clusters, smallest)
 
     def cluster(
         self, folder: str | Path, clusters: Number, out: str | Path | None = None, smallest: int | None = None

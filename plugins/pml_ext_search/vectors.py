@@ -15,10 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pml_ext.tool import DataError, Network, VectorFile, check_writable, read_vectors, write_atomically
+from pml_ext.tool import (
+    DataError,
+    Network,
+    Numbers,
+    VectorFile,
+    Vectors,
+    check_writable,
+    read_vectors,
+    write_atomically,
+)
 
 from .collection import LAYOUT, Collection, Embedded, Image
-from .stores import Numbers, Vectors
 
 _BLOCK = 1 << 15  # vectors that go through the head together
 

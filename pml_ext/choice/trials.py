@@ -100,7 +100,7 @@ class Trials:
 
     def _takes_too_much(self, candidate: Candidate, run: Run) -> bool:
         """Return whether the activations of all training images are more than may be kept; say so."""
-        cut = run.trunk_cut(run.stages[0])
+        cut = run.inputs.cut_of(run.stages[0])
         if cut is None:
             return False
         size = size_of(cut, self._images.training_images, run.recipe.model.views)

@@ -1,4 +1,4 @@
-"""Size and time of files, by which a changed file is noticed, and paths as bytes."""
+"""Size and time of files, by which a changed file is noticed, and paths as bytes and as text."""
 
 from __future__ import annotations
 
@@ -22,3 +22,13 @@ def file_stat(file: Path) -> FileStat | None:
 def path_bytes(path: str) -> bytes:
     """Return a path as stored in tables: bytes, since file names need not be valid text."""
     return os.fsencode(path.replace(os.sep, "/"))
+
+
+def utf8_of(path: str) -> str:
+    """Return a path as text in UTF-8; bytes of its name that are none are escaped."""
+    return path_bytes(path).decode("utf-8", "backslashreplace")
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path, relative to a folder, stays in it."""
+    return not ({"..", ""} & set(path.split("/")) or "\0" in path)

@@ -34,3 +34,4 @@ from .lookup import short_name as short_name
 from .lookup import version_of as version_of
 from .origin import Origin as Origin
 from .origin import origin_of as origin_of
+from .services import service as service

@@ -90,6 +90,7 @@ TABLES = {
     "tracker": HookTable("pml_ext_trackers", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "command": HookTable("pml_ext_commands", _KEBAB, _is_command, _A_COMMAND),
     "store": HookTable("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "service": HookTable("pml_ext_services", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "paper": HookTable("pml_ext_papers", _KEBAB, _is_file, _A_FILE),
 }
 

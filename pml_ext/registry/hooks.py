@@ -112,10 +112,19 @@ def pml_ext_trackers() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 
 @hookspec
 def pml_ext_stores() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
-    """Return factories of ``pml_ext_search.stores.Store`` by scheme, for ``--to SCHEME:ADDRESS`` and ``--store``.
+    """Return factories of :class:`pml_ext.plugin.Store` by scheme, for ``--to SCHEME:ADDRESS`` and ``--store``.
 
     ``factory(address, table, size)`` gets the text after the colon, the name of a table for one state of a network,
     and the embedding size.
+    """
+
+
+@hookspec
+def pml_ext_services() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Return what a tool does for other tools, by name: functions without arguments that return an object.
+
+    A tool imports no other; ``pml_ext.tool.service("stores", "--to STORE")`` calls the function of the service
+    ``stores``. The methods of a service are written in :mod:`pml_ext.retrieval`.
     """
 
 

@@ -360,7 +360,7 @@ def check_store(named: Named) -> str:
     """
     _takes(named.value, "address", "table", "size")
     _needs_no_options(named.value, positions=3)
-    contract = importlib.import_module("pml_ext_search.stores.contract")
+    contract = importlib.import_module("pml_ext_stores.contract")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         address = str(Path(folder) / "store")
         try:
@@ -370,7 +370,7 @@ def check_store(named: Named) -> str:
         except contract.AddressError as error:
             reason = shortened(str(error).replace(address, "FOLDER"), 200)
             text = f"a folder is no address for it ({reason}); in a test with its server, call"
-            raise SkipCheck(f"{text} pml_ext_search.stores.contract.check_contract(factory, address)") from None
+            raise SkipCheck(f"{text} pml_ext_stores.contract.check_contract(factory, address)") from None
         except PluginError as error:  # about an answer
             raise AssertionError(str(error)) from error
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..distributed import from_ranks, max_over_ranks, wait_for_all_ranks
 from ..errors import DataError
 from . import checkpoint, signals
 from .records import Records
 from .run import Run
+from .state import model_state, restore, state_of
 
 
 class Checkpointer:
@@ -32,7 +36,7 @@ class Checkpointer:
         if state is None:
             return False
         self._run.data.check_listing(self._run.folder, state["listing"])
-        self._run.restore(self._last, state)
+        restore(self._run, self._last, state)
         self._run.warn(warning)
         return True
 
@@ -55,11 +59,18 @@ class Checkpointer:
             return []
         return list(self.unfinished["losses"])
 
+    def unfinished_labels(self) -> NDArray[np.int64] | None:
+        """Return the pseudo-labels of the unfinished epoch; None if there are none."""
+        if self.unfinished is None:
+            return None
+        labels: NDArray[np.int64] | None = self.unfinished["pseudo_labels"]
+        return labels
+
     def enter_epoch(self) -> None:
         """Restore the state within an unfinished epoch, after its batches are drawn; start the clock."""
         self._saved = time.monotonic()
         if self.unfinished is not None:
-            self._run.restore(self._within, self.unfinished)
+            restore(self._run, self._within, self.unfinished)
         self.unfinished = None
 
     def between_iterations(self, records: Records | None, losses: list[float]) -> None:
@@ -70,7 +81,7 @@ class Checkpointer:
             ranks = from_ranks(checkpoint.random_state())
             if records is not None:
                 records.save()
-                checkpoint.save(self._within, self._run.state() | {"losses": losses, "ranks": ranks})
+                checkpoint.save(self._within, state_of(self._run) | {"losses": losses, "ranks": ranks})
             self._saved = time.monotonic()
             wait_for_all_ranks()  # until it is written
         if signal_number:
@@ -83,16 +94,16 @@ class Checkpointer:
 
     def save_epoch(self) -> None:
         """Write the state at the end of an epoch."""
-        checkpoint.save_last(self._last, self._run.state())
+        checkpoint.save_last(self._last, state_of(self._run))
         self._within.unlink(missing_ok=True)
 
     def save_best(self) -> None:
         """Write the weights that are the best on validation so far; a frozen trunk stays as it was."""
-        checkpoint.save(self._run.checkpoint("best"), self._run.model_state(trunk=not self._run.frozen))
+        checkpoint.save(self._run.checkpoint("best"), model_state(self._run, trunk=not self._run.frozen))
 
     def save_model(self) -> None:
         """Write the weights of the trained network."""
-        checkpoint.save(self._run.checkpoint("model"), self._run.model_state())
+        checkpoint.save(self._run.checkpoint("model"), model_state(self._run))
 
     def save_untrained(self) -> None:
         """Write the test embeddings of the untrained network, for a figure of the report."""

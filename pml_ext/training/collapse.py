@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from ..evaluation.listed import tuple_metrics
 from ..pairwise import ListedTuples
-from .run import Run
+from .batches import indices_of
+from .epoch import Epoch
 
 COLLAPSED = 0.99  # mean cosine similarity of different images above which embeddings may have collapsed
 RESOLUTION = 1e-6  # a search in float32 cannot distinguish closer cosine similarities
 QUERIES_FOR_COLLAPSE = 256
 
 
-def warn_of_collapse(run: Run, embeddings: Tensor, indices: Any) -> None:
-    """Warn if the embeddings of an epoch's last batch have collapsed, and those of the epoch before had not."""
+def warn_of_collapse(epoch: Epoch, embeddings: Tensor) -> None:
+    """Warn if the ``embeddings`` of an epoch's last batch have collapsed, and those of the epoch before had not."""
+    run = epoch.run
+    indices = indices_of(epoch.batches[-1])
     if run.data.listed is not None:
         similarity = collapse_of_listed(embeddings, run.data.listed.among(indices, len(run.data.training_images)))
     elif run.pseudo_labels is None:

@@ -46,15 +46,20 @@ class FeatureReader:
         self._device = device
 
     def read(self, batches: Batches, labels: NDArray[np.int64] | None = None) -> Iterator[Batch]:
-        """Yield features ``[B, F]``, or activations, and labels ``[B]``.
+        """Return an iterator over features ``[B, F]``, or activations, and labels ``[B]``.
 
         An image's view follows from the seed of its augmentation.
         """
+        torch.empty(
+            (), dtype=torch.int64
+        ).random_()  # at once, as a reader of images does: random numbers stay the same
+        return self._batches(batches, labels)
+
+    def _batches(self, batches: Batches, labels: NDArray[np.int64] | None) -> Iterator[Batch]:
         if labels is None:
             labels_of_images = self.labels
         else:
             labels_of_images = torch.from_numpy(labels)
-        torch.empty((), dtype=torch.int64).random_()  # as a reader of images does: random numbers stay the same
         for batch in batches:
             indices, seeds = torch.tensor(batch, dtype=torch.int64).T
             features = self.views[0][indices]

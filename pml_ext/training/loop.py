@@ -13,15 +13,16 @@ import numpy as np
 from ..distributed import from_rank_0, wait_for_all_ranks
 from ..distributed.devices import deterministic_algorithms
 from ..errors import StoppedError
-from . import outcome, signals
-from .batches import draw_for_all, indices_of, with_indices
+from . import signals
 from .checkpointing import Checkpointer
+from .checks import check_validation, warn_of_small_batches
 from .collapse import warn_of_collapse
-from .engine import NotFiniteError, Step
+from .epoch import begin_epoch
 from .folder import NETWORK, REPORT, write_run_json
+from .initial_weights import initialize_weights
 from .listener import forward_warnings
+from .outcome import check_weights, stopping_for_nonfinite
 from .pseudo_labels import relabel
-from .recorded_values import RecordedValues
 from .recording import open_records
 from .records import Records
 from .results import finish as test_and_report
@@ -50,10 +51,10 @@ def train_run(
     """
     for table in run.recipe.track:
         import_tracker(table.name)
-    outcome.check_validation(run)
+    check_validation(run)
     with deterministic_algorithms(run.recipe.engine.deterministic):
-        run.compute_frozen_features()
-        outcome.warn_of_small_batches(run)
+        run.inputs.compute(run.stages)
+        warn_of_small_batches(run)
         checkpointer = prepare(run, resume)
         records = open_records(run, len(checkpointer.finished_losses()))  # None on all ranks but 0
         return train_epochs(run, records, checkpointer, after_validation, finish)
@@ -71,11 +72,11 @@ def train_epochs(
     metrics: Metrics = {}
     try:
         if run.epoch < run.epochs:
-            run.compute_views()  # not inside of an epoch, which a signal would not interrupt
+            run.inputs.compute_views()  # not inside of an epoch, which a signal would not interrupt
         while run.epoch < run.epochs:
             run.epoch += 1
             with signals.deferred():
-                epoch(run, records, checkpointer, after_validation)
+                train_and_validate(run, records, checkpointer, after_validation)
             signals.check(f"after epoch {run.epoch}, whose checkpoint is written")
         if records is not None:
             metrics = finish(run, records)
@@ -86,7 +87,7 @@ def train_epochs(
         status = "stopped"
         raise
     finally:
-        run.close_readers()
+        run.inputs.close()
         if records is not None:
             records.finish(status, metrics, run.folder / REPORT)
 
@@ -103,7 +104,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
     checkpointer = Checkpointer(run)
     restored = resume and checkpointer.resume()
     if not restored:
-        run.initialize_weights()
+        initialize_weights(run)
         test_before(run, checkpointer)
         relabel(run, run.stages[0])
         run.call_parts("prepare")
@@ -119,7 +120,7 @@ def prepare(run: Run, resume: bool) -> Checkpointer:
 # An epoch
 
 
-def epoch(
+def train_and_validate(
     run: Run,
     records: Records | None,
     checkpointer: Checkpointer,
@@ -144,57 +145,21 @@ def epoch(
 def train_epoch(run: Run, records: Records | None, checkpointer: Checkpointer) -> list[float]:
     """Train one epoch and return its losses, those before an interruption included.
 
-    Warn if the embeddings of its last batch have collapsed. TrainingError for values that are NaN or infinite, and for
-    losses that stay 0.
+    TrainingError for values that are NaN or infinite, and for losses that stay 0.
     """
-    stage = run.stages.of(run.epoch)
-    run.enter_stage(stage)
-    losses = checkpointer.finished_losses()  # one for each finished iteration
-    with signals.at_once():  # nothing of the epoch is lost yet
-        unfinished = checkpointer.unfinished
-        relabel(run, stage, None if unfinished is None else unfinished["pseudo_labels"])
-        run.call_parts("start_epoch")
-        run.changed()
-        objective, recorded = run.objective(stage, recorded=records is not None, finished=len(losses))
-        batches, indices_tuples = draw_for_all(  # the tuples only where data are listed pairs or triplets
-            stage.sampler, stage.batch_size, stage.iterations, run.seed, run.epoch, run.recipe.data.views
-        )
-    reader = run.reader_of(stage)
-    finished = len(losses)
-    reading = reader.read(batches[finished:], run.pseudo_labels)
-    if indices_tuples is not None:
-        indices_tuples = indices_tuples[finished:]
-    checkpointer.enter_epoch()
-    try:
-        with forward_warnings(run.warn), reader.naming_images():
-            for step in run.engine.epoch(with_indices(reading, indices_tuples, run.device), objective):
-                images_of_batch = indices_of(batches[len(losses)])
-                run.changed()
-                run.call_after_step(stage, images_of_batch, step)
-                losses.append(step.loss)
-                warn_of_zero_loss(run, stage, losses, batches)
-                record(run, records, recorded, losses, step)
-                run.listener.iteration(run.epoch, len(losses), len(batches), step.loss)
-                if len(losses) < len(batches):
-                    checkpointer.between_iterations(records, losses)
-    except NotFiniteError as error:
-        iteration = run.stages.iterations_until(run.epoch - 1) + len(losses) + 1
-        problem = str(error)
-        if iteration == 1 and "; " not in problem:
-            problem += "; no step was taken yet: look at the images, the trunk and the loss"
-        raise outcome.stopped(run, problem, f"in iteration {iteration} (epoch {run.epoch})") from error
-    outcome.check_weights(run, stage)
-    check_zero_loss(run, stage, losses, batches)
-    warn_of_collapse(run, step.embeddings, indices_of(batches[-1]))
-    return losses
-
-
-def record(run: Run, records: Records | None, recorded: RecordedValues, losses: list[float], step: Step) -> None:
-    """Record the values of the last iteration."""
-    run.history.skipped += step.skipped
-    if records is not None:
-        iteration = run.stages.iterations_until(run.epoch - 1) + len(losses)
-        records.add(iteration, recorded.rows(step))
+    epoch = begin_epoch(run, checkpointer, recorded=records is not None)
+    with stopping_for_nonfinite(epoch), forward_warnings(run.warn), epoch.reader.naming_images():
+        for step in epoch.steps():
+            warn_of_zero_loss(epoch)
+            if records is not None:
+                records.add(epoch.iteration, epoch.recorded.rows(step))
+            run.listener.iteration(run.epoch, len(epoch.losses), len(epoch.batches), step.loss)
+            if not epoch.is_over:
+                checkpointer.between_iterations(records, epoch.losses)
+    check_weights(epoch)
+    check_zero_loss(epoch)
+    warn_of_collapse(epoch, step.embeddings)
+    return epoch.losses
 
 
 def tell_speed(run: Run, losses: list[float], iterations: int, seconds: float, seconds_with_tests: float) -> None:

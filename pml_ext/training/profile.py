@@ -121,8 +121,8 @@ def profile_recipe(
         objective, held = run.objective(stage, recorded=True)
         labels = run.pseudo_labels
         run.enter_stage(stage)
-        stack.callback(run.close_readers)
-        reader = run.reader_of(stage)
+        stack.callback(run.inputs.close)
+        reader = run.inputs.reader_of(stage)
         numbers = itertools.count(1)
         if isinstance(reader, FeatureReader):
             rows = reader.views[0][:]

@@ -21,6 +21,7 @@ from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_ru
 from .records import Records
 from .report import write_run_report
 from .run import Run
+from .state import load_model
 
 
 def finish(run: Run, records: Records) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def finish(run: Run, records: Records) -> dict[str, Any]:
     started = time.perf_counter()
     best = run.epoch
     if run.history.best["epoch"] is not None:
-        best = run.load_model("best")["epoch"]
+        best = load_model(run, "best")["epoch"]
     metrics = dict(run.history.metrics)
     if run.recipe.model.refit == "within-class":
         run.listener.step("fitting the head again, to the trained features")
@@ -98,7 +99,7 @@ def write_report(run: Run, metrics: Mapping[str, Any], lost: Collection[str] = (
 
 def write_again(run: Run, metrics: Mapping[str, Any], damaged: Collection[str] = ()) -> None:
     """Regenerate the derived files of a finished run, and warn about the ``damaged`` (missing or changed) files."""
-    run.load_model("model")
+    load_model(run, "model")
     run.epoch = run.epochs
     has_records = "records/logs.db" not in damaged
     derived = (*DERIVED, "records/") if has_records else DERIVED

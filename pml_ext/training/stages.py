@@ -49,6 +49,10 @@ class Stage:
             parts.append(self.sampler)
         return parts
 
+    def parts_with(self, method: str) -> list[Any]:
+        """Return those of :meth:`parts` that have a method."""
+        return [part for part in self.parts() if callable(getattr(part, method, None))]
+
 
 class Stages(list[Stage]):
     """The stages of a run, in their order."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..distributed import join, max_over_ranks
 from ..relations import Relation
 from .batches import Batches, indices_of
+from .epoch import Epoch
 from .outcome import stopped
 from .run import Run
 from .stages import Stage
@@ -17,34 +18,39 @@ from .stages import Stage
 FIRST_LOSSES = 10  # of a stage, after which a loss that was always 0 is reported
 
 
-def warn_of_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batches) -> None:
+def warn_of_zero_loss(epoch: Epoch) -> None:
     """Warn if the loss was 0 in all of a stage's first iterations, and say which pairs their batches lack.
 
     Does nothing but after the tenth iteration of a stage, or the last one of an epoch with fewer.
     """
-    if run.epoch != stage.first or len(losses) != min(FIRST_LOSSES, len(batches)):
+    run = epoch.run
+    stage = epoch.stage
+    finished = len(epoch.losses)
+    if run.epoch != stage.first or finished != min(FIRST_LOSSES, len(epoch.batches)):
         return
-    if max_over_ranks(int(any(losses))):
+    if max_over_ranks(int(any(epoch.losses))):
         return
-    reason = _why_zero(run, stage, batches[: len(losses)])
-    iterations = f"the first {len(losses)} iterations"
+    reason = _why_zero(run, stage, epoch.batches[:finished])
+    iterations = f"the first {finished} iterations"
     if len(run.stages) > 1:
         iterations += f" of stage {run.stages.index(stage) + 1}"
     run.warn(f"the loss is 0 in all of {iterations}, so nothing is learned: {reason}")
 
 
-def check_zero_loss(run: Run, stage: Stage, losses: list[float], batches: Batches) -> None:
+def check_zero_loss(epoch: Epoch) -> None:
     """Raise TrainingError at the end of an epoch if the loss of every iteration of the run so far was 0.
 
     A run that has learned something, or goes on from another run's weights, may have a loss of 0. A memory has the
     time to fill once.
     """
-    if max_over_ranks(int(any(losses))):  # NaN, of an iteration that was left out, is no 0
+    run = epoch.run
+    stage = epoch.stage
+    if max_over_ranks(int(any(epoch.losses))):  # NaN, of an iteration that was left out, is no 0
         run.history.has_loss = True
     goes_on = run.history.has_loss or run.recipe.model.init is not None
     if goes_on or _memory_fills(run, stage):
         return
-    reason = _why_zero(run, stage, batches[:FIRST_LOSSES])
+    reason = _why_zero(run, stage, epoch.batches[:FIRST_LOSSES])
     if "; " not in reason:
         reason += "; take a larger margin, harder pairs, or another loss"
     iterations = run.stages.iterations_until(run.epoch)

@@ -79,8 +79,8 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
     recipe = load_recipe("cbml/digits", [*SHORT, *staged])
     run = Run(recipe, "cbml/digits", tmp_path)
     first, last = run.stages
-    assert isinstance(run.trained_trunk(first), torch.nn.Identity)
-    assert run.trained_trunk(last) is run.trunk
+    assert isinstance(run.inputs.trained_trunk(first), torch.nn.Identity)
+    assert run.inputs.trained_trunk(last) is run.trunk
     trunks = {}
 
     def remember(epoch, _):
@@ -145,9 +145,9 @@ def test_two_stages_may_keep_other_precisions(tmp_path):
     second = first.replace("float32", "float16")
     recipe = load_recipe("cbml/digits", [*SHORT, f"stages=[{first}, {second}]"])
     run = Run(recipe, "two", tmp_path / "run")
-    cuts = [run.trunk_cut(stage) for stage in run.stages]
+    cuts = [run.inputs.cut_of(stage) for stage in run.stages]
     assert [cut and cut.table.precision for cut in cuts] == ["float32", "float16", None]
-    stored = {run.activations(cut, "train")[:2].dtype for cut in cuts[:2]}
+    stored = {run.kept.activations(cut, "train")[:2].dtype for cut in cuts[:2]}
     assert stored == {torch.float32, torch.float16}
 
 

@@ -19,8 +19,8 @@ from pml_ext.recipe import load_recipe, reported_phases
 from pml_ext.training import checkpoint
 from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
+from pml_ext.training.opened import open_run
 from pml_ext.training.verdict import better_features
-from pml_ext.training.view import open_run
 from pml_ext_search import embedding, reading
 from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run

@@ -13,6 +13,7 @@ from pml_ext.recipe import load_recipes
 from pml_ext.training.launch import train
 from pml_ext.training.loaded import LoadedRun
 from pml_ext.training.run import Run
+from pml_ext.training.state import load_model
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_it_embeds_as_the_run_did(runs):
     loaded = LoadedRun(runs[0], "cpu")
     (recipe,) = load_recipes(str(runs[0] / "recipe.toml")).values()
     run = Run(recipe, "x", runs[0])
-    run.load_model("model")
+    load_model(run, "model")
     images = torch.stack([run.splits["test"][number][0] for number in range(5)])
     _, steps = loaded.network.preprocessing.transforms()
     with torch.no_grad():

@@ -16,11 +16,12 @@ BROKEN = {"2/broken.png", "notes.txt"}
 def test_embeddings_are_those_of_the_run(runs, folder):
     from pml_ext.recipe import load_recipes
     from pml_ext.training.run import Run
+    from pml_ext.training.state import load_model
 
     run = load_run(runs[0], "cpu")
     recipe = next(iter(load_recipes(str(runs[0] / "recipe.toml")).values()))
     trained = Run(recipe, "again", runs[0])
-    trained.load_model("model")
+    load_model(trained, "model")
     images = [trained.splits["test"].image(index) for index in range(20)]
     expected = torch.nn.functional.normalize(trained.embeddings("test")[:20])
     torch.testing.assert_close(run.embed(images), expected)

@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 
-from pml_ext_search.faiss_index import FaissIndex, RecallSample
+from pml_ext.evaluation.recall_sample import RecallSample
+from pml_ext_search.faiss_index import FaissIndex
 from pml_ext_search.query import QueryOptions
 
 from .conftest import made_up

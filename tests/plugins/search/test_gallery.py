@@ -8,9 +8,9 @@ import torch
 
 from pml_ext import load_run
 from pml_ext.evaluation.neighbors import nearest_of
+from pml_ext.plugin import SearchFilter
 from pml_ext_search.gallery import _with_exact_distances
 from pml_ext_search.query import QueryOptions
-from pml_ext_search.stores import SearchFilter
 
 from .conftest import made_up
 

@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from pml_ext.errors import DataError
-from pml_ext_search.pictures import thumbnail
 
 
 @pytest.fixture
@@ -59,25 +58,6 @@ def test_a_picture_that_fails_costs_the_picture_alone(command, photos, monkeypat
     assert len(done.stdout.splitlines()) == 4
     assert done.stderr == "pml-ext: warning: no picture: ZeroDivisionError: division by zero\n"
     assert not (run / "query.png").exists()
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_a_thumbnail_of_a_photograph_is_decoded_small(tmp_path, mode, monkeypatch):
-    """Upright, of the photograph's shape, from an eighth of its pixels."""
-    path = tmp_path / "im $1_3.jpg"
-    exif = Image.Exif()
-    exif[0x0112] = 6  # turned
-    colors = {"RGB": (200, 30, 30), "L": 90, "CMYK": (0, 255, 0, 0)}
-    Image.new(mode, (4000, 3000), colors[mode]).save(path, exif=exif)
-    decoded = []
-    shrink = Image.Image.thumbnail
-    monkeypatch.setattr(
-        Image.Image, "thumbnail", lambda image, *a, **b: decoded.append(image.size) or shrink(image, *a, **b)
-    )
-    small = thumbnail(path)
-    assert (small.mode, small.size) == ("RGB", (165, 220))
-    assert decoded == [(375, 500)]
-    assert thumbnail(path, channels=1, longest=60).size == (45, 60)
 
 
 def test_a_picture_without_an_index_says_what_to_type(make):

@@ -1,0 +1,25 @@
+"""``pml-ext browse``: a page on localhost with the photographs of a folder as a trained run sees them.
+
+:class:`BrowsedRun` computes the page's content, independent of HTTP; :mod:`pml_ext_browse.server` serves it. The run is
+loaded by the service ``search``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pml_ext.plugin import Command, hookimpl, lazily
+
+if TYPE_CHECKING:
+    from .collection import BrowsedRun as BrowsedRun
+    from .collection import Neighbor as Neighbor
+    from .collection import Pair as Pair
+    from .collection import open_collections as open_collections
+
+__getattr__ = lazily(__name__, "train", "pml-ext browse")
+
+
+@hookimpl
+def pml_ext_commands() -> dict[str, Command]:
+    """Return the command that serves the page."""
+    return {"browse": Command("pml_ext_browse.commands:browse", "Browse a folder in a local web page, until Ctrl-C.")}

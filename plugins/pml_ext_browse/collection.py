@@ -1,0 +1,283 @@
+"""The content of the page: nearest images, clusters, a map, right and wrong answers, thumbnails."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import re
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from pml_ext.plugin import SearchFilter
+from pml_ext.tool import (
+    ConfigError,
+    DataError,
+    EmbeddedImages,
+    ImageClusters,
+    Mirror,
+    SearchedRun,
+    SearchService,
+    flattened,
+    nearest_of,
+    placeholder,
+    read_json,
+    sample_indices,
+    service,
+    thumbnail,
+    without,
+)
+
+MAP_LIMITS = {"tsne": 1500, "pca": 5000}  # maximum images on a map; t-SNE takes five seconds for 1,500
+MIN_QUERIES = 1000  # of the leave-one-out search in a large collection
+MAX_PAIRS = 2_000_000_000  # that this search compares
+_READING = threading.BoundedSemaphore(4)  # images decoded concurrently
+
+
+class Neighbor(NamedTuple):
+    """An image near a query; ``same_class`` is None if either class is unknown."""
+
+    number: int
+    path: str
+    class_name: str
+    distance: float
+    same_class: bool | None
+
+
+class Pair(NamedTuple):
+    """A query with a class and its nearest other image, by number."""
+
+    query: int
+    nearest: int
+    distance: float
+    right: bool  # whether both have the same class
+    trained: bool | None  # whether the run was trained on the query's class; None if unknown
+
+
+class BrowsedRun:
+    """Embedded images of a run; thumbnails are read only from files inside the folder."""
+
+    def __init__(self, name: str, run: SearchedRun, embedded: EmbeddedImages, store: Mirror | None = None) -> None:
+        self.name = name
+        self.run = run
+        self.embedded = embedded
+        self.store = store
+        self.paths = embedded.paths
+        self.classes = embedded.classes
+        self.folder = embedded.folder
+        self.embeddings = embedded.embeddings.cpu()
+        self.class_names = sorted(set(self.classes) - {""})
+        self.numbers = {path: number for number, path in enumerate(self.paths)}
+        self.clusters = functools.lru_cache(2)(self._clusters)
+        self.projection = functools.cache(self._projection)
+        self.leave_one_out = functools.cache(self._leave_one_out)
+        self.jpeg = functools.lru_cache(1024)(self._jpeg)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @functools.cached_property
+    def trained(self) -> dict[str, bool | None]:
+        """Whether the run was trained on each class; None if the run does not record its classes."""
+        recorded = set(read_json(self.run.folder / "network.json").get("class_names", ()))
+        trained: dict[str, bool | None] = dict.fromkeys(self.class_names, None)
+        if not recorded:
+            return trained
+        # What is written otherwise: those of symbols alone would all be alike.
+        others = {_comparable(name) for name in recorded.difference(self.class_names)} - {""}
+        for name in self.class_names:
+            trained[name] = name in recorded or _comparable(name) in others
+        return trained
+
+    def shown(self, unseen: bool) -> Tensor:
+        """Return the numbers of all images; with ``unseen``, only of classes that the run was not trained on."""
+        if not unseen:
+            return torch.arange(len(self))
+        chosen = [self.trained.get(name) is False for name in self.classes]
+        return torch.tensor(chosen).nonzero().flatten()
+
+    def nearest(self, image: int | str, k: int) -> list[Neighbor]:
+        """Return the nearest other images of an indexed image, given by number or path; its file may be missing."""
+        if isinstance(image, str):
+            number = self.numbers.get(image)
+        else:
+            number = image
+        if number is None:  # indexed by another run only
+            return self.nearest_to_file(self.folder / str(image), k)
+        return self._nearest(self.embeddings[number], number, k)
+
+    def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
+        """Return the nearest images of a photograph; raise DataError if it cannot be read."""
+        (point,) = self.run.embed(file).cpu()
+        path = os.path.relpath(os.path.realpath(file), self.folder.resolve())
+        return self._nearest(point, self.numbers.get(path), k)
+
+    def _nearest(self, point: Tensor, query: int | None, k: int) -> list[Neighbor]:
+        """Return the nearest images of a point; ``query`` is the number of its own image, which is left out."""
+        if self.store is not None:
+            (found,) = self.store.search(point.numpy()[None], k + 1, SearchFilter())
+            numbers = [self.numbers[each.path] for each in found if each.path in self.numbers]
+        else:
+            similarity = self.embeddings @ point  # cosine similarity, since vectors have length 1
+            numbers = similarity.topk(min(k + 1, len(self))).indices.tolist()
+        if query in numbers:
+            numbers.remove(query)
+        others = torch.tensor(numbers[:k], dtype=torch.int64)
+        distances = (self.embeddings[others] - point).norm(dim=1)  # exactly 0 for duplicates
+        order = distances.argsort(stable=True)
+        query_class = self.classes[query] if query is not None else ""
+        neighbors = list[Neighbor]()
+        for number, distance in zip(others[order].tolist(), distances[order].tolist(), strict=True):
+            name = self.classes[number]
+            same = name == query_class if name and query_class else None
+            neighbors.append(Neighbor(number, self.paths[number], name, distance, same))
+        return neighbors
+
+    def _clusters(self, clusters: int | str) -> ImageClusters:
+        return self.run.group(self.embedded, clusters)
+
+    def _projection(self, method: str, unseen: bool = False) -> tuple[NDArray[np.int64], NDArray[np.float32], str]:
+        """Return a map by ``"tsne"`` or ``"pca"``: numbers ``[N]``, positions in 0 to 1 ``[N, 2]``, and a note."""
+        shown = self.shown(unseen)
+        chosen = shown[sample_indices(len(shown), MAP_LIMITS[method], seed=0)]
+        classes = " of unseen classes" if unseen else ""
+        if len(chosen) < len(shown):
+            note = f"{len(chosen):,} of {len(shown):,} images{classes}, drawn at random"
+        else:
+            note = f"All images{classes}"
+        flat = flattened(self.embeddings[chosen].numpy(), method)
+        extent = float(np.ptp(flat, axis=0).max())
+        flat = (flat - flat.min(axis=0)) / max(extent, 1e-12)
+        flat += (1 - flat.max(axis=0)) / 2  # center the shorter side
+        if extent:
+            note += {"tsne": "; t-SNE", "pca": "; principal components"}[method]
+        else:
+            note += "; they lie on one point"
+        return chosen.numpy(), flat.astype(np.float32), note
+
+    def _leave_one_out(self) -> tuple[list[Pair], str]:
+        """Return pairs of an image and its nearest other one, by distance, of all images or a sample, and a note."""
+        if not self.class_names or len(self) < 2:
+            raise DataError(f"{self.folder}: right and wrong answers need a sub-folder per class")
+        known = torch.tensor([bool(name) for name in self.classes]).nonzero().flatten()
+        chosen = known[sample_indices(len(known), max(MIN_QUERIES, MAX_PAIRS // len(self)), seed=0)]
+        distances, neighbors = nearest_of(self.embeddings[chosen], 2, self.embeddings)
+        distances, others = without(chosen, distances, neighbors)
+        if len(chosen) == len(self):
+            note = f"all {len(self):,} images"
+        else:
+            note = f"{len(chosen):,} of {len(self):,} images"
+        if len(known) < len(self):
+            note += " that have a class"
+        if len(chosen) < len(known):
+            note += ", drawn at random"
+        pairs = list[Pair]()
+        for query, (other,), (distance,) in zip(chosen.tolist(), others.tolist(), distances.tolist(), strict=True):
+            name = self.classes[query]
+            pairs.append(Pair(query, other, distance, name == self.classes[other], self.trained[name]))
+        return sorted(pairs, key=lambda pair: pair.distance), note
+
+    def recall(self) -> list[tuple[str, int, int]]:
+        """Return name, right answers and queries (quotient: Recall@1), for trained and unseen classes separately."""
+        names = {True: "classes of training", False: "unseen classes", None: "all classes (those of training unknown)"}
+        pairs, _ = self.leave_one_out()
+        rows = []
+        for trained, name in names.items():
+            right = [pair.right for pair in pairs if pair.trained is trained]
+            if right:
+                rows.append((name, sum(right), len(right)))
+        return rows
+
+    def confusions(self) -> list[tuple[str, str, int]]:
+        """Return the five most frequent wrong answers: class of the query, class retrieved, count."""
+        counts = Counter[tuple[str, str]]()
+        pairs, _ = self.leave_one_out()
+        for pair in pairs:
+            if not pair.right:
+                counts[self.classes[pair.query], self.classes[pair.nearest]] += 1
+        return [(*names, count) for names, count in counts.most_common(5)]
+
+    @functools.cached_property
+    def missing(self) -> list[str]:
+        """Paths of images that are missing or outside the folder; takes a second for 100,000 images."""
+        return [path for path in self.paths if self._inside(path) is None]
+
+    def _inside(self, path: str) -> Path | None:
+        """Return a file's path with links resolved; None if it is missing or outside the folder."""
+        try:
+            file = Path(os.path.realpath(self.folder / path, strict=True))
+        except (OSError, ValueError):  # missing, a loop of links, or an invalid name
+            return None
+        if file.is_relative_to(self.folder.resolve()):
+            return file
+        return None
+
+    def _jpeg(self, number: int, longest: int) -> bytes:
+        """Return a thumbnail of an indexed image as JPEG, or a placeholder if it cannot be read."""
+        file = self._inside(self.paths[number])
+        image = placeholder(longest)
+        if file is not None:
+            with contextlib.suppress(DataError), _READING:  # a damaged file: keep the placeholder
+                image = thumbnail(file, longest=longest)
+        return jpeg(image, longest)
+
+
+def _comparable(name: str) -> str:
+    """Return the words of a class's name: the folder ``greek_character01`` may have ``Greek/character01``."""
+    return re.sub(r"[\W_]+", " ", name.casefold()).strip()
+
+
+def jpeg(image: Image.Image, longest: int) -> bytes:
+    """Return an image as JPEG; a tiny drawing is enlarged without interpolation."""
+    factor = max(1, longest // max(image.size))
+    buffer = io.BytesIO()
+    image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.convert("RGB").save(buffer, "JPEG", quality=85)
+    return buffer.getvalue()
+
+
+def open_collections(
+    runs: Sequence[str | Path],
+    folder: str | Path | None = None,
+    device: str = "auto",
+    tell: Callable[[str], None] = warnings.warn,
+    store: str | None = None,
+) -> list[BrowsedRun]:
+    """Return the collections of runs, given by the runs' folders.
+
+    ``folder`` has the images; its new images are embedded, after a message to ``tell``. By default the images of each
+    run's index are shown. ``store`` is the address of a store that has them; it is searched instead of the index.
+    """
+    search: SearchService = service("search", "pml-ext browse")
+    collections: list[BrowsedRun] = []
+    for place in map(Path, runs):
+        run = search.load_run(place, device)
+        run.check_images()  # the page cannot show vectors
+        if folder is None:
+            embedded = run.indexed_images()
+        else:
+            tell(f"{folder}: embedding the images that {run.place} does not have")
+            embedded = run.embed_folder(folder)
+        place = place.resolve()
+        clashes = place.name in [other.name for other in collections]
+        if clashes:
+            title = f"{place.parent.name}/{place.name}"
+        else:
+            title = place.name
+        opened_store = None if store is None else run.open_filled_store(store)
+        collections.append(BrowsedRun(title, run, embedded, opened_store))
+    folders = sorted({str(collection.folder.resolve()) for collection in collections})
+    if len(folders) > 1:
+        raise ConfigError(f"the indexes of the runs are of {' and '.join(folders)}; name one FOLDER for both")
+    return collections

@@ -1,0 +1,38 @@
+"""``pml-ext browse``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from pml_ext.tool import ConfigError, OnDevice, RunFolder, stderr, stdout
+
+
+def browse(
+    run: RunFolder,
+    folder: Annotated[
+        Path | None, Argument(metavar="[FOLDER]", help="A folder of images (default: the indexed one).")
+    ] = None,
+    beside: Annotated[Path | None, Option(metavar="RUN", help="Another run to show side by side.")] = None,
+    store: Annotated[str | None, Option(metavar="STORE", help="Search in a store that index --to filled.")] = None,
+    port: Annotated[int, Option(min=0, max=65535, help="The page's port; 0 for any free one.")] = 7860,
+    opened: Annotated[bool, Option("--open/--no-open", help="Open the page in the browser.")] = True,
+    device: OnDevice = "auto",
+) -> None:
+    """Browse a folder in a local web page, until Ctrl-C.
+
+    Drop or click a photograph to see its nearest images. The page also shows clusters, a map of the embeddings, and
+    correct and wrong answers.
+    """
+    from .collection import open_collections
+    from .server import listening, serve
+
+    if store is not None and (folder is not None or beside is not None):
+        raise ConfigError("--store has the images of RUN's index; leave out FOLDER and --beside")
+    with listening(port) as bound:
+        runs = [run] if beside is None else [run, beside]
+        collections = open_collections(runs, folder, device, lambda text: stderr().print(text, soft_wrap=True), store)
+        serve(collections, bound, opened, lambda address: stdout().print(f"{address}   (Ctrl-C ends)"))
+    stderr().print("pml-ext: the page is closed")

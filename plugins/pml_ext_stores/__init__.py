@@ -1,0 +1,55 @@
+"""Vector databases that hold and search the images of an index: ``pml-ext index RUN --to SCHEME:ADDRESS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pml_ext.plugin import Store, hookimpl, lazily
+
+if TYPE_CHECKING:
+    from pml_ext.tool import StoresService
+
+    from .contract import check_contract as check_contract
+    from .mirror import MirroredStore as MirroredStore
+
+__getattr__ = lazily(__name__, "train", "stores")
+
+
+@hookimpl
+def pml_ext_stores() -> dict[str, Callable[..., Any]]:
+    """Return LanceDB, PostgreSQL with pgvector, and Qdrant."""
+    return {"lancedb": _lancedb, "pgvector": _pgvector, "qdrant": _qdrant}
+
+
+def _lancedb(address: str, table: str, size: int) -> Store:
+    """LanceDB, in a folder or in object storage: ``lancedb:DIR``, ``lancedb:s3://bucket/photos``."""
+    from .lancedb import LanceDB
+
+    return LanceDB(address, table, size)
+
+
+def _pgvector(address: str, table: str, size: int) -> Store:
+    """PostgreSQL with pgvector of 0.8 or later: ``pgvector:postgresql://user@host/database``."""
+    from .pgvector import PgVector
+
+    return PgVector(address, table, size)
+
+
+def _qdrant(address: str, table: str, size: int) -> Store:
+    """Qdrant, a server or a folder: ``qdrant:http://localhost:6333``, ``qdrant:DIR``; key in ``QDRANT_API_KEY``."""
+    from .qdrant import Qdrant
+
+    return Qdrant(address, table, size)
+
+
+@hookimpl
+def pml_ext_services() -> dict[str, Callable[..., Any]]:
+    """Return what copies an index into a store of any plugin."""
+    return {"stores": _stores}
+
+
+def _stores() -> StoresService:
+    from . import mirror
+
+    return mirror

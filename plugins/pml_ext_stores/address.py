@@ -1,0 +1,35 @@
+"""Addresses of stores as errors show them, without passwords."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from pml_ext.tool import DataError, one_line, shortened
+
+
+def masked(address: str) -> str:
+    """Return the address of a store without what may be secret: of PostgreSQL, host and database."""
+    scheme, colon, rest = address.partition(":")
+    if scheme == "pgvector":
+        from .conninfo import public_part
+
+        return scheme + colon + public_part(rest)
+    if "://" not in address:
+        return re.sub(r"(password\s*=).*", r"\1***", address)
+    start, _, rest = address.partition("://")
+    user, _, place = rest.rpartition("@")
+    hidden = "***@" if user else ""
+    return f"{start}://{hidden}{place.partition('?')[0]}"
+
+
+@contextlib.contextmanager
+def database_errors(name: str, *errors: type[Exception]) -> Iterator[None]:
+    """Convert a database's errors into a one-line DataError, without the password of its address."""
+    try:
+        yield
+    except errors as error:
+        why = shortened(one_line(error), 300)
+        text = f"{masked(name)} failed ({why}); what was written before stays, type the command again to go on"
+        raise DataError(text) from error

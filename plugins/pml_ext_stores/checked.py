@@ -1,0 +1,161 @@
+"""Stores of any plugin, checked: a wrong answer or a failure is an error that names store, plugin and method."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+from pml_ext.plugin import Rows, SearchFilter, SearchResult, Store
+from pml_ext.tool import PluginError, PmlExtError, Vectors, counted, one_line, registry, shortened
+
+METHODS = ("write", "search", "delete", "count", "checksums")
+TOLERANCE = 1e-4  # of distances between vectors of length 1 that a store computes in float32
+
+
+def open_checked(scheme: str, address: str, table: str, size: int) -> CheckedStore:
+    """Open a table of the store of a scheme, ``"lancedb"`` or ``"entry-point:lancedb"``, at an address."""
+    plugin, factory = registry.find("store", scheme)
+    return checked(factory, (address, table, size), f"the store {scheme!r} of the plugin {plugin!r}")
+
+
+def checked(factory: Callable[..., Any], arguments: tuple[str, str, int], owner: str) -> CheckedStore:
+    """Return the store of a factory; ``owner`` is its name in errors. PluginError if it lacks a method."""
+    with _guarded(f"opening {owner}"):
+        store = factory(*arguments)
+    missing = [method for method in METHODS if not callable(getattr(store, method, None))]
+    if missing:
+        text = f"{owner} is a {type(store).__name__} without the method {' and '.join(missing)}"
+        raise PluginError(f"{text}; wanted those of pml_ext.plugin.Store")
+    return CheckedStore(store, owner)
+
+
+class CheckedStore:
+    """A store that checks what another one returns, and names it in errors.
+
+    What it prints goes to stderr, and it gets copies of the queries.
+    """
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+
+    def write(self, rows: Iterable[Rows]) -> None:
+        """Insert batches of images, replacing those with the same ids."""
+        with _guarded(f"write of {self._owner}"):
+            self._store.write(rows)
+
+    def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
+        """Return up to k images for each vector, nearest first."""
+        with _guarded(f"search of {self._owner}"):
+            answer = self._store.search(vectors.copy(), k, where)
+        if not _is_list(answer) or len(answer) != len(vectors):
+            found = counted(len(answer), "list") if _is_list(answer) else shortened(repr(answer), 100)
+            raise self._error("search", f"{found} for {counted(len(vectors), 'vector')}", "a list for each vector")
+        return [self._checked_results(results, k, where) for results in answer]
+
+    def _checked_results(self, results: Any, k: int, where: SearchFilter) -> list[SearchResult]:
+        """Return the results of one vector; PluginError if they are not the nearest k of the filter, nearest first."""
+        if not _is_list(results):
+            raise self._error("search", f"{shortened(repr(results), 100)} for a vector", "a list of SearchResult")
+        if len(results) > k:
+            raise self._error("search", f"{counted(len(results), 'image')} for a vector", f"at most k = {k}")
+        distance = 0.0
+        kept = []
+        for result in results:
+            if not _is_result(result):
+                text = "SearchResult(id, path, class_name, distance) with a finite distance"
+                raise self._error("search", shortened(repr(result), 100), text)
+            if result.distance < distance - TOLERANCE:
+                text = f"the distance {result.distance:.6g} after {distance:.6g}"
+                raise self._error("search", text, "the nearest image first")
+            distance = result.distance
+            if where.within is not None and result.class_name != where.within:
+                text = f"an image of the class {result.class_name!r} within {where.within!r}"
+                raise self._error("search", text, "images of the class alone")
+            if where.radius is not None and distance > where.radius + TOLERANCE:
+                text = f"an image at the distance {distance:.6g} for the radius {where.radius:.6g}"
+                raise self._error("search", text, "no image beyond it")
+            kept.append(SearchResult(int(result.id), result.path, result.class_name, float(distance)))
+        return kept
+
+    def delete(self, ids: Sequence[int]) -> None:
+        """Delete images; ignore unknown ids."""
+        with _guarded(f"delete of {self._owner}"):
+            self._store.delete(ids)
+
+    def count(self) -> int:
+        """Return the number of images."""
+        with _guarded(f"count of {self._owner}"):
+            answer = self._store.count()
+        if not isinstance(answer, Integral) or answer < 0:
+            raise self._error("count", shortened(repr(answer), 100), "the number of images")
+        return int(answer)
+
+    def checksums(self) -> Mapping[int, int]:
+        """Return the checksum of each image by its id."""
+        with _guarded(f"checksums of {self._owner}"):
+            answer = self._store.checksums()
+        if not isinstance(answer, Mapping):
+            raise self._error("checksums", shortened(repr(answer), 100), "a mapping from ids to checksums")
+        for id, checksum in answer.items():
+            if not isinstance(id, Integral) or not isinstance(checksum, Integral):
+                found = shortened(repr({id: checksum}), 100)
+                raise self._error("checksums", found, "whole numbers, as they were written")
+        return answer
+
+    def check_count(self, wanted: int) -> None:
+        """Raise PluginError unless the store has this number of images."""
+        found = self.count()
+        if found != wanted:
+            text = f"{self._owner} has {counted(found, 'image')} after write and delete, of {wanted} in the index"
+            raise PluginError(f"{text}: its write, delete or count is wrong, or somebody else writes into the table")
+
+    def check_ids(self, found: Iterable[int], known: Container[int]) -> None:
+        """Raise PluginError for an id that search returned and that was never written."""
+        for id in found:
+            if id not in known:
+                raise self._error("search", f"the id {id}", "an id that was written and not deleted")
+
+    def check_distances(self, found: Sequence[float], exact: Sequence[float]) -> None:
+        """Raise PluginError unless distances that the store gave are the exact ones."""
+        for one, other in zip(found, exact, strict=True):
+            if not math.isclose(one, other, rel_tol=0.01, abs_tol=0.01):
+                text = f"the distance {one:.4g} between vectors that are {other:.4g} apart"
+                raise self._error("search", text, "Euclidean distances")
+
+    def _error(self, method: str, found: str, wanted: str) -> PluginError:
+        return PluginError(f"{method} of {self._owner} returned {found}; wanted {wanted}")
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _is_result(value: Any) -> bool:
+    """Return whether a value has the attributes of a SearchResult, with values of the right types."""
+    distance: Any = getattr(value, "distance", None)
+    is_distance = isinstance(distance, Real) and math.isfinite(distance) and float(distance) >= 0
+    texts = isinstance(getattr(value, "path", None), str) and isinstance(getattr(value, "class_name", None), str)
+    return is_distance and texts and isinstance(getattr(value, "id", None), Integral)
+
+
+@contextlib.contextmanager
+def _guarded(call: str) -> Iterator[None]:
+    """Send what a store prints to stderr, since results of commands go to stdout, and name the store in its errors."""
+    output: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if threading.current_thread() is threading.main_thread():  # two threads would put back each other's sys.stdout
+        output = contextlib.redirect_stdout(sys.stderr)
+    try:
+        with output:
+            yield
+    except PmlExtError:  # has a text for the user
+        raise
+    except (Exception, SystemExit) as error:
+        origin = registry.origin_of(error)
+        place = f", in {origin.place}" if origin is not None else ""
+        raise PluginError(f"{call} failed: {one_line(error)}{place}") from error

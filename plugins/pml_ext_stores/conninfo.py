@@ -1,0 +1,50 @@
+"""Addresses of PostgreSQL, as its client library reads them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+from pml_ext.tool import needs_extra
+
+with needs_extra("pgvector", "the store pgvector:"):
+    import psycopg
+    import psycopg.conninfo
+
+
+def _conninfo(address: str) -> dict[str, Any] | None:
+    """Return the parts of an address as PostgreSQL's client library reads them; None where it misreads a password."""
+    try:
+        parts: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(address)
+    except psycopg.ProgrammingError:  # its text quotes the address
+        return None
+    url = re.match(r"postgres(?:ql)?://([^?]*)", address)
+    user = url[1].rpartition("@")[0] if url is not None else ""
+    ports = str(parts.get("port", "")).split(",")
+    if "/" in user or "@" in user:
+        return None
+    for port in ports:
+        if port and not port.isdecimal():
+            return None
+    return parts
+
+
+def is_readable(address: str) -> bool:
+    """Return whether an address is one of a database, with a password that is quoted as it must be."""
+    return _conninfo(address) is not None
+
+
+def public_part(address: str) -> str:
+    """Return an address with host, port and database alone; ``***`` for an address that is none."""
+    parts = _conninfo(address)
+    if parts is None:
+        return "***"
+    host = str(parts.get("host", ""))
+    port = str(parts.get("port", ""))
+    database = str(parts.get("dbname", ""))
+    if ":" in host:
+        host = f"[{host}]"
+    if port:
+        host += f":{port}"
+    return f"postgresql://{quote(host, safe=',:[]')}/{quote(database, safe='')}"

@@ -1,0 +1,182 @@
+"""The contract of stores, tried with made-up images in a temporary folder: ``pml-ext check`` of a store."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pml_ext.plugin import Rows, SearchFilter
+from pml_ext.tool import ConfigError, DataError, PluginError, one_line
+
+from .checked import TOLERANCE, CheckedStore, checked
+
+_IMAGES = 40
+_SIZE = 8
+_K = 10
+_CLASSES = ("cats", 'd\'or "é"', "")  # of the made-up images, in turn; a quote is no part of a query's language
+_FILTERS = (SearchFilter(), SearchFilter("cats"), SearchFilter(_CLASSES[1], 1.2), SearchFilter(None, 1.0))
+
+
+class AddressError(DataError):
+    """An address at which a store opens no table."""
+
+
+def check_contract(factory: Callable[..., Any], address: str) -> str:
+    """Write, search, replace, delete and reopen made-up images in a store; return what was tried.
+
+    The tables ``pml_ext_check`` and ``pml_ext_check_other`` of ``address`` must be new. PluginError for what the
+    interface of stores does not allow, AddressError if nothing can be opened there; other errors are the store's own.
+    """
+    images = _made_up(_IMAGES, first=0, seed=0)
+    others = _made_up(10, first=35, seed=1)  # five of the images with other vectors and checksums, and five new ones
+
+    try:
+        store = _opened(factory, address, "pml_ext_check")
+        _check_held(store, {}, "before the first write")
+    except (ConfigError, DataError) as error:
+        raise AddressError(str(error)) from error
+    if any(store.search(images.vectors[:2], _K, SearchFilter())):
+        raise PluginError("search finds an image before the first write; wanted an empty list for each vector")
+
+    _write(store, [_part(images, 0, 25), _part(images, 25, _IMAGES)])
+    held = _by_id(images)
+    _check_held(store, held, "after the write of two batches")
+    _check_searches(store, held)
+
+    _write(store, [others])
+    held |= _by_id(others)
+    _check_held(store, held, "after images were written again, which replaces them")
+    _check_stopped_write(store, held)
+
+    store.delete([0, 1, 999])
+    store.delete([])
+    del held[0], held[1]
+    _check_held(store, held, "after delete([0, 1, 999]), where 999 is unknown")
+    _check_searches(store, held)
+
+    del store
+    gc.collect()  # a database that one object at a time may open
+    store = _opened(factory, address, "pml_ext_check_other")
+    _check_held(store, {}, "in a table of another name; each state of a network has its own")
+    del store
+    gc.collect()
+    store = _opened(factory, address, "pml_ext_check")
+    _check_held(store, held, "opened once more")
+    _check_searches(store, held)
+    store.delete(sorted(held))
+    _check_held(store, {}, "after all images were deleted")
+    return f"{_IMAGES} made-up images written, searched, replaced, deleted and reopened"
+
+
+def _opened(factory: Callable[..., Any], address: str, table: str) -> CheckedStore:
+    return checked(factory, (address, table, _SIZE), "the store")
+
+
+def _made_up(count: int, first: int, seed: int) -> Rows:
+    """Return rows of random unit vectors with ids from ``first`` on."""
+    points = np.random.default_rng(seed).standard_normal((count, _SIZE)).astype(np.float32)
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    ids = np.arange(first, first + count)
+    classes = [_CLASSES[id % len(_CLASSES)] for id in ids]
+    paths = [f"{name or 'none'}/{id}.jpg" for id, name in zip(ids, classes, strict=True)]
+    return Rows(ids, 2**32 - 1 - 7 * ids - seed, paths, classes, points)
+
+
+def _part(rows: Rows, start: int, end: int) -> Rows:
+    """Return a copy of some rows."""
+    return Rows(
+        rows.ids[start:end].copy(),
+        rows.checksums[start:end].copy(),
+        rows.paths[start:end],
+        rows.classes[start:end],
+        rows.vectors[start:end].copy(),
+    )
+
+
+def _by_id(rows: Rows) -> dict[int, tuple[int, str, str, Any]]:
+    """Return checksum, path, class and vector of each image by its id."""
+    columns = (rows.checksums.tolist(), rows.paths, rows.classes, rows.vectors)
+    return dict(zip(rows.ids.tolist(), zip(*columns, strict=True), strict=True))
+
+
+def _write(store: CheckedStore, batches: list[Rows]) -> None:
+    """Write batches from an iterator, which can be read once; PluginError if the store does not read all."""
+    read: list[Rows] = []
+
+    def each() -> Iterator[Rows]:
+        for batch in batches:
+            read.append(batch)
+            yield _part(batch, 0, len(batch.ids))
+
+    store.write(each())
+    if len(read) != len(batches):
+        raise PluginError(f"write reads {len(read)} of {len(batches)} batches; wanted all")
+
+
+def _check_held(store: CheckedStore, held: dict[int, Any], when: str) -> None:
+    """Fail unless a store has these images and their checksums."""
+    count = store.count()
+    if count != len(held):
+        raise PluginError(f"count() is {count} {when}; wanted {len(held)}")
+    checksums = dict(store.checksums())
+    wanted = {id: image[0] for id, image in held.items()}
+    if checksums != wanted:
+        differing = sorted(id for id in checksums.keys() | wanted.keys() if checksums.get(id) != wanted.get(id))
+        id = differing[0]
+        text = f"checksums() has {checksums.get(id)} for the image {id} {when}; wanted {wanted.get(id)}"
+        raise PluginError(f"{text} ({len(differing)} of {len(wanted)} differ)")
+
+
+def _check_searches(store: CheckedStore, held: dict[int, Any]) -> None:
+    """Fail unless a store finds what a loop over all images finds, with each filter."""
+    queries = _made_up(3, first=0, seed=2).vectors
+    for where in _FILTERS:
+        for query, found in zip(queries, store.search(queries.copy(), _K, where), strict=True):
+            wanted = _nearest(held, query, where)
+            store.check_ids([result.id for result in found], held)
+            exact = [float(np.linalg.norm(held[result.id][3] - query)) for result in found]
+            store.check_distances([result.distance for result in found], exact)
+            if len(found) != len(wanted) or any(np.array(exact) > np.array(wanted) + TOLERANCE):
+                shown = [round(distance, 4) for distance in exact]
+                best = [round(distance, 4) for distance in wanted]
+                raise PluginError(f"search with {where} finds images at {shown}; the nearest ones are at {best}")
+            for result in found:
+                _, path, class_name, _ = held[result.id]
+                if (result.path, result.class_name) != (path, class_name):
+                    text = f"path and class {(result.path, result.class_name)} of the image {result.id}"
+                    raise PluginError(f"search returns {text}; wanted {(path, class_name)}")
+
+
+def _nearest(held: dict[int, Any], query: Any, where: SearchFilter) -> list[float]:
+    """Return the distances of the nearest images that meet a filter, by a loop over all."""
+    distances = []
+    for _, _, class_name, vector in held.values():
+        distance = float(np.linalg.norm(vector - query))
+        is_near = where.radius is None or distance <= where.radius
+        if is_near and where.within in (None, class_name):
+            distances.append(distance)
+    return sorted(distances)[:_K]
+
+
+def _check_stopped_write(store: CheckedStore, held: dict[int, Any]) -> None:
+    """Fail if a store hides the error of a later batch, or loses the images of before."""
+
+    def stopped() -> Iterator[Rows]:
+        yield _made_up(1, first=35, seed=1)  # as it is in the store
+        raise DataError("the reading of images was stopped")
+
+    try:
+        store.write(stopped())
+    except DataError:
+        pass
+    except Exception as error:
+        text = f"an error while batches are read becomes {one_line(error)}"
+        raise PluginError(f"{text}; wanted the same error, which says what to do") from error
+    else:
+        raise PluginError("write returns although reading the batches failed; wanted the error")
+    lost = held.keys() - dict(store.checksums()).keys()
+    if lost:
+        raise PluginError(f"a write that is stopped loses {len(lost)} images that were written before; wanted all kept")

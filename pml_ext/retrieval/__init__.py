@@ -1,0 +1,5 @@
+"""What tools that search hand to one another: data that none of them owns, and the services that they offer.
+
+A tool imports no other. It asks for one by name, :func:`pml_ext.registry.service`, and gets an object with the methods
+that are written here.
+"""

@@ -1,0 +1,49 @@
+"""A trained run that embeds and searches images, as the tool that has it shows it to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from .images import EmbeddedImages, ImageClusters
+from .mirror import Mirror
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class SearchedRun(Protocol):
+    """A trained run that embeds images and has an index of some."""
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+
+    @property
+    def place(self) -> Path:
+        """The folder of the run's collection."""
+
+    def check_images(self) -> None:
+        """Raise ConfigError for a run that was trained on vectors."""
+
+    def embed(self, images: Any, batch_size: int = 256) -> Tensor:
+        """Return the embeddings of one or several images, ``[N, D]``."""
+
+    def embed_folder(self, folder: str | Path, batch_size: int = 256) -> EmbeddedImages:
+        """Embed the images below a folder that the collection does not have, and return all."""
+
+    def indexed_images(self) -> EmbeddedImages:
+        """Return the images of the index; DataError if there is none."""
+
+    def group(self, images: Any, clusters: int | str) -> ImageClusters:
+        """Return clusters of images that :meth:`embed_folder` or :meth:`indexed_images` gave."""
+
+    def open_filled_store(self, store: str) -> Mirror:
+        """Open a store that has the images of the index; DataError if it has none."""
+
+
+class SearchService(Protocol):
+    """The service ``"search"``."""
+
+    def load_run(self, path: str | Path, device: str = "auto") -> SearchedRun:
+        """Load a finished run; DataError if the folder has none."""

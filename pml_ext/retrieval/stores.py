@@ -1,0 +1,63 @@
+"""Stores: databases that hold and search the images of an index; see :func:`pml_ext.registry.hooks.pml_ext_stores`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.int64]
+Vectors = NDArray[np.float32]
+
+
+class Rows(NamedTuple):
+    """A batch of N images of an index."""
+
+    ids: Numbers  # [N]
+    checksums: Numbers  # [N], of the images' rows in the index, below 2^32
+    paths: Sequence[str]  # relative to the indexed folder; bytes that are not valid UTF-8 are escaped
+    classes: Sequence[str]  # "" for images without a class
+    vectors: Vectors  # [N, D], of length 1
+
+
+class SearchFilter(NamedTuple):
+    """The filter of a search; None disables a condition."""
+
+    within: str | None = None  # a class
+    radius: float | None = None  # the largest Euclidean distance
+
+
+class SearchResult(NamedTuple):
+    """An answer."""
+
+    id: int
+    path: str
+    class_name: str
+    distance: float  # Euclidean
+
+
+class Store(Protocol):
+    """The interface of a store, a table of a database; see :func:`pml_ext.registry.hooks.pml_ext_stores`.
+
+    Errors that a user can mend are :class:`pml_ext.errors.DataError`.
+    """
+
+    def write(self, rows: Iterable[Rows]) -> None:
+        """Insert batches of images, replacing those with the same ids, and update the table's index.
+
+        What was written remains if a later batch fails.
+        """
+
+    def search(self, vectors: Vectors, k: int, where: SearchFilter) -> list[list[SearchResult]]:
+        """Return up to k images for each vector ``[Q, D]``, nearest first."""
+
+    def delete(self, ids: Sequence[int]) -> None:
+        """Delete images; ignore unknown ids."""
+
+    def count(self) -> int:
+        """Return the number of images; 0 if there is no table."""
+
+    def checksums(self) -> Mapping[int, int]:
+        """Return the checksum of each image by its id: they show what has changed, also after a failed write."""

@@ -1,0 +1,103 @@
+"""What a run trains on: images, features of a frozen trunk, or activations of its first part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..networks.network import Preprocessing
+from ..recipe.schema import cut_of
+from .activations import TrunkCut, check_size, cut_trunk
+from .batches import BatchReader
+from .feature_reader import FeatureReader
+from .stages import Stage
+from .view import View
+
+
+class Inputs:
+    """The readers of the batches of stages, and what is computed once for them: features and activations."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._cuts: dict[tuple[str, str], TrunkCut] = {}  # by block and precision
+        self._readers: dict[TrunkCut | None, BatchReader | FeatureReader] = {}  # by cut
+
+    def trained_trunk(self, stage: Stage) -> torch.nn.Module:
+        """Return the module that a stage trains from what its reader gives: images, features or activations."""
+        if self._view.frozen:
+            return torch.nn.Identity()
+        cut = self.cut_of(stage)
+        return self._view.trunk if cut is None else cut.rest
+
+    def cut_of(self, stage: Stage) -> TrunkCut | None:
+        """Return the cut of the trunk in a stage, if it has one."""
+        table = cut_of(self._view.recipe.model.freeze) or cut_of(stage.table.freeze)
+        if table is None:
+            return None
+        key = (table.until, table.precision)
+        if key not in self._cuts:
+            assert isinstance(self._view.data.preprocessing, Preprocessing)  # vectors have no trunk to cut
+            self._cuts[key] = cut_trunk(self._view.trunk, table, self._view.data.preprocessing, self._view.device)
+        return self._cuts[key]
+
+    def reader_of(self, stage: Stage) -> BatchReader | FeatureReader:
+        """Return the reader of a stage's batches: of images, of features, or of activations before a cut."""
+        cut = self.cut_of(stage)
+        if cut not in self._readers:
+            self._readers[cut] = self._new_reader(cut)
+        return self._readers[cut]
+
+    def _new_reader(self, cut: TrunkCut | None) -> BatchReader | FeatureReader:
+        images = self._view.data.training_images
+        if cut is not None:
+            kept = [self._view.kept.activations(cut, "train", view) for view in self._views()]
+        elif self._view.frozen:
+            kept = [self._view.kept.features("train", view) for view in self._views()]
+        else:
+            workers = self._view.recipe.data.workers
+            return BatchReader(images, workers, self._view.device, self._view.memory_format)
+        return FeatureReader(kept, images.labels, self._view.device)
+
+    def _views(self) -> range:
+        """Return the numbers of the views of training images that are kept; 0 is the image without augmentation."""
+        count = self._view.recipe.model.views
+        return range(1, count + 1) if count > 1 else range(1)
+
+    def close(self) -> None:
+        """Terminate the workers that read images."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+    def compute(self, stages: Iterable[Stage]) -> None:
+        """Compute the features of a frozen trunk, or the activations before cuts; each process computes a part.
+
+        A single process leaves the features of tested images to the tests.
+        """
+        if self._view.frozen:
+            for split in self._view.splits:
+                if self._view.processes > 1 or split in ("train", "validation"):
+                    self._view.kept.features(split)
+        for cut in dict.fromkeys(self.cut_of(stage) for stage in stages):
+            if cut is not None:
+                self._compute_activations(cut)
+
+    def compute_views(self) -> None:
+        """Compute the features of all views of the training images, of a frozen trunk."""
+        if self._view.frozen:
+            for view in self._views():
+                self._view.kept.features("train", view)
+
+    def _compute_activations(self, cut: TrunkCut) -> None:
+        """Compute all activations before a cut that the run needs; ConfigError if they take too much space."""
+        validated = len(self._view.images("validation")) if "validation" in self._view.splits else 0
+        tell = self._view.tell if self._view.rank == 0 else _no_line
+        check_size(cut, len(self._view.data.training_images), len(self._views()), validated, tell)
+        for view in self._views():
+            self._view.kept.activations(cut, "train", view)
+        if validated:
+            self._view.kept.activations(cut, "validation")
+
+
+def _no_line(text: str) -> None: ...

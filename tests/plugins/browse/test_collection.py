@@ -1,0 +1,182 @@
+"""A collection against loops over its embeddings, and the pictures that it gives away."""
+
+import io
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pml_ext import load_run
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.files import write_json
+from pml_ext_browse import BrowsedRun, open_collections
+from pml_ext_search.collection import Embedded
+
+
+def made(points, paths, folder="/nowhere", run=None):
+    """A collection of made-up embeddings."""
+    points = torch.nn.functional.normalize(torch.as_tensor(points, dtype=torch.float32))
+    embedded = Embedded(Path(folder), paths, points, {})
+    return BrowsedRun("made", SimpleNamespace(folder=run), embedded)
+
+
+def pixels(content):
+    return np.asarray(Image.open(io.BytesIO(content)))
+
+
+def test_the_nearest_of_an_image_are_the_answers_of_a_query(pair, photos):
+    collection = pair[0]
+    collection.run.index(photos)
+    for number in (0, 77, 199):
+        nearest = collection.nearest(number, 6)
+        (answer,) = collection.run.query(photos / collection.paths[number], 6)
+        assert [each.path for each in nearest] == answer.paths
+        assert [each.distance for each in nearest] == pytest.approx(answer.distances, abs=1e-3)
+        assert [each.same_class for each in nearest] == [name == answer.query_class for name in answer.classes]
+        assert collection.nearest_to_file(photos / collection.paths[number], 6) == nearest
+    assert len(collection.nearest(0, 1000)) == 199
+
+
+def test_duplicates_and_images_without_classes(tmp_path):
+    write_json(tmp_path / "network.json", {})
+    collection = made([[1, 0], [1, 0], [0, 1]], ["a/1.png", "a/2.png", "3.png"], run=tmp_path)
+    assert [(each.number, each.distance, each.same_class) for each in collection.nearest(0, 5)] == [
+        (1, 0.0, True),
+        (2, pytest.approx(2**0.5), None),
+    ]
+    pairs, note = collection.leave_one_out()
+    assert [each[:2] for each in pairs] == [(0, 1), (1, 0)]
+    assert note == "2 of 3 images that have a class"
+    assert collection.recall() == [("all classes (those of training unknown)", 2, 2)]
+    with pytest.raises(DataError, match="right and wrong answers need a sub-folder per class"):
+        made(torch.eye(3), ["1.png", "2.png", "3.png"]).leave_one_out()
+
+
+def test_right_and_wrong_against_a_loop(pair, monkeypatch):
+    collection = pair[0]
+    pairs, note = collection.leave_one_out()
+    points = collection.embeddings.numpy()
+    for each in pairs:
+        apart = np.linalg.norm(points - points[each.query], axis=1)
+        apart[each.query] = np.inf
+        assert each.distance == pytest.approx(apart.min(), abs=1e-3)
+        assert apart[each.nearest] == pytest.approx(apart.min(), abs=1e-3)
+        assert each.right == (collection.classes[each.query] == collection.classes[each.nearest])
+    assert (len(pairs), note) == (200, "all 200 images")
+    assert [each.distance for each in pairs] == sorted(each.distance for each in pairs)
+    wrong = [each for each in pairs if not each.right]
+    query, retrieved, count = collection.confusions()[0]
+    assert query != retrieved
+    assert count == sum(
+        (collection.classes[each.query], collection.classes[each.nearest]) == (query, retrieved) for each in wrong
+    )
+    monkeypatch.setattr("pml_ext_browse.collection.MIN_QUERIES", 20)
+    monkeypatch.setattr("pml_ext_browse.collection.MAX_PAIRS", 0)
+    few, note = BrowsedRun("few", collection.run, collection.embedded).leave_one_out()
+    assert (len(few), note) == (20, "20 of 200 images, drawn at random")
+
+
+def test_recall_of_unseen_classes_stands_by_itself(pair):
+    """The run was trained on 0 to 9; the ones have a folder of another name, which it never saw."""
+    collection = pair[0]
+    unseen = np.array(collection.classes) == "price $5_$6"
+    right = np.zeros(200, dtype=bool)
+    for each in collection.leave_one_out()[0]:
+        right[each.query] = each.right
+        assert each.trained is not bool(unseen[each.query])
+    assert collection.recall() == [
+        ("classes of training", right[~unseen].sum(), (~unseen).sum()),
+        ("unseen classes", right[unseen].sum(), unseen.sum()),
+    ]
+
+
+@pytest.mark.parametrize("name", ["Greek/character01", "greek_character01", "greek  character01"])
+def test_classes_are_matched_by_name(tmp_path, name):
+    write_json(tmp_path / "network.json", {"class_names": [name]})
+    collection = made(torch.eye(3), ["Greek character01/1.png", "Greek character02/2.png", "3.png"], run=tmp_path)
+    assert {each.query: each.trained for each in collection.leave_one_out()[0]} == {0: True, 1: False}
+
+
+@pytest.mark.parametrize("method", ["pca", "tsne"])
+def test_a_map_has_a_place_for_every_image(pair, method):
+    numbers, places, _ = pair[0].projection(method)
+    assert numbers.tolist() == [*range(200)]
+    assert places.min() >= 0
+    assert places.max() <= 1
+    assert max(np.ptp(places, axis=0)) == pytest.approx(1, abs=1e-3)
+
+
+def test_a_map_of_a_sample_and_of_one_point(monkeypatch):
+    monkeypatch.setattr("pml_ext_browse.collection.MAP_LIMITS", {"pca": 50})
+    numbers, _, note = made(torch.randn(90, 4), [f"{number}.png" for number in range(90)]).projection("pca")
+    assert (len(numbers), note) == (50, "50 of 90 images, drawn at random; principal components")
+    _, places, note = made(torch.ones(5, 4), [f"{n}.png" for n in range(5)]).projection("pca")
+    assert (places == 0.5).all()
+    assert note == "All images; they lie on one point"
+
+
+def test_no_picture_of_a_file_outside_of_the_folder(few):
+    """Nor of one that is gone, or damaged: the same placeholder."""
+    place = few.photos
+    shutil.copy(few.secret, place / "inside.png")
+    (place / "link.png").symlink_to(few.secret)
+    (place / "linked").symlink_to(few.place)
+    (place / "to-inside.png").symlink_to(place / "inside.png")
+    (place / "damaged.png").write_bytes(b"\x89PNG")
+    (place / "loop.png").symlink_to(place / "loop.png")
+    paths = ["inside.png", "to-inside.png", "link.png", "linked/secret.png", "gone.png", "damaged.png", "loop.png"]
+    collection = made(torch.eye(7), paths, place)
+    green = [pixels(collection.jpeg(number, 160))[80, 40, 1] > 240 for number in range(7)]
+    assert green == [True, True, False, False, False, False, False]
+    assert len({collection.jpeg(number, 160) for number in range(2, 7)}) == 1
+    assert collection.missing == ["link.png", "linked/secret.png", "gone.png", "loop.png"]
+    assert pixels(collection.jpeg(0, 160)).shape == (160, 160, 3)  # 8 x 8, twenty times
+
+
+def test_a_folder_needs_no_index(few, photos):
+    told = []
+    with pytest.raises(DataError, match="no index; type: pml-ext index"):
+        open_collections([few.run], None, "cpu")
+    with pytest.raises(DataError, match="nowhere: no such folder"):
+        open_collections([few.run], few.place / "nowhere", "cpu", told.append)
+    load_run(few.run, "cpu").index(few.photos)
+    assert len(open_collections([few.run], photos, "cpu", told.append)[0]) == 200
+    assert told[-1] == f"{photos}: embedding the images that {few.run / 'collection'} does not have"
+    assert not (few.run / "browse").exists()
+    few.photos.rename(few.place / "elsewhere")  # looked at without pictures
+    (collection,) = open_collections([few.run], None, "cpu")
+    assert len(collection.missing) == 20
+    assert len(collection.nearest(0, 4)) == 4
+
+
+def test_indexes_of_two_folders_are_not_shown_side_by_side(few, trained, tmp_path):
+    load_run(few.run, "cpu").index(few.photos)
+    other = shutil.copytree(few.run, tmp_path / "other", ignore=shutil.ignore_patterns("collection"))
+    images = shutil.copytree(few.photos, tmp_path / "elsewhere")
+    load_run(other, "cpu").index(images)
+    with pytest.raises(ConfigError, match=f"the indexes of the runs .*{images.name}.*; name one FOLDER for both"):
+        open_collections([few.run, other], None, "cpu")
+
+
+def test_an_empty_store_is_refused(few, tmp_path):
+    pytest.importorskip("lancedb", reason="needs the extra lancedb")
+    load_run(few.run, "cpu").index(few.photos)
+    with pytest.raises(DataError, match="no images of .* in it; type: pml-ext index"):
+        open_collections([few.run], None, "cpu", store=f"lancedb:{tmp_path / 'store'}")
+
+
+def test_classes_of_symbols_are_told_apart(tmp_path):
+    write_json(tmp_path / "network.json", {"class_names": ["+", "C#"]})
+    collection = made(torch.eye(4), ["+/1.png", "-/1.png", "C#/1.png", "C++/1.png"], run=tmp_path)
+    assert collection.trained == {"+": True, "-": False, "C#": True, "C++": False}
+
+
+def test_names_of_classes_are_compared_one_by_one(tmp_path):
+    write_json(tmp_path / "network.json", {"class_names": ["beagle", "Golden Retriever", "a-b"]})
+    paths = ["beagle/1.png", "golden_retriever/1.png", "a-b/1.png", "a b/1.png", "cat/1.png"]
+    collection = made(torch.eye(5), paths, run=tmp_path)
+    assert collection.trained == {"beagle": True, "golden_retriever": True, "a-b": True, "a b": False, "cat": False}

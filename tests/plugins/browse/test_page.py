@@ -1,0 +1,123 @@
+"""The page over HTTP, served by the command: what it shows, what it refuses, what it gives away."""
+
+import base64
+import html
+import io
+import re
+
+import pytest
+from PIL import Image
+
+from pml_ext.errors import DataError
+
+from ..search.conftest import full
+from .asking import PNG, ask, read, upload
+
+server = pytest.importorskip("pml_ext_browse.server", reason="needs the extra browse", exc_type=ImportError)
+
+
+def test_a_query_by_click(served):
+    status, text = read(served, "/?run=0&image=5&k=4")
+    assert status == 200
+    assert "202 images of photos, 10 classes" in text
+    assert "2 of 202 images are missing; placeholders are shown" in text  # one is gone, one leads outside
+    assert text.count("of 4 of the same class") == 2
+    assert "Nearest by one" in text
+    assert "Nearest by two" in text
+    content = ask(served, "/?run=0&image=5&k=4")[2].decode()
+    pictures = re.findall(r"<img [^>]*>", content)
+    assert len(pictures) == 1 + 2 * 4 + 48
+    assert all(re.search(r'alt="[^"]+\.png"', each) for each in pictures)
+    status, text = read(served, "/?image=202")
+    assert (status, "image=202: wanted a number from 0 to 201" in text) == (400, True)
+    page = ask(served, "/?k=4")[2].decode()  # an example
+    assert (page.count("<h1>"), page.count("Nearest by")) == (1, 2)
+    assert len(re.findall("<img ", page)) == 1 + 2 * 4 + 47
+    assert 'id="busy" role="status" hidden' in page
+    assert re.search(r"<b>[^<]+</b>/<wbr>[^<]+\.png", page)  # folder and name
+
+
+def test_unseen_classes_only(served):
+    """The run knows no class of the renamed ones; the other run has another half of the classes."""
+    path = "price $5_$6/"
+    for tab in ("/?unseen=1&k=1", "/map?unseen=1&method=pca"):
+        content = html.unescape(ask(served, tab)[2].decode())
+        assert 'name="unseen" value="1" checked' in content
+        listed = re.findall(r'"([^"]+/\d{4}\.png)"\]', content) or re.findall(r'alt="([^"]+)"', content)[3:]
+        assert len(listed) > 5
+        assert all(name.startswith(path) for name in listed)
+    _, text = read(served, "/answers?kind=right&unseen=1")
+    assert re.search(r"1 to (\d+) of \1 ", text)
+    assert text.count("(an unseen class)") == int(re.search(r"1 to (\d+) of", text)[1])
+    _, text = read(served, "/clusters?clusters=10&unseen=1")
+    assert re.search(r" [1-3] clusters? of one by k-means, mostly of unseen classes", text)
+
+
+def test_a_query_by_upload(served):
+    status, headers, _ = upload(served, (served.photos / "0" / "0010.png").read_bytes(), "<b>mine.png")
+    assert status == 303
+    status, text = read(served, headers["Location"] + "&k=3")
+    assert status == 200
+    assert text.count(".png") == 1 + 2 * 3 + 48
+    content = ask(served, headers["Location"])[2]
+    assert b"&lt;b&gt;mine.png" in content
+    picture = base64.b64decode(re.search(rb'src="data:image/jpeg;base64,([^"]+)"', content)[1])
+    assert Image.open(io.BytesIO(picture)).size == (480, 480)
+    for _ in range(8):
+        upload(served, PNG)
+    status, text = read(served, headers["Location"])  # the eight latest are kept
+    assert (status, "no longer kept" in text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        *((content, "mine.png: not a readable image") for content in (b"no image", b"")),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "mine.png: not a readable image"),
+        (b"P4\n7200 7100\n", "more than 50 megapixels"),
+        (b"P4\n50000 50000\n", "more than 50 megapixels"),  # of which Pillow warns
+    ],
+)
+def test_an_upload_is_refused_before_it_is_decoded(served, content, text):
+    status, _, page = upload(served, content)
+    assert (status, text in page.decode()) == (400, True)
+
+
+def test_a_refused_upload_leaves_no_file(pair, tmp_path, monkeypatch):
+    page = server.Page(pair, tmp_path)
+    noise = io.BytesIO()
+    Image.effect_noise((64, 64), 90).save(noise, "PNG")
+    with pytest.raises(DataError, match="cut.png: not a readable image"):
+        page.keep(io.BytesIO(noise.getvalue()[:3000]), "cut.png")
+    assert [*tmp_path.iterdir()] == []
+    monkeypatch.setattr("pml_ext_browse.page.thumbnail", full)
+    with pytest.raises(OSError, match="No space left"):
+        page.keep(io.BytesIO(PNG), "mine.png")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_clusters(served):
+    status, text = read(served, "/clusters?clusters=3&open=0")
+    assert (status, "3 clusters of one by k-means" in text) == (200, True)
+    assert re.search(r"cluster 0: \d+ images, \d+% ", text)
+    status, text = read(served, "/clusters?run=1&clusters=400")
+    assert (status, "400: wanted 400 images or more" in text) == (400, True)
+
+
+def test_right_and_wrong(served):
+    status, text = read(served, "/answers")
+    assert status == 200
+    assert re.search(r"one , classes of training: Recall@1 \d+\.\d%, .* of \d+ of 18\d images", text)
+    assert re.search(r"two , unseen classes: Recall@1 \d+\.\d%, .* of \d+ of \d\d images", text)
+    assert re.search(r"Most frequent confusions?: \S.* retrieved for .* queries \(\d+\)", text)
+    for kind in ("right", "disputed"):
+        assert "An image and its nearest other one: " in read(served, f"/answers?kind={kind}&run=1")[1]
+    assert "An image and its nearest other one: 61 to 120 of " in read(served, "/answers?kind=right&start=61")[1]
+
+
+@pytest.mark.parametrize("path", ["/map", "/map?color=cluster&method=pca&clusters=4"])
+def test_a_map(served, path):
+    content = ask(served, path)[2].decode()
+    assert "<img src=x" not in content
+    assert len(re.findall(r'\.png"\]', content)) == 202
+    assert 'role="img" aria-label="Map of the embeddings of one: 202 images' in content

@@ -1,0 +1,174 @@
+"""Stores: what they hold and find beside a slow loop, writes that were stopped, and the commands that use them."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from pml_ext.errors import ConfigError, DataError
+from pml_ext.plugin import Rows, SearchFilter
+from pml_ext_search.collection import RetrievalWarning
+from pml_ext_stores.address import masked
+
+from .opened import opened, rows, table
+
+pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
+
+
+def nearest(rows, query, k, within=None, radius=None):
+    """Ids and distances by a loop over all images."""
+    found = []
+    for id, name, point in zip(rows.ids.tolist(), rows.classes, rows.vectors, strict=True):
+        distance = sum((float(x) - float(y)) ** 2 for x, y in zip(point, query, strict=True)) ** 0.5
+        if (within is None or name == within) and (radius is None or distance <= radius):
+            found.append((distance, id))
+    return sorted(found)[:k]
+
+
+def test_a_store_finds_what_a_loop_finds(address):
+    store = opened(address)
+    images = rows(300)
+    assert store.count() == 0
+    assert store.search(images.vectors[:2], 3, SearchFilter()) == [[], []]
+    assert dict(store.checksums()) == {}
+    store.write([Rows(*(column[start : start + 100] for column in images)) for start in range(0, 300, 100)])
+    queries = rows(5, seed=1).vectors
+    classes = images.classes[1]
+    filters = [
+        SearchFilter(),
+        SearchFilter("cats"),
+        SearchFilter(classes, 0.9),
+        SearchFilter(None, 0.7),
+        SearchFilter("dogs"),
+    ]
+    for where in filters:
+        for query, found in zip(queries, store.search(queries, 10, where), strict=True):
+            wanted = nearest(images, query, 10, *where)
+            assert [each.id for each in found] == [id for _, id in wanted]
+            assert [each.distance for each in found] == pytest.approx([distance for distance, _ in wanted], abs=1e-5)
+            assert [each.path for each in found] == [images.paths[id] for _, id in wanted]
+            assert {each.class_name for each in found} <= {where.within} or where.within is None
+    assert nearest(images, queries[0], 10, classes, 0.9)
+    assert store.count() == 300
+    assert store.checksums() == dict(zip(images.ids.tolist(), images.checksums.tolist(), strict=True))
+
+
+def test_rows_are_replaced_deleted_and_kept(address):
+    title = next(table)
+    store = opened(address, title)
+    images = rows(30)
+    others = rows(10, seed=5, first=25)
+    store.write([images])
+    store.write([others])
+    store.delete([0, 1, 999])
+    store.delete([])
+    assert store.count() == 33
+    assert store.checksums()[27] == others.checksums[2]
+    assert store.search(others.vectors[2:3], 1, SearchFilter())[0][0].id == 27
+    assert 0 not in {each.id for each in store.search(images.vectors[:1], 33, SearchFilter())[0]}
+    del store
+    assert address.startswith("qdrant") or opened(address, title).count() == 33
+
+
+def test_only_what_has_changed_is_written(address, make, folder, tmp_path, monkeypatch):
+    run = make()
+    images = tmp_path / "images"
+    shutil.copytree(folder, images)
+    run.index(images)
+    mirrored = run.open_store(address)
+    store = mirrored.store
+    store.delete([*store.checksums()])
+    monkeypatch.setattr(run, "open_store", lambda _: mirrored)
+    changes, recall = run.copy_to_store(address)
+    assert (changes, recall) == ((200, 0, 0, 0), 1.0)
+    names = sorted(images.rglob("00*.png"))
+    shutil.copy(names[3], names[0])
+    names[1].unlink()
+    shutil.copy(names[3], images / "new.png")
+    ids = dict(zip(run.gallery().embedded.paths, run.gallery().embedded.ids.tolist(), strict=True))
+    run.index(images)
+    written = []
+    write = store.write
+    monkeypatch.setattr(store, "write", lambda rows: write(written.append(each) or each for each in rows))
+    assert run.copy_to_store(address)[0] == (1, 1, 1, 198)
+    assert sum(len(each.ids) for each in written) == 2
+    embedded = run.gallery().embedded
+    assert {*store.checksums()} == {*embedded.ids.tolist()}
+    assert all(ids[path] == id for path, id in zip(embedded.paths, embedded.ids.tolist(), strict=True) if path in ids)
+    for options in ({}, {"within": "3"}, {"radius": 0.8}):
+        mine, theirs = (run.query([names[5], names[9]], store=store, **options) for store in (None, address))
+        for one, other in zip(mine, theirs, strict=True):
+            assert one.distances == pytest.approx(other.distances, abs=1e-3)
+            assert not any(one.query.endswith(path) for path in other.paths)
+    with pytest.raises(ConfigError, match="--within nothing: no image of this class in the store"):
+        run.query(names[5], store=address, within="nothing")
+    with pytest.warns(RetrievalWarning, match="the store gave no more images of the class 3"):
+        assert len(run.query(names[5], k=100, store=address, within="3")[0].paths) < 100
+
+
+def test_a_write_that_fails_is_completed_by_the_next(address, make, folder, monkeypatch):
+    run = make()
+    run.index(folder)
+    mirrored = run.open_store(address)
+    store = mirrored.store
+    store.delete([*store.checksums()])
+    monkeypatch.setattr(run, "open_store", lambda _: mirrored)
+    monkeypatch.setattr("pml_ext_stores.mirror.BATCH", 60)
+    write = store.write
+
+    def stopped(rows):
+        def some():
+            yield next(rows)
+            yield next(rows)
+            raise DataError("the machine is gone")
+
+        write(some())
+
+    monkeypatch.setattr(store, "write", stopped)
+    with pytest.raises(DataError, match="the machine is gone"):
+        run.copy_to_store(address)
+    monkeypatch.setattr(store, "write", write)
+    assert store.count() == 120
+    assert run.copy_to_store(address) == ((80, 0, 0, 120), 1.0)
+
+
+def test_other_addresses_are_shown_without_a_password():
+    assert masked("qdrant:https://user:pa/s3cret@host:6333/x?api_key=s3cret") == "qdrant:https://***@host:6333/x"
+    assert masked("lancedb:s3://bucket/photos") == "lancedb:s3://bucket/photos"
+    assert masked("qdrant:a folder") == "qdrant:a folder"
+
+
+def test_a_class_is_complete_beside_a_large_one(address):
+    """The other class is nearer to each query than all of the class that is asked for."""
+    store = opened(address)
+    half = 1000
+    noise = np.random.default_rng(0).standard_normal((2 * half, 8)).astype(np.float32) * 0.1
+    noise[:half, 0] += 1
+    noise[half:, 0] -= 1
+    points = noise / np.linalg.norm(noise, axis=1, keepdims=True)
+    classes = ["near"] * half + ["far"] * half
+    ids = np.arange(2 * half)
+    store.write([Rows(ids, ids, [f"{id}.jpg" for id in ids], classes, points)])
+    if address.startswith("pgvector:"):
+        for setting in ("hnsw.max_scan_tuples = 100", "enable_sort = off", "enable_bitmapscan = off"):
+            store._connection.execute(f"SET {setting}")
+    (found,) = store.search(points[:1], 10, SearchFilter("far"))
+    distances = np.linalg.norm(points[half:] - points[0], axis=1)
+    assert [each.id for each in found] == (half + np.argsort(distances, kind="stable")[:10]).tolist()
+    (every,) = store.search(points[:1], 1500, SearchFilter())
+    assert len(every) == 1500
+
+
+@pytest.mark.parametrize("scheme", ["lancedb", "qdrant"])
+def test_reading_creates_no_store(command, runs, folder, tmp_path, scheme):
+    pytest.importorskip({"lancedb": "lancedb", "qdrant": "qdrant_client"}[scheme], reason=f"needs the extra {scheme}")
+    new = tmp_path / "new"
+    told = command("query", runs[0], folder / "3" / "0003.png", "--store", f"{scheme}:{new}")
+    assert (told.returncode, "no images of" in told.stderr) == (2, True)
+    assert not new.exists()
+    store = opened(f"{scheme}:{new}")
+    store.delete([1])
+    assert (store.count(), dict(store.checksums()), store.search(rows(1).vectors, 1, SearchFilter())) == (0, {}, [[]])
+    assert not new.exists()
+    store.write([rows(3)])
+    assert store.count() == 3

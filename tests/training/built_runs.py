@@ -1,0 +1,38 @@
+"""Runs that are built, and not trained."""
+
+import torch
+
+from pml_ext.recipe import load_recipes
+from pml_ext.training.run import Run
+
+SHORT = ("schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=2", "model.trunk.width=8")
+
+
+def built(folder, *overrides, recipe="pml/proxy-anchor/digits", **settings):
+    (loaded,) = load_recipes(recipe, [*SHORT, *overrides]).values()
+    folder.mkdir(exist_ok=True)
+    return Run(loaded, recipe, folder, **settings)
+
+
+def stepped(run):
+    """Change everything that training changes."""
+    run.epoch = 1
+    run.enter_stage(run.stages[0])
+    objective, _ = run.objective(run.stages[0], recorded=False)
+    for optimizer in objective.optimizers.values():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    for schedule in run.schedules.values():
+        schedule.step()
+    run.history.skipped = 3
+    run.warn("careful")
+
+
+def equal(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
