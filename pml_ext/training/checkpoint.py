@@ -1,4 +1,4 @@
-"""Checkpoints of a run; reading them executes no code.
+"""Checkpoints of a run; reading them executes no code, and ``torch.load(path, weights_only=True)`` reads them.
 
 ``last.pt`` has the end of the last epoch, ``previous.pt`` that of the epoch before, ``within.pt`` a place inside of an
 epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network's test embeddings.
@@ -6,7 +6,6 @@ epoch, ``best.pt`` and ``model.pt`` weights, ``before.pt`` the untrained network
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import importlib.metadata
@@ -28,24 +27,9 @@ from ..errors import DataError, PluginWarning, shortened
 from ..files import DamagedError, reading
 from ..files.checksums import SUMS, read_sums, replace_file, sha256_of
 from ..pairwise.generators import generator_states, set_generator_states
+from .plain import from_plain, to_plain
 
 _PACKAGES = ("torch", "pytorch-metric-learning", "torchvision", "numpy", "scikit-learn", "faiss-cpu", "faiss-gpu")
-_MAKE_ARRAY: Any = np.zeros(0).__reduce__()[0]  # type: ignore[index]
-_MAKE_NUMBER: Any = np.float64(0).__reduce__()[0]  # type: ignore[index]
-# Types besides torch's own that a checkpoint may hold: numpy's arrays and numbers, and containers of samplers.
-_SAFE: list[Any] = [
-    np.dtype,
-    np.ndarray,
-    (_MAKE_ARRAY, "numpy.core.multiarray._reconstruct"),  # in checkpoints that were written with numpy 1
-    (_MAKE_NUMBER, "numpy.core.multiarray.scalar"),
-    (_MAKE_ARRAY, "numpy._core.multiarray._reconstruct"),  # with numpy 2
-    (_MAKE_NUMBER, "numpy._core.multiarray.scalar"),
-    *{type(np.dtype(kind)) for kind in np.typecodes["All"] if kind not in "OV"},
-    collections.Counter,
-    frozenset,
-    range,
-    set,
-]
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
@@ -53,7 +37,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 
     def write(temporary: Path) -> None:
         try:
-            torch.save({**state, "versions": versions()}, temporary)
+            torch.save(to_plain({**state, "versions": versions()}), temporary)
         except RuntimeError as error:  # torch has no specific error for a full disk
             raise OSError(None, shortened(error, 200)) from error
 
@@ -94,15 +78,16 @@ def load(
     if differs:
         raise _refused(path, f"the file is damaged (its checksum is not that in {SUMS})")
     try:
-        with torch.serialization.safe_globals(_SAFE):
-            state = torch.load(path, map_location=device, weights_only=True)
+        state = from_plain(torch.load(path, map_location=device, weights_only=True))
     except torch.cuda.OutOfMemoryError:
         raise
     except PermissionError:
         with reading(path):
             raise
     except pickle.UnpicklingError as error:
-        reason = "it cannot be read here (UnpicklingError): other versions of torch or numpy wrote it, or it is damaged"
+        reason = (
+            "it cannot be read here (UnpicklingError): another version of pml_ext or torch wrote it, or it is damaged"
+        )
         raise _refused(path, reason, "go on with the versions that wrote it; if it is damaged, ") from error
     except Exception as error:  # a damaged archive raises errors of any kind, and torch's advice misleads
         raise _refused(path, f"the file is damaged ({type(error).__name__})") from error
@@ -168,10 +153,9 @@ def sampler_state(sampler: Any) -> Any:
     for name, value in vars(sampler).items():
         file = io.BytesIO()
         try:
-            torch.save(_plain(value), file)
+            torch.save(to_plain(value), file)
             file.seek(0)
-            with torch.serialization.safe_globals(_SAFE):
-                state[name] = torch.load(file, weights_only=True)
+            state[name] = from_plain(torch.load(file, weights_only=True))
         except Exception:  # of any kind, as pickling raises them
             _warn_of(f"{type(sampler).__name__}: checkpoints leave out its {name} (a {type(value).__name__})")
     return state
@@ -186,13 +170,6 @@ def _warn_of(text: str) -> None:
 def set_sampler_state(sampler: Any, state: Any) -> None:
     """Restore a state of :func:`sampler_state`."""
     getattr(sampler, "load_state_dict", vars(sampler).update)(state)
-
-
-def _plain(value: Any) -> Any:
-    """Return dictionaries of other classes, such as ``defaultdict``, as ``dict``."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return value
 
 
 def random_state() -> dict[str, Any]:

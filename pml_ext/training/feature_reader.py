@@ -50,9 +50,8 @@ class FeatureReader:
 
         An image's view follows from the seed of its augmentation.
         """
-        torch.empty(
-            (), dtype=torch.int64
-        ).random_()  # at once, as a reader of images does: random numbers stay the same
+        # At once, as a reader of images does: a resumed epoch restores the random numbers of its checkpoint after it.
+        torch.empty((), dtype=torch.int64).random_()
         return self._batches(batches, labels)
 
     def _batches(self, batches: Batches, labels: NDArray[np.int64] | None) -> Iterator[Batch]:

@@ -1,0 +1,85 @@
+"""Values of checkpoints in the types that ``torch.load(weights_only=True)`` reads without further permissions.
+
+Arrays and numbers of numpy, ranges and frozen sets are written as dictionaries of a tensor, or a list, and restored as
+what they were. Keys that are numbers of numpy become Python's, which are equal to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+_ARRAY = "numpy array"
+_RANGE = "range"
+_FROZEN_SET = "frozen set"
+
+
+def to_plain(value: Any) -> Any:
+    """Return a value for a checkpoint; what holds only types that torch reads is returned as it is."""
+    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        return _array_to_plain(value)
+    if isinstance(value, range):
+        return {_RANGE: [value.start, value.stop, value.step]}
+    if isinstance(value, frozenset):
+        return {_FROZEN_SET: [_key(item) for item in value]}
+    if isinstance(value, set):
+        items = [_key(item) for item in value]
+        return value if _are_same(items, value) else set(items)
+    return _rebuilt(value, to_plain)
+
+
+def from_plain(value: Any) -> Any:
+    """Return the value that :func:`to_plain` was given."""
+    if isinstance(value, dict) and _ARRAY in value:
+        return _array_from_plain(value)
+    if isinstance(value, dict) and len(value) == 1:
+        if _RANGE in value:
+            return range(*value[_RANGE])
+        if _FROZEN_SET in value:
+            return frozenset(value[_FROZEN_SET])
+    return _rebuilt(value, from_plain)
+
+
+def _array_to_plain(value: np.ndarray[Any, Any] | np.generic) -> dict[str, Any]:
+    """Return the bytes of an array, or of a number, with type and shape; a number has no shape."""
+    raw = np.frombuffer(np.ascontiguousarray(value).tobytes(), dtype=np.uint8)
+    shape = list(value.shape) if isinstance(value, np.ndarray) else None
+    return {_ARRAY: torch.from_numpy(raw.copy()), "dtype": value.dtype.str, "shape": shape}
+
+
+def _array_from_plain(value: dict[str, Any]) -> Any:
+    raw = value[_ARRAY].cpu().numpy().tobytes()
+    array = np.frombuffer(raw, dtype=np.dtype(value["dtype"]))
+    if value["shape"] is None:
+        return array[0]
+    return array.reshape(value["shape"]).copy()
+
+
+def _rebuilt(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return a dictionary, list or tuple with its values converted; the same object if nothing changes.
+
+    Dictionaries of other classes, such as ``defaultdict``, become ``dict``.
+    """
+    if isinstance(value, dict):
+        keys = [_key(key) for key in value]
+        items = [convert(item) for item in value.values()]
+        keeps_class = type(value).__module__ in ("builtins", "collections") and not hasattr(value, "default_factory")
+        if keeps_class and _are_same(keys, value) and _are_same(items, value.values()):
+            return value
+        return dict(zip(keys, items, strict=True))
+    if type(value) in (list, tuple):
+        items = [convert(item) for item in value]
+        return value if _are_same(items, value) else type(value)(items)
+    return value
+
+
+def _are_same(new: list[Any], old: Any) -> bool:
+    return all(one is other for one, other in zip(new, old, strict=True))
+
+
+def _key(value: Any) -> Any:
+    """Return a key of a dictionary, or an item of a set; numbers of numpy as Python's."""
+    return value.item() if isinstance(value, np.generic) else value
