@@ -10,7 +10,7 @@ from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipe
 from pml_ext.training import train
 from pml_ext.training.launch import draw_report
-from pml_ext.training.view import open_run
+from pml_ext.training.opened import open_run
 
 FROZEN = ["model.freeze=trunk", "model.trunk.weights=random"]
 FAST = ["schedule.epochs=2", "sampler.iterations=3"]
