@@ -28,9 +28,9 @@ METRIC = "map_at_r"
 BY_BATCH = "batch"
 KEPT = "kept"
 MODES = {  # of batch norms, by the statistics that they normalize with
-    BY_BATCH: ["model.freeze=none", "model.freeze_batch_norm=false"],
-    KEPT: ["model.freeze=none", "model.freeze_batch_norm=true"],
-    "kept-weights-too": ['model.freeze=["*bn?"]', "model.freeze_batch_norm=true"],
+    BY_BATCH: {"model.freeze": "none", "model.freeze_batch_norm": False},
+    KEPT: {"model.freeze": "none", "model.freeze_batch_norm": True},
+    "kept-weights-too": {"model.freeze": ["*bn?"], "model.freeze_batch_norm": True},
 }
 
 
@@ -42,26 +42,26 @@ def link_some(source: Path, target: Path, classes: int, images: int) -> None:
             (target / folder.name / file.name).symlink_to(file.resolve())
 
 
-def settings_of(given: argparse.Namespace, photos: Path, batch: int, mode: list[str]) -> list[str]:
+def settings_of(given: argparse.Namespace, photos: Path, batch: int, mode: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run."""
     iterations = given.classes * given.images // batch
-    return [
-        *mode,
-        "model.views=1",
-        f"data.name=folder:{photos}",
-        f"data.images.resize={given.size}",
-        f"data.images.crop={given.size}",
-        "data.images.random_crop_scale=[0.25,1.0]",
-        "data.images.flip=true",
-        "data.cache=memory",
-        f"sampler.batch_size={batch}",
-        f"sampler.iterations={iterations}",
-        f"optimizer.lr={given.lr}",
-        f"schedule.epochs={given.epochs}",
-        "evaluation.baselines=false",
-        "evaluation.training_images=0",
-        "track=[]",
-    ]
+    return {
+        **mode,
+        "model.views": 1,
+        "data.name": f"folder:{photos}",
+        "data.images.resize": given.size,
+        "data.images.crop": given.size,
+        "data.images.random_crop_scale": [0.25, 1.0],
+        "data.images.flip": True,
+        "data.cache": "memory",
+        "sampler.batch_size": batch,
+        "sampler.iterations": iterations,
+        "optimizer.lr": given.lr,
+        "schedule.epochs": given.epochs,
+        "evaluation.baselines": False,
+        "evaluation.training_images": 0,
+        "track": [],
+    }
 
 
 def tested(run: Run, _: Any) -> dict[str, Any]:
@@ -69,10 +69,10 @@ def tested(run: Run, _: Any) -> dict[str, Any]:
     return {"after": evaluate_split(run, "test", clustering=False)}
 
 
-def trained(settings: list[str], seed: int, epochs: int | None = None) -> float:
+def trained(settings: dict[str, Any], seed: int, epochs: int | None = None) -> float:
     """Return MAP@R in % after training; without an epoch, that of the network as it is."""
     if epochs == 0:
-        settings = [*settings, "model.freeze=trunk", "model.embedder=none", "model.embedding_size=1280"]
+        settings = settings | {"model.freeze": "trunk", "model.embedder": "none", "model.embedding_size": 1280}
     recipe = load_recipe(RECIPE, settings)
     with tempfile.TemporaryDirectory(prefix="batch-norm-") as place:
         run = Run(recipe, RECIPE, Path(place), seed, "cpu")

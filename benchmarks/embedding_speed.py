@@ -53,14 +53,14 @@ def a_run(place: Path, trunk: str, side: int) -> Path:
         "pml/contrastive/digits",
         out=place / "run",
         device="cpu",
-        overrides=(
-            f"data.name=folder:{place / 'training'}",
-            f"data.image_size={side}",
-            "data.augment={}",
-            f"model.trunk={trunk}",
-            "sampler={name='shuffle', batch_size=8, iterations=1}",
-            "schedule={epochs=1}",
-        ),
+        overrides={
+            "data.name": f"folder:{place / 'training'}",
+            "data.image_size": side,
+            "data.augment": {},
+            "model.trunk": trunk,
+            "sampler": {"name": "shuffle", "batch_size": 8, "iterations": 1},
+            "schedule": {"epochs": 1},
+        },
     )
     return place / "run"
 

@@ -24,10 +24,16 @@ from pml_ext.training.profile import profile_recipe
 
 IMAGES = 20_000
 CLASSES = 400
-BATCH = ["sampler.batch_size=64", "sampler.iterations=400"]
-TRUNK = 'model.trunk={name="mlp", hidden_sizes=[384], weights="random"}'
-HEAD = ["model.freeze=trunk", TRUNK, "model.embedding_size=128"]
-SMALL = ["data.image_size=8", "data.images={}", "data.images.resize=8", "data.images.crop=8", "data.split=image"]
+BATCH = {"sampler.batch_size": 64, "sampler.iterations": 400}
+TRUNK = {"name": "mlp", "hidden_sizes": [384], "weights": "random"}
+HEAD = {"model.freeze": "trunk", "model.trunk": TRUNK, "model.embedding_size": 128}
+SMALL = {
+    "data.image_size": 8,
+    "data.images": {},
+    "data.images.resize": 8,
+    "data.images.crop": 8,
+    "data.split": "image",
+}
 
 
 def photographs(folder: Path) -> None:
@@ -63,7 +69,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_CACHE_HOME"] = str(Path(place) / "cache")
         photographs(Path(place) / "photographs")
-        overrides = [f"data.name=folder:{place}/photographs", *SMALL, *HEAD, *BATCH]
+        overrides = {"data.name": f"folder:{place}/photographs", **SMALL, **HEAD, **BATCH}
         found = profile_recipe("cbml/frozen", overrides=overrides, device="cpu", threads=given.threads, steps=300)
     torch.set_num_threads(given.threads)
     vit = 1e3 * vit_seconds(64)

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 FACTORIES = {"exact": "exact", "ivf": "", "hnsw": "HNSW32"}  # "" is the rule's, IVF beyond 200,000 images
-OVERRIDES = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
+OVERRIDES = {"schedule.epochs": 3, "schedule.milestones": [2], "sampler.iterations": 8, "model.trunk.width": 16}
 CLASSES = 1000
 
 
@@ -36,9 +36,8 @@ def made_up_run(place: Path, size: int) -> Path:
     real = results.write_run_report
     results.write_run_report = lambda *_: None
     try:
-        train(
-            "triplets/digits", out=place / "run", overrides=(*OVERRIDES, f"model.embedding_size={size}"), device="cpu"
-        )
+        overrides = OVERRIDES | {"model.embedding_size": size}
+        train("triplets/digits", out=place / "run", overrides=overrides, device="cpu")
     finally:
         results.write_run_report = real
     return place / "run"

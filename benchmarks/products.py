@@ -121,14 +121,14 @@ def run(place, images, classes, workers, training_images):
     results.metrics_after = clock("tests", results.metrics_after)
     results.write_run_report = clock("report", results.write_run_report)
     with tempfile.TemporaryDirectory() as folder:
-        overrides = [
-            "data={name='sop', image_size=224}",
-            f"data.workers={workers}",
-            "schedule={epochs=1}",
-            "model={trunk={name='convnet', width=4}, embedding_size=64}",
-            "sampler={name='pml/m-per-class', m=4, batch_size=64, iterations=50}",
-            f"evaluation.training_images={training_images}",
-        ]
+        overrides = {
+            "data": {"name": "sop", "image_size": 224},
+            "data.workers": workers,
+            "schedule": {"epochs": 1},
+            "model": {"trunk": {"name": "convnet", "width": 4}, "embedding_size": 64},
+            "sampler": {"name": "pml/m-per-class", "m": 4, "batch_size": 64, "iterations": 50},
+            "evaluation.training_images": training_images,
+        }
         metrics = train(RECIPE, out=Path(folder) / "run", device="cpu", data=place, overrides=overrides)[0]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     seconds = {name: [round(number, 1) for number in pair] for name, pair in clock.total.items()}

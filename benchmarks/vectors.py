@@ -25,7 +25,12 @@ import torch
 CLASSES = 1000
 TRAINED = 2_000  # vectors
 BLOCK = 1 << 15
-OVERRIDES = ("schedule.epochs=1", "sampler.iterations=10", "evaluation.baselines=false", "model.embedding_size=128")
+OVERRIDES = {
+    "schedule.epochs": 1,
+    "sampler.iterations": 10,
+    "evaluation.baselines": False,
+    "model.embedding_size": 128,
+}
 
 
 def made_up_vectors(place: Path, count: int, size: int) -> Path:
@@ -52,7 +57,7 @@ def trained_run(place: Path) -> Path:
 
     real = results.write_run_report
     results.write_run_report = lambda *_: None
-    settings = [f"data.name=vectors:{place / 'few.npz'}", "sampler.batch_size=40", *OVERRIDES]
+    settings = {"data.name": f"vectors:{place / 'few.npz'}", "sampler.batch_size": 40, **OVERRIDES}
     try:
         train("pml/vectors", out=place / "run", overrides=settings, device="cpu")
     finally:

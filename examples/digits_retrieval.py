@@ -23,7 +23,7 @@ with tempfile.TemporaryDirectory() as work:
         file.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray((digits.images[number] * 255 / 16).round().astype(np.uint8)).save(file)
 
-    train("triplets/digits", out=Path(work) / "run", overrides=["schedule.epochs=8", "schedule.milestones=[6]"])
+    train("triplets/digits", out=Path(work) / "run", overrides={"schedule.epochs": 8, "schedule.milestones": [6]})
     run = load_run(Path(work) / "run")
     gallery = run.index(folder)
     print(f"{len(gallery.embedded.paths)} images indexed")

@@ -130,6 +130,7 @@ if TYPE_CHECKING:
     from .networks.network import Preprocessing as Preprocessing
     from .networks.network import VectorInput as VectorInput
     from .pml import BaseDistance as BaseDistance
+    from .recipe import Override as Override
     from .recipe import Recipe as Recipe
     from .recipe import build_dataset as build_dataset
     from .recipe import build_network as build_network
@@ -139,6 +140,7 @@ if TYPE_CHECKING:
     from .recipe import merged as merged
     from .recipe import nested as nested
     from .recipe import overridden as overridden
+    from .recipe import overrides_of as overrides_of
     from .recipe import paper_values as paper_values
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of

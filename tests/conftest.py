@@ -17,6 +17,8 @@ import torch
 
 from pml_ext.testing.fixtures import isolated_registry  # noqa: F401
 
+from .overrides import typed
+
 threads = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2  # of this process and of all that it starts
 torch.set_num_threads(threads)
 os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -139,7 +141,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         for name, seed in (("one", 0), ("other", 1)):
-            train("triplets/digits", out=place / name, seed=seed, overrides=quick, device="cpu")
+            train("triplets/digits", out=place / name, seed=seed, overrides=typed(quick), device="cpu")
     return place / "one", place / "other"
 
 

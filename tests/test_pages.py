@@ -8,6 +8,8 @@ import pytest
 
 from pml_ext.training.launch import train
 
+from .overrides import typed
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
@@ -82,7 +84,7 @@ def test_the_recipe_of_a_section_trains(name, heading, tmp_path, without_report)
     file.write_text(block)
     few = ["schedule.epochs=2", "sampler.iterations=3", "model.trunk.width=8"]
     few += ["evaluation.baselines=false", "evaluation.training_images=0"]
-    (metrics,) = train(str(file), overrides=few, out=tmp_path / "run", device="cpu")
+    (metrics,) = train(str(file), overrides=typed(few), out=tmp_path / "run", device="cpu")
     assert metrics["after"]["recall_at_1"] > 0.5
 
 

@@ -64,14 +64,16 @@ def trained(out: Path, seed: int = 0, last: int | None = None, resume: bool = Fa
         last: the iteration after which the run is interrupted.
         resume: whether it goes on.
     """
+    from pml_ext.recipe import parse_override
     from pml_ext.training import results
     from pml_ext.training.launch import train
 
+    overrides = map(parse_override, OVERRIDES)
     ear = Ear(last)
     real = results.write_run_report
     results.write_run_report = _small_report
     try:
-        train(RECIPE, out, seed=seed, device="cpu", overrides=OVERRIDES, listener=ear, resume=resume)
+        train(RECIPE, out, seed=seed, device="cpu", overrides=overrides, listener=ear, resume=resume)
     except KeyboardInterrupt:
         pass
     finally:

@@ -217,7 +217,7 @@ def told(attempt: Callable[[], Any]) -> str:
 def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
     """Mutated recipes and overrides, and what is wrong with how each is taken."""
     from pml_ext import registry
-    from pml_ext.recipe import load_recipes, read_tables, validate
+    from pml_ext.recipe import load_recipes, parse_override, read_tables, validate
 
     draw = random.Random(seed)
     names = sorted(registry.recipes())
@@ -226,7 +226,7 @@ def recipes(count: int, seed: int = 0) -> Iterator[tuple[Any, str]]:
         name = draw.choice(names)
         if number % 4 == 3:
             text = override(known[name], draw)
-            yield text, told(lambda name=name, text=text: load_recipes(name, [text]))
+            yield text, told(lambda name=name, text=text: load_recipes(name, [parse_override(text)]))
         else:
             tables = mutated({key: value for key, value in known[name].items() if key != "sweep"}, draw)
             yield tables, told(lambda tables=tables, name=name: validate(tables, name))

@@ -43,7 +43,7 @@ class Scenario:
 
     Args:
         recipe: its name.
-        overrides: ``KEY=VALUE`` pairs.
+        overrides: as typed behind ``--set``.
         processes: how many train together.
         seeds: how many runs.
     """
@@ -205,6 +205,7 @@ def execute(
 def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None, how: int, report: bool) -> None:
     """In a forked process: the runs, and its end."""
     from pml_ext.errors import PmlExtError, StoppedError
+    from pml_ext.recipe import parse_override
     from pml_ext.training import results
     from pml_ext.training.launch import train
 
@@ -215,7 +216,8 @@ def _work(scenario: Scenario, out: Path, at: int, resume: bool, log: Path | None
         if not report:
             results.write_run_report = lambda view, *_: (view.folder / "report.html").write_text("none")
         Counter(at, log, how).everywhere()
-        train(scenario.recipe, out, seeds=scenario.seeds, device="cpu", overrides=scenario.overrides, resume=resume)
+        overrides = map(parse_override, scenario.overrides)
+        train(scenario.recipe, out, seeds=scenario.seeds, device="cpu", overrides=overrides, resume=resume)
         status = 0
     except (PmlExtError, StoppedError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

@@ -56,13 +56,13 @@ def main() -> int:
 
     watcher = Watcher()
     epochs = max(2, given.iterations // 200)
-    overrides = [
-        f"schedule.epochs={epochs}",
-        f"schedule.milestones=[{epochs - 1}]",
-        "sampler.iterations=200",
-        "model.trunk.width=8",
-        f"data.workers={given.workers}",
-    ]
+    overrides = {
+        "schedule.epochs": epochs,
+        "schedule.milestones": [epochs - 1],
+        "sampler.iterations": 200,
+        "model.trunk.width": 8,
+        "data.workers": given.workers,
+    }
     with tempfile.TemporaryDirectory() as folder:
         train(given.recipe, Path(folder) / "run", device="cpu", overrides=overrides, listener=watcher)
     first = watcher.seen[FIRST]

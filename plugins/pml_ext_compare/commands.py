@@ -27,7 +27,7 @@ from pml_ext.tool import (
 )
 
 if TYPE_CHECKING:
-    from pml_ext.tool import Recipe
+    from pml_ext.tool import Override, Recipe
 
     from .executors import Executor, Job
     from .groups import Group
@@ -143,7 +143,7 @@ class _Options:
     ray_address: str | None
     data: Path | None
     device: str
-    overrides: list[str]
+    overrides: list[Override]
     tune: int  # number of trials; 0: the recipes are not tuned
     save_recipe: bool
     latex: bool

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import timeit
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from markupsafe import Markup
 from pml_ext.tool import (
     ConfigError,
     Listener,
+    Override,
     ReportFigure,
     ReportTable,
     build_dataset,
@@ -22,6 +22,7 @@ from pml_ext.tool import (
     choose_device,
     load_recipe,
     open_run,
+    overrides_of,
     percent,
     preprocessing_of,
     render,
@@ -59,7 +60,7 @@ _OF_HEADS = (
     "model.dropout",
 )
 # A run of the features as they are trains nothing: its sampler fits data of any size.
-_NO_TRAINING = 'sampler={name="pml/m-per-class", m=1, batch_size=2}'
+_NO_TRAINING = {"name": "pml/m-per-class", "m": 1, "batch_size": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +84,7 @@ def probe(
     seeds: int = 1,
     device: str = "auto",
     data: Path | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Mapping[str, Any] | Iterable[Override] = (),
     listener: Listener | None = None,
 ) -> list[Probe]:
     """Test frozen trunks on the test classes of a data set, and heads that are trained on their features.
@@ -95,9 +96,10 @@ def probe(
 
     ConfigError, before any computation, for a recipe or settings that are wrong, or that turn the baselines off.
     """
-    of_heads = [override for override in overrides if override.startswith(_OF_HEADS)]
+    overrides = overrides_of(overrides)
+    of_heads = [override for override in overrides if override.key.startswith(_OF_HEADS)]
     if of_heads and head is None:
-        raise ConfigError(f"--set {of_heads[0]}: it is for a head; add --head RECIPE, or leave it out")
+        raise ConfigError(f"{of_heads[0]}: it is for a head; add --head RECIPE, or leave it out")
     probers = []
     for trunk in trunks:
         prober = _Prober(
@@ -130,7 +132,7 @@ class _Prober:
         out: Path,
         device: str,
         data: Path | None,
-        overrides: Sequence[str],
+        overrides: Sequence[Override],
         listener: Listener | None,
     ) -> None:
         self.trunk = trunk
@@ -139,9 +141,9 @@ class _Prober:
         self.device = device
         self.data = data
         self.listener = listener
-        self.settings = [f"data.name={data_set}", f"model.trunk={_trunk_table(trunk)}", "model.freeze=trunk"]
-        self.settings += overrides
-        self.settings_of_features = [each for each in self.settings if not each.startswith(_OF_HEADS)]
+        own = {"data.name": data_set, "model.trunk": _trunk_table(trunk), "model.freeze": "trunk"}
+        self.settings = [*overrides_of(own), *overrides]
+        self.settings_of_features = [each for each in self.settings if not each.key.startswith(_OF_HEADS)]
 
     def probe(self, head: str | None, seeds: int) -> Probe:
         """Do the missing runs of the trunk, with the recipe of a head if there is one, and return their results."""
@@ -170,7 +172,8 @@ class _Prober:
         )
 
     def _train_frozen(self, features: int) -> list[dict[str, Any]]:
-        settings = [*self.settings_of_features, _NO_TRAINING, "model.embedder=none", f"model.embedding_size={features}"]
+        untrained = {"sampler": _NO_TRAINING, "model.embedder": "none", "model.embedding_size": features}
+        settings = [*self.settings_of_features, *overrides_of(untrained)]
         return self._train(BASE_RECIPE, self.place / "frozen", seed=0, settings=settings)
 
     def _train_heads(self, head: str, seeds: int) -> list[dict[str, Any]]:
@@ -179,7 +182,7 @@ class _Prober:
             runs += self._train(head, self.place / f"head-{seed}", seed, self.settings)
         return runs
 
-    def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[str]) -> list[dict[str, Any]]:
+    def _train(self, recipe: str, folder: Path, seed: int, settings: Sequence[Override]) -> list[dict[str, Any]]:
         """Train a recipe in a folder, or go on with the run in it; DataError if that is of other images."""
         has_run = folder.exists()
         runs = train(
@@ -197,13 +200,12 @@ class _Prober:
         return runs
 
 
-def _trunk_table(trunk: str) -> str:
-    """Return the TOML table of a trunk that is given as ``NAME`` or ``NAME=WEIGHTS``."""
+def _trunk_table(trunk: str) -> dict[str, str]:
+    """Return the table of a trunk that is given as ``NAME`` or ``NAME=WEIGHTS``."""
     name, _, weights = trunk.partition("=")
-    fields = [f"name={json.dumps(name)}"]
     if weights:
-        fields.append(f"weights={json.dumps(weights)}")
-    return f"{{{', '.join(fields)}}}"
+        return {"name": name, "weights": weights}
+    return {"name": name}
 
 
 def _spreads(runs: Sequence[Mapping[str, Any]], phase: str) -> dict[str, dict[str, float | None]]:
@@ -231,7 +233,7 @@ class _SizeAndSpeed(NamedTuple):
     images_per_second: float
 
 
-def _size_and_speed(settings: Sequence[str], device: str, data: Path | None) -> _SizeAndSpeed:
+def _size_and_speed(settings: Sequence[Override], device: str, data: Path | None) -> _SizeAndSpeed:
     """Count the parameters and features of a trunk, and time its forward pass."""
     recipe = load_recipe(BASE_RECIPE, settings)
     splits = build_dataset(recipe.data, data)

@@ -13,6 +13,7 @@ from typing import Any
 
 from pml_ext.tool import (
     ConfigError,
+    Override,
     Plan,
     Recipe,
     __version__,
@@ -171,7 +172,7 @@ def recipes_of_table(name: str, full: bool) -> list[str]:
 
 
 def check_reported(
-    recipes: Iterable[str], overrides: Sequence[str], phase: str, metrics: Iterable[str], baseline: str | None
+    recipes: Iterable[str], overrides: Sequence[Override], phase: str, metrics: Iterable[str], baseline: str | None
 ) -> None:
     """Check before any training that runs of the recipes report a phase and metrics, and that the baseline is a row."""
     rows: dict[str, Recipe] = {}

@@ -17,6 +17,7 @@ import tomli_w
 from pml_ext.tool import (
     ConfigError,
     DataError,
+    Override,
     PmlExtError,
     Recipe,
     TrainingError,
@@ -273,7 +274,7 @@ def _is_within(value: Any, range_: TuneTable) -> bool:
 
 
 def studies_of(
-    name: str, out: Path, trials: int, folds: int = 0, data: Path | None = None, overrides: Sequence[str] = ()
+    name: str, out: Path, trials: int, folds: int = 0, data: Path | None = None, overrides: Sequence[Override] = ()
 ) -> list[Study]:
     """Return the study of each of a recipe's variants, in the folder of :func:`digest_of`."""
     recipes = load_recipes(name, overrides)

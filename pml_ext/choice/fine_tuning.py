@@ -13,8 +13,9 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..networks.efficientnet_lite import IMAGENET, check_packages
-from ..recipe import Recipe, load_recipe
+from ..recipe import Override, Recipe, load_recipe, parse_override
 from ..recipe.images import OwnImages, settings_for_recipe
+from ..recipe.own_data import parsed_all
 from .candidates import LAST_BLOCKS, SMALL, TRUNK, Candidate, Choice
 from .timing import STEP, seconds_per_image
 
@@ -45,22 +46,22 @@ def check_resumed(folder: Path, name: str, recipe: Recipe) -> None:
         raise ConfigError(f"{folder} was begun without --fine-tune; resume it without, or choose another --out")
 
 
-def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
+def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings before the trials that the training after them would refuse, such as too few epochs."""
     overrides = [*overrides]
     for recipe in (BLOCKS_FIRST, HEAD_FIRST):
-        load_recipe(recipe, [*settings_for_recipe(recipe, images), *overrides])
+        load_recipe(recipe, [*parsed_all(settings_for_recipe(recipe, images)), *overrides])
 
 
-def without_epochs(overrides: Iterable[str]) -> list[str]:
+def without_epochs(overrides: Iterable[Override]) -> list[Override]:
     """Return overrides without the epochs, which are those of both stages, and not of the trials."""
-    return [override for override in overrides if override.partition("=")[0].strip() != "schedule.epochs"]
+    return [override for override in overrides if override.key != "schedule.epochs"]
 
 
 def continued(
     chosen: Choice,
     images: OwnImages,
-    overrides: Iterable[str],
+    overrides: Iterable[Override],
     device: str,
     data: Path | None,
     say: Callable[[str], None],
@@ -78,7 +79,7 @@ def continued(
         first = "a head"  # which features need before a loss can train their trunk
     settings = [*settings_for_recipe(recipe, images)]
     settings += [setting for setting in chosen.settings if setting.startswith(_KEPT)]
-    tables = load_recipe(recipe, [*settings, *overrides])
+    tables = load_recipe(recipe, [*parsed_all(settings), *overrides])
     last = tables.all_stages()[-1]
     assert last.sampler is not None
     assert last.sampler.iterations is not None
@@ -93,8 +94,8 @@ def continued(
     say(line)
     description = tables.description
     for setting in chosen.settings:
-        key, _, value = setting.partition("=")
-        if key == "description":
-            description = json.loads(value)
+        given = parse_override(setting)
+        if given.key == "description":
+            description = given.value
     description = f"{description}. Fine-tuned: {then}"
     return Choice(recipe, [*settings, f"description={json.dumps(description)}"], chosen.title)

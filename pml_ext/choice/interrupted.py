@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ConfigError, DataError, StoppedError, one_line
 from ..files import DamagedError, read_json, write_json, writing
-from ..recipe import flat
+from ..recipe import flat, parse_override
 from ..recipe.images import OwnImages
 from ..training import signals
 from ..training.finished import tables_of_run
@@ -40,7 +40,7 @@ class BegunRun(NamedTuple):
         own = flat(self.tables)
         settings = []
         for setting in fitting:
-            key = setting.partition("=")[0]
+            key = parse_override(setting).key
             if key in own:
                 setting = f"{key}={json.dumps(own[key], ensure_ascii=False)}"
             settings.append(setting)

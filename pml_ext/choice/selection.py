@@ -19,8 +19,9 @@ from ..data import LabeledImages, hold_out_classes, prepare
 from ..data.splits import classes_of_two
 from ..errors import MissingExtraError
 from ..networks.efficientnet_lite import IMAGENET, check_packages
-from ..recipe import build_dataset, load_recipe, preprocessing_of
+from ..recipe import Override, build_dataset, load_recipe, preprocessing_of
 from ..recipe.images import OwnImages
+from ..recipe.own_data import parsed_all
 from ..training.listener import Listener, Silence
 from ..training.trackers import import_tracker
 from .candidates import PRETRAINED, TRUNK, Candidate, Choice, candidates
@@ -46,17 +47,17 @@ def why_not() -> str:
     return ""
 
 
-def check_settings(images: OwnImages, overrides: Iterable[str]) -> None:
+def check_settings(images: OwnImages, overrides: Iterable[Override]) -> None:
     """Refuse settings, or trackers that are not installed, before the trials rather than after them."""
     frozen = candidates(images)[0]
-    recipe = load_recipe(frozen.recipe, [*frozen.settings, *overrides])
+    recipe = load_recipe(frozen.recipe, [*parsed_all(frozen.settings), *overrides])
     for tracker in recipe.track:
         import_tracker(tracker.name)
 
 
 def choose(
     images: OwnImages,
-    overrides: Iterable[str],
+    overrides: Iterable[Override],
     seed: int,
     device: str,
     data: Path | None,
@@ -109,10 +110,10 @@ def _untried(frozen: Candidate, wanted: str, say: Callable[[str], None]) -> Choi
 
 
 def readable_training_images(
-    candidate: Candidate, overrides: Iterable[str], data: Path | None, say: Callable[[str], None]
+    candidate: Candidate, overrides: Iterable[Override], data: Path | None, say: Callable[[str], None]
 ) -> LabeledImages:
     """Return the training images without files that cannot be read, which are left out of the trials and the run."""
-    recipe = load_recipe(candidate.recipe, [*candidate.settings, *overrides])
+    recipe = load_recipe(candidate.recipe, [*parsed_all(candidate.settings), *overrides])
     splits = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, splits)
     _, plain = preprocessing.transforms()

@@ -13,8 +13,9 @@ from ..data import prepare
 from ..distributed.devices import choose_device
 from ..errors import DataError
 from ..networks.memory_format import use_channels_last
-from ..recipe import build_dataset, build_network, load_recipe, preprocessing_of
+from ..recipe import Override, build_dataset, build_network, load_recipe, preprocessing_of
 from ..recipe.images import OwnImages, iterations_of
+from ..recipe.own_data import parsed_all
 from ..training.batches import embed_batches
 from .candidates import PRETRAINED, Candidate, views_of
 
@@ -35,12 +36,14 @@ def estimated_seconds(images: OwnImages, per_image: float) -> float:
     return per_image * (embedded + STEP * seen)
 
 
-def seconds_per_image(candidate: Candidate, overrides: Iterable[str], device: str, data: Path | None) -> float | None:
+def seconds_per_image(
+    candidate: Candidate, overrides: Iterable[Override], device: str, data: Path | None
+) -> float | None:
     """Return the seconds that the trunk of a candidate takes for an image, reading included.
 
     None where none of the 32 images that are timed can be read.
     """
-    recipe = load_recipe(candidate.recipe, [*candidate.settings, *overrides])
+    recipe = load_recipe(candidate.recipe, [*parsed_all(candidate.settings), *overrides])
     images = build_dataset(recipe.data, data)
     preprocessing, _ = preprocessing_of(recipe, images)
     chosen = torch.device(choose_device(device))

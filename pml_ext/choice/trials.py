@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from ..evaluation.calculator import RetrievalAccuracyCalculator
 from ..networks.trunks import whitened_components
-from ..recipe import Recipe, flat, load_recipe
+from ..recipe import Override, Recipe, flat, load_recipe, tables_of
 from ..recipe.images import OwnImages, iterations_of
-from ..recipe.own_data import tables_of
+from ..recipe.own_data import parsed_all
 from ..recipe.schema import MOST
 from ..training.activations import GIGABYTE, in_units, size_of
 from ..training.listener import Listener
@@ -50,7 +50,7 @@ class Trials:
     def __init__(
         self,
         images: OwnImages,
-        overrides: list[str],
+        overrides: list[Override],
         folder: Path,
         seed: int,
         device: str,
@@ -60,7 +60,7 @@ class Trials:
     ) -> None:
         self.values: dict[str, ByClass] = {}
         self._images = images
-        self._overrides = [override for override in overrides if override.partition("=")[0].strip() != _FOLD]
+        self._overrides = [override for override in overrides if override.key != _FOLD]
         self._set_keys = flat(tables_of(overrides)).keys()
         self._folder = folder
         self._seed = seed
@@ -135,11 +135,11 @@ class Trials:
         if candidate.recipe == PRETRAINED:
             share = left / self._images.training_classes
             settings.append(f"sampler.iterations={iterations_of(self._images, share)}")
-        settings += [*self._overrides, *TESTS_OF_TRIALS]
-        recipe = load_recipe(candidate.recipe, settings)
+        overrides = [*parsed_all(settings), *self._overrides, *parsed_all(TESTS_OF_TRIALS)]
+        recipe = load_recipe(candidate.recipe, overrides)
         most = left * recipe.sampler.settings.get("m", recipe.sampler.batch_size)
         if batches_are_given and recipe.sampler.batch_size > most:
-            recipe = load_recipe(candidate.recipe, [*settings, f"sampler.batch_size={most}"])
+            recipe = load_recipe(candidate.recipe, [*overrides, Override("sampler.batch_size", most)])
         return recipe
 
 

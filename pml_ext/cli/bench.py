@@ -14,6 +14,7 @@ from .options import AsJson, DataFolder, OnDevice, Overrides
 from .output import print_result, stderr
 
 if TYPE_CHECKING:
+    from ..recipe import Override
     from ..testing.benchmark import Row
 
 SHAPES = "32x64x4,64x128x4,1024x512x4"
@@ -117,7 +118,7 @@ def _bench_losses(
 def _bench_recipe(
     recipe: str,
     data: Path | None,
-    overrides: Sequence[str],
+    overrides: Sequence[Override],
     device: str,
     threads: int | None,
     steps: int,

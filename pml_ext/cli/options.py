@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from ..recipe import Override
 
 Device = Literal["auto", "cpu", "cuda", "mps", "xpu"]
 RunFolder = Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run (pml-ext train).")]
@@ -22,10 +25,6 @@ ComparedBy = Annotated[
     ),
 ]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show all details, with tracebacks.")]
-Overrides = Annotated[
-    list[str] | None,
-    Option("--set", metavar="KEY=VALUE", help="Override a key of the recipe, such as loss.margin=0.1; repeatable."),
-]
 Workers = Annotated[
     int | None,
     Option(help="Processes that read images (default: none below 1,000 images, else one per processor, up to 8)."),
@@ -34,3 +33,22 @@ StoreFolder = Annotated[
     Path | None, Option("--store", metavar="FOLDER", help="The collection of embeddings (default RUN/collection).")
 ]
 RayAddress = Annotated[str | None, Option(help="The cluster for --on ray (default: start Ray on this machine).")]
+
+
+def _parsed(texts: list[str] | None) -> list[Any]:  # typer evaluates annotations
+    """Return the overrides of ``--set``. Typer's own parsers would put another text around errors."""
+    from ..recipe.override import parse_override
+
+    return [parse_override(text, "--set") for text in texts or ()]
+
+
+_SET = Option(
+    "--set",
+    metavar="KEY=VALUE",
+    help="Override a key of the recipe, such as loss.margin=0.1; repeatable.",
+    callback=_parsed,
+)
+if TYPE_CHECKING:
+    Overrides = Annotated[list[Override] | None, _SET]
+else:
+    Overrides = Annotated[list[str] | None, _SET]  # what typer reads; commands get what _parsed returns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -15,6 +14,7 @@ from .output import Progress, mean_and_std, print_json, print_table, process_num
 
 if TYPE_CHECKING:
     from ..choice import Choice
+    from ..recipe import Override
     from ..recipe.images import OwnImages
     from ..training.launch import FailedRunsError
 
@@ -80,6 +80,7 @@ def train(
     """
     from ..distributed.allocator import keep_freed_memory
     from ..distributed.devices import choose_device
+    from ..recipe import Override
     from ..training.launch import QUICK, FailedRunsError
     from ..training.launch import train as run_recipe
     from ..training.plan import restarted
@@ -89,7 +90,8 @@ def train(
     keep_freed_memory(choose_device(device))
     general = list(QUICK) if quick else []
     if track:
-        general.append(f"track={json.dumps(track)}")
+        typed = " ".join(f"--track {name}" for name in track)
+        general.append(Override("track", track, typed))
     options = _Options(
         overrides=list(overrides or ()),
         general=general,
@@ -124,7 +126,7 @@ def train(
         raise failed
 
 
-def _check_fine_tuning(images: Path | None, recipe: str | None, overrides: list[str]) -> None:
+def _check_fine_tuning(images: Path | None, recipe: str | None, overrides: list[Override]) -> None:
     """Refuse --fine-tune where the command does not choose what is trained, or cannot."""
     from ..choice import fine_tuning
 
@@ -139,17 +141,17 @@ def _check_fine_tuning(images: Path | None, recipe: str | None, overrides: list[
     fine_tuning.check_possible()
 
 
-def _chooses(recipe: str | None, overrides: list[str]) -> bool:
+def _chooses(recipe: str | None, overrides: list[Override]) -> bool:
     """Return whether the command chooses what is trained on somebody's images."""
-    return recipe is None and not any(override.startswith(_CHOOSING) for override in overrides)
+    return recipe is None and not any(override.key.startswith(_CHOOSING) for override in overrides)
 
 
 @dataclass(frozen=True)
 class _Options:
     """The options that say how something is trained."""
 
-    overrides: list[str]
-    general: list[str]  # settings of other options than --set
+    overrides: list[Override]
+    general: list[Override]  # settings of other options than --set
     out: Path | None
     resume: bool
     seed: int
@@ -162,7 +164,7 @@ class _Fitting(NamedTuple):
     """What is trained."""
 
     recipe: str
-    settings: list[str]  # that fit somebody's data, below the user's
+    settings: list[Override]  # that fit somebody's data, below the user's
     resume: bool  # whether the run's folder exists by now
 
 
@@ -195,6 +197,7 @@ def _recipe_and_settings_for_images(images: Path, recipe: str | None, options: _
     from ..choice import fine_tuning
     from ..recipe import load_recipe
     from ..recipe.images import describe_images, settings_for_recipe
+    from ..recipe.own_data import parsed_all
 
     found = describe_images(images, options.overrides, options.data)
     for line in found.description:
@@ -210,7 +213,7 @@ def _recipe_and_settings_for_images(images: Path, recipe: str | None, options: _
         reason = choice.why_not()
         if not reason:
             chosen = _chosen_by_trials(found, options)
-            return _Fitting(chosen.recipe, chosen.settings, resume=options.out is not None)
+            return _Fitting(chosen.recipe, parsed_all(chosen.settings), resume=options.out is not None)
         _tell(reason)
     recipe = recipe or choice.SMALL
     if recipe == choice.SMALL:
@@ -218,7 +221,7 @@ def _recipe_and_settings_for_images(images: Path, recipe: str | None, options: _
     fitting = list(settings_for_recipe(recipe, found))
     if begun is not None and begun.recipe == recipe:
         fitting = begun.settings(fitting)
-    return _Fitting(recipe, fitting, options.resume)
+    return _Fitting(recipe, parsed_all(fitting), options.resume)
 
 
 def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
@@ -229,6 +232,7 @@ def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
     from .. import choice
     from ..choice import fine_tuning
     from ..recipe import load_recipe
+    from ..recipe.own_data import parsed_all
     from ..training.plan import check_folder
 
     out = options.out
@@ -237,7 +241,7 @@ def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
         kept = choice.kept_choice(out, images)
         if kept is not None:
             if options.fine_tune:
-                fine_tuning.check_resumed(out, kept.recipe, load_recipe(kept.recipe, kept.settings))
+                fine_tuning.check_resumed(out, kept.recipe, load_recipe(kept.recipe, parsed_all(kept.settings)))
             _tell(f"goes on with what was chosen before: {kept.title}")
             return kept
     settings = [*options.general, *options.overrides]
@@ -258,6 +262,7 @@ def _chosen_by_trials(images: OwnImages, options: _Options) -> Choice:
 
 def _recipe_and_settings_for_vectors(vectors: Path, recipe: str | None, options: _Options) -> _Fitting:
     """Return a recipe and its settings for somebody's vectors; say in a few lines what was chosen."""
+    from ..recipe.own_data import parsed_all
     from ..recipe.vectors import RECIPE, describe_vectors, settings_for_vectors
 
     found = describe_vectors(vectors, options.overrides, options.data)
@@ -265,7 +270,7 @@ def _recipe_and_settings_for_vectors(vectors: Path, recipe: str | None, options:
     lines = found.description if recipe == RECIPE else found.description[:2]
     for line in lines:
         _tell(line)
-    return _Fitting(recipe, settings_for_vectors(recipe, found), options.resume)
+    return _Fitting(recipe, parsed_all(settings_for_vectors(recipe, found)), options.resume)
 
 
 def _print_results(results: list[dict[str, Any]], failed: FailedRunsError | None, as_json: bool, quick: bool) -> None:

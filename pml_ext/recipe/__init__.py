@@ -20,6 +20,11 @@ from .merge import read_tables as read_tables
 from .merge import tables_of_papers as tables_of_papers
 from .merge import validate as validate
 from .merge import variant_tables as variant_tables
+from .override import Override as Override
+from .override import Overrides as Overrides
+from .override import overrides_of as overrides_of
+from .override import parse_override as parse_override
+from .override import tables_of as tables_of
 from .papers import is_full as is_full
 from .papers import paper_values as paper_values
 from .papers import papers as papers

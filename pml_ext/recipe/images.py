@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from ..errors import DataError
 from .merge import read_tables
+from .override import Overrides, overrides_of
 from .own_data import (
     dataset_options,
     describe_split,
@@ -79,13 +79,13 @@ class OwnImages(NamedTuple):
         )
 
 
-def describe_images(place: Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnImages:
+def describe_images(place: Path, overrides: Overrides = (), root: Path | None = None) -> OwnImages:
     """Look at a folder of images or a ``.csv`` table.
 
     The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
     """
     place = _existing(place)
-    overrides = list(overrides)
+    overrides = overrides_of(overrides)
     is_table = place.suffix.lower() == ".csv"
     kind = "table" if is_table else "folder"
     name = f"{kind}:{place}"

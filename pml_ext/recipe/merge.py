@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from .. import registry
 from ..errors import ConfigError, PluginError, PmlExtError, UnknownNameError, needs_extra, shortened, unknown
-from ..files import toml_value
 from .check import check_names, check_weights
+from .override import DEEP_KEY, Override, Overrides, naming_option, overrides_of
 from .papers import Printed, PrintedTable, is_full, papers, quoted
 from .schema import NO_SETTINGS, Recipe, TuneTable, problem_of
 from .tables import INHERITED, NAMES_ALONE, flat, inside, merged, name_or_value, nested, overridden
@@ -28,8 +28,6 @@ with needs_extra("train", "a recipe"):
 
 PIPELINES = "pipelines/"  # prefix of the names of pipelines
 _MOST_VARIANTS = 10_000
-# A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
-_DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
 # tables with another name than the kind that they name
 _KINDS_OF_TABLES = {"data": "data set", "track": "tracker", "transforms": "transform"}
 Tables = dict[str, Any]
@@ -66,17 +64,17 @@ class _Choice(NamedTuple):
 
 
 def load_recipes(
-    name: str, overrides: Iterable[str] = (), check: bool = True, begins_first: bool = False
+    name: str, overrides: Overrides = (), check: bool = True, begins_first: bool = False
 ) -> dict[str, Recipe]:
     """Read and validate a recipe; return it by its name, or one entry for each variant of its ``[sweep]``.
 
     The name is that of a registered recipe (``"cbml/digits"``) or of one variant of a sweep (``"cbml/sweep@0.1"``), or
-    the path of a ``.toml`` file; ``overrides`` are ``"key=value"`` pairs, values in TOML, or else taken as text.
+    the path of a ``.toml`` file; ``overrides`` are values by dotted key, ``{"loss.margin": 0.1}``.
     Without ``check``, names and settings of components are not looked up, since that imports torch. With
     ``begins_first``, a run of the first recipe begins at once: its losses and optimizers are not built here.
     ConfigError names the file, the key, the value found and the value wanted; PluginError a plugin that is not in use.
     """
-    overrides = list(overrides)
+    overrides = overrides_of(overrides)
     source = name
     run: Tables = {}
     recipes: dict[str, Recipe] = {}
@@ -98,14 +96,14 @@ def load_recipes(
         if missing:
             reason = str(error).removeprefix(f"{source}: ")
             raise PluginError(f"{source}: {missing} ({reason})") from None
-        raise type(error)(shortened(_naming_option(str(error), overrides))) from error.__cause__
+        raise type(error)(shortened(naming_option(str(error), overrides))) from error.__cause__
     except RecursionError:
         raise ConfigError(shortened(f"{name}: nested too deep; wanted the tables of a recipe")) from None
     return recipes
 
 
 @contextlib.contextmanager
-def naming_settings(name: str, overrides: Iterable[str]) -> Iterator[None]:
+def naming_settings(name: str, overrides: Iterable[Override]) -> Iterator[None]:
     """Name the file of a recipe, or the option, in errors of the losses and optimizers that a run builds."""
     try:
         yield
@@ -114,29 +112,16 @@ def naming_settings(name: str, overrides: Iterable[str]) -> Iterator[None]:
         if not re.match(r"(stages\.\d+\.)?(loss|optimizer)\b", text):
             raise
         source = _read(without_variant(name)).source
-        raise ConfigError(shortened(_naming_option(f"{source}: {text}", overrides))) from error.__cause__
+        raise ConfigError(shortened(naming_option(f"{source}: {text}", overrides))) from error.__cause__
 
 
-def load_recipe(name: str, overrides: Iterable[str] = ()) -> Recipe:
+def load_recipe(name: str, overrides: Overrides = ()) -> Recipe:
     """Return the recipe of :func:`load_recipes`; ConfigError for one with several variants."""
     recipes = load_recipes(name, overrides)
     first_name, first = next(iter(recipes.items()))
     if len(recipes) > 1:
         raise ConfigError(f"{name} has {len(recipes)} variants; wanted one of them, for example {first_name}")
     return first
-
-
-def _naming_option(text: str, overrides: Iterable[str]) -> str:
-    """Return an error's text with the option that caused it, ``--set KEY=VALUE``, instead of the recipe's file."""
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        table, _, last = map(re.escape, key.rpartition("."))
-        # The text after the file's name begins with the key, or says that its table has no such key.
-        match = re.match(rf".+?\.toml: (?={re.escape(key)}\b|({table}: )?no key '{last}')", text)
-        if match:
-            problem = text[match.end() :]
-            return f"--set {override}: {problem}"
-    return text
 
 
 def validate(tables: Mapping[str, Any], source: str) -> Recipe:
@@ -180,7 +165,7 @@ def variant_tables(name: str) -> dict[str, Tables]:
     return _read_variants(name, ()).tables
 
 
-def ranges_of(name: str, overrides: Iterable[str] = ()) -> dict[str, dict[str, TuneTable]]:
+def ranges_of(name: str, overrides: Overrides = ()) -> dict[str, dict[str, TuneTable]]:
     """Return the ranges of ``[tune]`` for each variant of a recipe.
 
     A key that an override sets, or the choice of ``[sweep]`` that makes the variant, has no range.
@@ -343,12 +328,15 @@ def _kind_named_by(key: str) -> str:
     return ""
 
 
-def _read_variants(name: str, overrides: Iterable[str]) -> _Variants:
+def _read_variants(name: str, overrides: Iterable[Override]) -> _Variants:
     """Read a recipe and expand its ``[sweep]``; overrides go over the settings of a variant."""
     base = without_variant(name)
     source, tables, run = _read(base)
     sweep = tables.pop("sweep", {})
-    settings = [_parsed_override(override, tables) for override in overrides]
+    settings = []
+    for override in overrides:
+        override.check_value(tables)
+        settings.append((override.key, override.value))
 
     if isinstance(sweep, dict):
         all_variants = name == base
@@ -425,21 +413,6 @@ def _without_ranges(tables: Tables, keys: Collection[str]) -> Tables:
     if not isinstance(ranges, dict):
         return tables
     return {**tables, "tune": {key: range_ for key, range_ in ranges.items() if key not in keys}}
-
-
-def _parsed_override(override: str, tables: Tables) -> tuple[str, Any]:
-    """Return key and value of ``KEY=VALUE``; ConfigError for one that fits no recipe with these tables."""
-    key, separator, text = override.partition("=")
-    key = key.strip()
-    text = text.strip()
-    if not separator or not key:
-        raise ConfigError(f"--set {override}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
-    if _DEEP_KEY.search(override):
-        raise ConfigError(shortened(f"--set {override[:100]}...: nested too deep; wanted a key of few parts"))
-    value = toml_value(text, "--set ...")
-    if isinstance(tables.get(key), dict) and isinstance(value, str):
-        raise ConfigError(f"--set {override}: {key} is a table; type --set {key}.name={text}")
-    return key, value
 
 
 def _with_row_of_variant(tables: Tables, label: str) -> Tables:
@@ -534,7 +507,7 @@ def _read(name: str, children: tuple[str, ...] = ()) -> _RecipeFile:
 def _parsed(file: Traversable) -> Tables:
     try:
         text = file.read_text("utf-8")
-        if _DEEP_KEY.search(text):  # tomllib's time grows with the square of the parts
+        if DEEP_KEY.search(text):  # tomllib's time grows with the square of the parts
             raise ConfigError(f"{file}: a key is nested too deep; wanted the tables of a recipe")
         return tomllib.loads(text)
     except ConfigError:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ConfigError, DataError, needs_extra
-from ..files import toml_value
 from .build import build_dataset
+from .override import Override, Overrides, parse_override, tables_of
 from .schema import DataTable, problem_of
-from .tables import name_or_value, overridden
+from .tables import name_or_value
 
 with needs_extra("train", "a recipe"):
     from pydantic import ValidationError
@@ -25,16 +25,12 @@ FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to 
 MOST_PER_CLASS = 16  # in a batch
 
 
-def tables_of(overrides: Iterable[str]) -> dict[str, Any]:
-    """Return the tables that overrides, ``KEY=VALUE``, set."""
-    settings = []
-    for override in overrides:
-        key, _, text = override.partition("=")
-        settings.append((key.strip(), toml_value(text.strip(), "--set ...")))
-    return overridden({}, settings)
+def parsed_all(settings: Iterable[str]) -> list[Override]:
+    """Return the overrides of settings ``KEY=VALUE`` that fit somebody's data, and that nobody typed."""
+    return [parse_override(setting, "") for setting in settings]
 
 
-def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
+def dataset_options(overrides: Overrides) -> dict[str, Any]:
     """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
     table = tables_of(overrides).get("data")
     options: dict[str, Any] = {}
@@ -46,7 +42,7 @@ def dataset_options(overrides: Iterable[str]) -> dict[str, Any]:
     return options
 
 
-def sampler_of(overrides: Iterable[str]) -> str:
+def sampler_of(overrides: Overrides) -> str:
     """Return the name of the sampler that overrides choose; "" if they choose none."""
     return str(name_or_value("sampler", tables_of(overrides)) or "")
 

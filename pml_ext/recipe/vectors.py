@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +12,7 @@ from ..data import LabeledImages, VectorFile, read_vectors
 from ..errors import DataError
 from .build import VECTORS
 from .merge import read_tables
+from .override import Overrides, overrides_of
 from .own_data import (
     dataset_options,
     describe_split,
@@ -45,13 +45,13 @@ class OwnVectors(NamedTuple):
     sampler: str  # that the options name; "" for the recipe's
 
 
-def describe_vectors(place: str | Path, overrides: Iterable[str] = (), root: Path | None = None) -> OwnVectors:
+def describe_vectors(place: str | Path, overrides: Overrides = (), root: Path | None = None) -> OwnVectors:
     """Look at a file of vectors; DataError if it is not as wanted, or has too few vectors.
 
     The ``overrides`` of ``data`` are followed.
     """
     path = _without_kind(place)
-    overrides = list(overrides)
+    overrides = overrides_of(overrides)
     name = f"{VECTORS}{path}"
     file = read_vectors((root or Path()) / path.expanduser())
     if file.labels is None:

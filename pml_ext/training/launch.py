@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ..distributed import from_rank_0, num_processes, process_group, rank, wait_
 from ..distributed.devices import choose_device
 from ..errors import ConfigError, PmlExtError, StoppedError, one_line
 from ..files import checksums, locked_folder, write_json
-from ..recipe import load_recipe, naming_settings, plugins_in
+from ..recipe import Override, Overrides, load_recipe, naming_settings, plugins_in
 from . import signals
 from .finished import LAST, MODEL, read_finished, tables_of_run
 from .folder import METRICS, RECIPE, REPORT, WRITTEN, no_finished_run
@@ -27,7 +27,11 @@ from .summary import summarize
 from .verdict import verdict
 
 Metrics = dict[str, Any]
-QUICK = ("evaluation.baselines=false", "evaluation.figures=few", "evaluation.training_images=0")  # only the test
+QUICK = (  # only the test
+    Override("evaluation.baselines", False, "--quick"),
+    Override("evaluation.figures", "few", "--quick"),
+    Override("evaluation.training_images", 0, "--quick"),
+)
 _FAILURE = "{recipe}, seed {seed}, in {folder} failed: {error}"
 
 
@@ -125,7 +129,7 @@ def train(
     seeds: int = 1,
     device: str = "auto",
     data: Path | None = None,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     resume: bool = False,
     listener: Listener | None = None,
     on_nonfinite: OnNonfinite = "stop",
@@ -139,7 +143,7 @@ def train(
         seeds: how many there are, counted up.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"mps"`` or ``"xpu"``.
         data: the folder of the data.
-        overrides: ``KEY=VALUE`` pairs.
+        overrides: values that go over the recipe's, by dotted key: ``{"loss.margin": 0.1}``.
         resume: go on with the runs in the folder.
         listener: hears how a run goes on.
         on_nonfinite: as of :class:`Run`.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import datetime
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError, DataError, printable
 from ..files import DamagedError, check_writable, final_path, read_toml
 from ..files.checksums import SUMS
-from ..recipe import Recipe, flat, load_recipes
+from ..recipe import Override, Overrides, Recipe, flat, load_recipes, overrides_of
 from .finished import LAST, check_against_sums, tables_of_run
 from .folder import CHOICE, FILES, METRICS, RECIPE
 
@@ -29,7 +28,7 @@ class Plan:
     folder: Path
     trials: int = 0  # of tuning, by which values of the recipe were chosen
     epochs_before: int | None = None  # epochs of the run that the folder holds
-    overrides: tuple[str, ...] = ()  # the options KEY=VALUE, for errors
+    overrides: tuple[Override, ...] = ()  # for errors
     file: str | None = None  # of the recipe, where the name is that of the run which wrote it
 
 
@@ -38,12 +37,12 @@ def plan(
     out: Path | None = None,
     seed: int = 0,
     seeds: int = 1,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     resume: bool = False,
 ) -> list[Plan]:
     """Return the runs of a recipe, checked before any begins; arguments as of :func:`train`."""
     _check_resumable(out, resume)
-    overrides = tuple(overrides)
+    overrides = tuple(overrides_of(overrides))
     recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
         out = _default_folder(name, seed)

@@ -19,7 +19,7 @@ from torch.utils.benchmark import timer  # waits for the accelerator
 from torch.utils.data import DataLoader
 
 from ..errors import ConfigError
-from ..recipe import load_recipe
+from ..recipe import Overrides, load_recipe
 from .batches import Batch, draw, epoch_batches
 from .engine import Engine, Objective, Step
 from .feature_reader import FeatureReader
@@ -90,7 +90,7 @@ def profile_steps(
 def profile_recipe(
     name: str,
     data: Path | None = None,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     device: str = "auto",
     threads: int | None = None,
     steps: int = 60,

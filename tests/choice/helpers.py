@@ -8,6 +8,8 @@ from pml_ext.choice import candidates
 from pml_ext.recipe import build_dataset, load_recipe
 from pml_ext.recipe.images import describe_images, settings_for_recipe
 
+from ..overrides import typed
+
 
 def by_class(mean, spread=0.01, classes=12, seed=0):
     generator = torch.Generator().manual_seed(seed)
@@ -22,10 +24,10 @@ def needs_weights():
 def small(place, *overrides):
     """Return the small network as a candidate, which needs no weights."""
     return candidates.Candidate(
-        "small", choice.SMALL, settings_for_recipe(choice.SMALL, describe_images(place, overrides))
+        "small", choice.SMALL, settings_for_recipe(choice.SMALL, describe_images(place, typed(overrides)))
     )
 
 
 def training_files(place):
-    splits = build_dataset(load_recipe(choice.SMALL, small(place).settings).data, None)
+    splits = build_dataset(load_recipe(choice.SMALL, typed(small(place).settings)).data, None)
     return splits.train.paths

@@ -7,6 +7,8 @@ from pml_ext.choice import candidates
 from pml_ext.recipe import load_recipe
 from pml_ext.recipe.images import describe_images
 
+from ..overrides import typed
+
 
 def test_many_images_get_fewer_views():
     assert [candidates.views_of(count) for count in (10, 1_875, 4_052, 15_000, 10**6)] == [8, 8, 3, 1, 1]
@@ -21,7 +23,7 @@ def test_candidates_are_recipes_in_the_order_of_cost(photos):
     ]  # fmt: skip
     if choice.why_not():
         pytest.skip("the extra photos is not installed, whose trunk the recipes name")
-    recipes = [load_recipe(candidate.recipe, candidate.settings) for candidate in known]
+    recipes = [load_recipe(candidate.recipe, typed(candidate.settings)) for candidate in known]
     assert [recipe.model.embedder for recipe in recipes] == ["none", "pca", "linear", "linear", "linear"]
     assert recipes[3].model.freeze.until == "blocks.5"
     assert {recipe.data.images.crop for recipe in recipes[:4]} == {160}

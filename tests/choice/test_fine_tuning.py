@@ -12,6 +12,7 @@ from pml_ext.errors import ConfigError, MissingExtraError
 from pml_ext.recipe import load_recipe, reported_phases
 from pml_ext.recipe.images import describe_images
 
+from ..overrides import typed
 from .helpers import needs_weights
 
 
@@ -31,7 +32,7 @@ def test_features_get_a_head_first(photos, quick_clock, title):
     needs_weights()
     lines = []
     found = fine_tuning.continued(chosen(title), describe_images(photos), [], "cpu", None, lines.append)
-    recipe = load_recipe(found.recipe, found.settings)
+    recipe = load_recipe(found.recipe, typed(found.settings))
     assert [stage.epochs for stage in recipe.all_stages()] == [20, 5]
     assert recipe.all_stages()[0].freeze.until == "head"
     assert (recipe.model.freeze, recipe.model.freeze_batch_norm, recipe.model.views) == ("none", True, 1)
@@ -48,7 +49,7 @@ def test_last_blocks_train_before_the_whole(photos, quick_clock):
     needs_weights()
     images = describe_images(photos)
     found = fine_tuning.continued(chosen("last blocks"), images, ["schedule.epochs=12"], "cpu", None, print)
-    recipe = load_recipe(found.recipe, [*found.settings, "schedule.epochs=12"])
+    recipe = load_recipe(found.recipe, typed([*found.settings, "schedule.epochs=12"]))
     assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
     assert recipe.all_stages()[0].freeze.until == "blocks.5"
     assert recipe.model.views == 8
@@ -84,7 +85,7 @@ def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypa
     needs_weights()
     monkeypatch.setattr(choice, "choose", None)
     with pytest.raises(ConfigError, match=r"--set schedule.epochs=10: .*found 10; the stages take 20 epochs"):
-        train(images=photos, out=tmp_path / "run", fine_tune=True, overrides=["schedule.epochs=10"])
+        train(images=photos, out=tmp_path / "run", fine_tune=True, overrides=typed(["schedule.epochs=10"]))
     assert not (tmp_path / "run").exists()
 
 
@@ -100,7 +101,7 @@ def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_
     monkeypatch.setattr(choice, "choose", choose)
     monkeypatch.setattr("pml_ext.training.launch.train", lambda *_, **given: begun.append(given["overrides"]) or [])
     overrides = ["schedule.epochs=30", "sampler.iterations=7"]
-    train(images=photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
+    train(images=photos, out=tmp_path / "run", fine_tune=True, overrides=typed(overrides))
     assert tried == [["sampler.iterations=7"]]
     assert begun[0][-2:] == overrides
     assert {"sampler.m=3", "data.images.squash=true"} <= {*begun[0]}
@@ -133,7 +134,7 @@ def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
 def write_recipe(file, name, settings):
     import tomli_w
 
-    tables = load_recipe(name, settings).as_dict()
+    tables = load_recipe(name, typed(settings)).as_dict()
     file.write_text(tomli_w.dumps({**tables, "run": {"recipe": name, "seed": 0, "plugins": {}}}))
 
 

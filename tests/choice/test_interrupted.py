@@ -17,6 +17,7 @@ from pml_ext.recipe import load_recipe
 from pml_ext.recipe.images import describe_images
 from pml_ext.training import launch
 
+from ..overrides import typed
 from ..training.made_up_photos import write_photos
 from .helpers import needs_weights
 
@@ -56,13 +57,13 @@ def test_a_resumed_recipe_keeps_the_settings_of_its_images(photos, tmp_path, mon
     shutil.rmtree(place)
     write_photos(place, classes=6, each=12)
     train(choice.SMALL, images=place, out=tmp_path / "run", resume=True)
-    first, second = [load_recipe(choice.SMALL, overrides) for overrides in begun]
+    first, second = [load_recipe(choice.SMALL, typed(overrides)) for overrides in begun]
     assert first == second
 
 
 def write_recipe(folder, name, settings):
     folder.mkdir()
-    tables = load_recipe(name, settings).as_dict()
+    tables = load_recipe(name, typed(settings)).as_dict()
     (folder / "recipe.toml").write_text(tomli_w.dumps({**tables, "run": {"recipe": name, "seed": 0}}))
 
 
@@ -87,7 +88,7 @@ def test_a_killed_run_goes_on_with_what_was_chosen(photos, tmp_path, monkeypatch
     assert begun[0] == {**begun[1], "listener": begun[0]["listener"]}
     assert begun[0]["resume"]
     assert "goes on with what was chosen before: frozen features" in capsys.readouterr().err
-    (plan,) = launch.plan(chosen.recipe, out, overrides=begun[1]["overrides"], resume=True)
+    (plan,) = launch.plan(chosen.recipe, out, overrides=typed(begun[1]["overrides"]), resume=True)
     assert plan.recipe.description == "as found"
     with pytest.raises(ConfigError, match=r"run exists; add --resume"):
         train(images=photos, out=out)

@@ -14,6 +14,7 @@ from pml_ext.errors import ConfigError, UnknownNameError
 from pml_ext.recipe import load_recipe
 from pml_ext.recipe.images import describe_images
 
+from ..overrides import typed
 from ..training.made_up_photos import write_photos
 from .helpers import by_class, needs_weights, training_files
 
@@ -40,7 +41,7 @@ def test_settings_of_the_model_are_not_chosen_again(photos, tmp_path, monkeypatc
     begun = []
     monkeypatch.setattr("pml_ext.training.launch.train", lambda recipe, **_: begun.append(recipe) or [])
     monkeypatch.setattr(choice, "choose", None)
-    train(images=photos, out=tmp_path / "run", overrides=["model.trunk.width=8"])
+    train(images=photos, out=tmp_path / "run", overrides={"model.trunk.width": 8})
     assert begun == ["pml/photographs"]
 
 
@@ -135,7 +136,7 @@ def test_too_little_to_compare_tries_nothing(tmp_path, without_trials, first_cla
 def chosen(photos, *overrides):
     needs_weights()
     lines = []
-    found = choice.choose(describe_images(photos), overrides, 0, "cpu", None, None, lines.append)
+    found = choice.choose(describe_images(photos), typed(overrides), 0, "cpu", None, None, lines.append)
     return found, lines
 
 
@@ -148,7 +149,7 @@ def test_all_candidates_are_tried_on_held_out_classes(photos):
         assert f"  {title}" in text
     settings = dict(setting.split("=", 1) for setting in found.settings)
     assert json.loads(settings["description"]) in lines[-1]
-    load_recipe(found.recipe, found.settings)
+    load_recipe(found.recipe, typed(found.settings))
 
 
 @pytest.mark.slow
@@ -161,4 +162,4 @@ def test_few_classes_get_frozen_features(photos, tmp_path):
             (place / str(label) / source.name).write_bytes(source.read_bytes())
     found, lines = chosen(place)
     assert "takes frozen features of efficientnet-lite0" in lines[0]
-    assert load_recipe(found.recipe, found.settings).model.embedder == "none"
+    assert load_recipe(found.recipe, typed(found.settings)).model.embedder == "none"

@@ -4,6 +4,7 @@ import shutil
 
 from pml_ext.choice import timing
 
+from ..overrides import typed
 from ..training.made_up_photos import write_photos
 from .helpers import small, training_files
 
@@ -11,7 +12,7 @@ from .helpers import small, training_files
 def test_images_are_timed_as_the_options_say(tmp_path):
     write_photos(tmp_path / "photos" / "ALL", classes=4, each=6)
     overrides = ["data.classes=leaf"]
-    assert timing.seconds_per_image(small(tmp_path / "photos", *overrides), overrides, "cpu", None) > 0
+    assert timing.seconds_per_image(small(tmp_path / "photos", *overrides), typed(overrides), "cpu", None) > 0
 
 
 def test_broken_files_do_not_end_the_estimate(photos, tmp_path):

@@ -23,6 +23,7 @@ from pml_ext.evaluation import (
 )
 from pml_ext.training.launch import train
 
+from ..overrides import typed
 from .points import data
 
 
@@ -313,7 +314,7 @@ def test_a_plugins_metric_stands_in_a_run_and_chooses_its_epoch(install_plugin, 
     install_plugin("far", PLUGIN.replace("{METRICS}", BOTH))
     quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=2", "model.trunk.width=8")
     quick += ("evaluation.validation=0.3", "evaluation.select=largest", "sampler.batch_size=56")
-    metrics = train("cbml/digits", out=tmp_path / "run", overrides=quick, device="cpu")[0]
+    metrics = train("cbml/digits", out=tmp_path / "run", overrides=typed(quick), device="cpu")[0]
     assert list(metrics["after"])[-6:] == ["farthest", "nmi", "nmi_majority", "f1", "purity", "largest"]
     assert 0 < metrics["after"]["largest"] < 1
     assert 0 < metrics["raw"]["farthest"] < 1

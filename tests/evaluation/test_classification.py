@@ -17,6 +17,7 @@ from pml_ext.training.launch import train
 from pml_ext.training.protocols import first_halves
 
 from ..data.made_up import omniglot_zip
+from ..overrides import typed
 
 
 def random_points(count, size, seed=0):
@@ -140,16 +141,16 @@ def trained(tmp_path_factory):
     omniglot_zip(folder / omniglot.TEST, {"Greek": 7, "Sanskrit": 11}, 4, random)
     (recipe,) = load_recipes(
         "cbml/omniglot-small",
-        (
-            "schedule.epochs=2",
-            "schedule.milestones=[1]",
-            "sampler.iterations=2",
-            "sampler.batch_size=8",
-            "sampler.m=2",
-            "model.trunk.width=4",
-            "data.split=characters",
-            "evaluation.protocols=['nearest-class-mean', 'zero-shot']",
-        ),
+        {
+            "schedule.epochs": 2,
+            "schedule.milestones": [1],
+            "sampler.iterations": 2,
+            "sampler.batch_size": 8,
+            "sampler.m": 2,
+            "model.trunk.width": 4,
+            "data.split": "characters",
+            "evaluation.protocols": ["nearest-class-mean", "zero-shot"],
+        },
     ).values()
     counts = {"train": Count(48, 12), "test": Count(44, 11)}
     with pytest.MonkeyPatch.context() as patch:
@@ -196,7 +197,9 @@ def test_the_protocols_of_a_run_against_loops(trained):
 
 def test_zero_shot_without_a_hierarchy_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="'zero-shot' wants classes with parents, which digits does not have here"):
-        train("cbml/digits", out=tmp_path / "out", overrides=("evaluation.protocols=['zero-shot']",), device="cpu")
+        train(
+            "cbml/digits", out=tmp_path / "out", overrides=typed(("evaluation.protocols=['zero-shot']",)), device="cpu"
+        )
 
 
 def test_a_hierarchy_of_wordnet_ids(tmp_path):
@@ -223,4 +226,4 @@ def test_a_class_without_a_mean_is_refused_before_the_training(tmp_path, tested)
     with pytest.raises(
         DataError, match="'nearest-class-mean' wants another image of c to test with, and there is none"
     ):
-        train("cbml/digits", out=tmp_path / "out", overrides=overrides, device="cpu")
+        train("cbml/digits", out=tmp_path / "out", overrides=typed(overrides), device="cpu")

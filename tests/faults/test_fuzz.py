@@ -13,6 +13,8 @@ from benchmarks.faults import fuzz
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipes, read_tables, validate
 
+from ..overrides import typed
+
 TABLES = read_tables("cbml/digits")
 
 
@@ -27,7 +29,7 @@ def test_a_mutated_recipe_is_valid_or_refused_in_a_line(seed):
 @given(st.integers(0, 2**32))
 def test_an_override_is_taken_or_refused_in_a_line(seed):
     text = fuzz.override(TABLES, random.Random(seed))
-    assert fuzz.told(lambda: load_recipes("cbml/digits", [text])) == ""
+    assert fuzz.told(lambda: load_recipes("cbml/digits", typed([text]))) == ""
 
 
 def test_single_settings_are_taken_or_refused_in_a_line():
@@ -55,6 +57,6 @@ def test_a_damaged_recipe_is_taken_or_refused_in_a_line():
 )
 def test_what_came_through_raw(override, wanted):
     with pytest.raises(ConfigError, match=wanted) as caught:
-        load_recipes("cbml/digits", [override])
+        load_recipes("cbml/digits", typed([override]))
     assert len(str(caught.value)) <= 600
     assert str(caught.value).isprintable()

@@ -11,6 +11,8 @@ import pytest
 from pml_ext import registry
 from pml_ext.errors import PluginWarning
 
+from ..overrides import typed
+
 pytestmark = pytest.mark.usefixtures("isolated_registry")
 HOOKS = "from pml_ext.plugin import Command, Component, hookimpl\n"
 LOSS = """
@@ -119,7 +121,7 @@ def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_repo
 
     hook = "return {'raises': raises, 'text': text, 'changes': changes, 'counted': counted, 'by_class': by_class}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("metrics", hook, METRICS))
-    train("triplets/digits", out=tmp_path / "run", seed=0, overrides=QUICK, device="cpu")
+    train("triplets/digits", out=tmp_path / "run", seed=0, overrides=typed(QUICK), device="cpu")
     measured = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert measured["after"].pop("changes") == 0.5
     assert measured["after"].pop("counted") > 0
@@ -130,7 +132,7 @@ def test_a_metric_that_raises_ends_no_run(install_plugin, tmp_path, without_repo
     with registry.isolated():
         sys.modules.pop("careless")
         install_plugin("careless", "", distribution="other").joinpath("__init__.py").write_text("")
-        train("triplets/digits", out=tmp_path / "other", seed=0, overrides=QUICK, device="cpu")
+        train("triplets/digits", out=tmp_path / "other", seed=0, overrides=typed(QUICK), device="cpu")
     without = json.loads((tmp_path / "other" / "metrics.json").read_text())
     assert without["after"] == measured["after"]
 
@@ -215,7 +217,7 @@ def test_a_tracker_that_exits_ends_no_run(install_plugin, tmp_path, without_repo
     hook = "return {'exits': Tracker, 'late': Late}"
     install_plugin("careless", "").joinpath("__init__.py").write_text(package("trackers", hook, PARTS))
     (measured,) = train(
-        "triplets/digits", out=tmp_path / "run", overrides=(*QUICK, "track=['exits', 'late']"), device="cpu"
+        "triplets/digits", out=tmp_path / "run", overrides=typed((*QUICK, "track=['exits', 'late']")), device="cpu"
     )
     (warning,) = measured["warnings"]
     assert warning.startswith("exits of the plugin 'careless': what happens is not recorded there (SystemExit: log in")

@@ -23,6 +23,7 @@ from pml_ext.training.launch import train
 from pml_ext.training.listener import Silence
 
 from ..losses.registered import registered
+from ..overrides import typed
 from ..training.whole_runs import QUICK, same
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch sees by CUDA")
@@ -130,7 +131,7 @@ class EndsAfterTwoEpochs(Silence):
 def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
     def run(name, **settings):
         overrides = [*QUICK, "engine.deterministic=true"]
-        return train("cbml/digits", tmp_path / name, overrides=overrides, device="cuda", **settings)[0]
+        return train("cbml/digits", tmp_path / name, overrides=typed(overrides), device="cuda", **settings)[0]
 
     with pytest.raises(KeyboardInterrupt):
         run("interrupted", listener=EndsAfterTwoEpochs())
@@ -141,7 +142,7 @@ def test_a_run_goes_on_where_it_was_interrupted(tmp_path):
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_a_run_reaches_what_it_does_on_the_cpu(tmp_path, precision):
     overrides = [f'engine.precision="{precision}"']
-    metrics = train("cbml/digits", tmp_path / "run", overrides=overrides, device="cuda")[0]
+    metrics = train("cbml/digits", tmp_path / "run", overrides=typed(overrides), device="cuda")[0]
     assert metrics["device"].startswith("cuda")
     assert metrics["after"]["map_at_r"] > 0.85
     assert metrics["after"]["map_at_r"] > metrics["raw"]["map_at_r"] + 0.25
@@ -149,7 +150,7 @@ def test_a_run_reaches_what_it_does_on_the_cpu(tmp_path, precision):
 
 @pytest.mark.usefixtures("without_report")
 def test_a_run_of_the_gpu_embeds_the_same_on_the_cpu(tmp_path):
-    train("cbml/digits", tmp_path / "run", overrides=QUICK, device="cuda")
+    train("cbml/digits", tmp_path / "run", overrides=typed(QUICK), device="cuda")
     generator = torch.Generator().manual_seed(0)
     images = [*torch.randint(256, (8, 1, 8, 8), dtype=torch.uint8, generator=generator)]
     found = [load_run(tmp_path / "run", device).embed(images) for device in ("cpu", "cuda")]
@@ -159,7 +160,7 @@ def test_a_run_of_the_gpu_embeds_the_same_on_the_cpu(tmp_path):
 @pytest.mark.usefixtures("without_report")
 def test_a_folder_of_queries_is_answered_as_on_the_cpu(tmp_path):
     pytest.importorskip("pyarrow", reason="needs the extra parquet")
-    train("cbml/digits", tmp_path / "run", overrides=QUICK, device="cuda")
+    train("cbml/digits", tmp_path / "run", overrides=typed(QUICK), device="cuda")
     folder = tmp_path / "images"
     for number, image in enumerate(load_digits().images[:40]):
         (folder / str(number % 4)).mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from pml_ext.training.profile import profile_recipe
 from pml_ext.training.run import Run
 from pml_ext.training.series import loss_series
 
+from ..overrides import typed
 from .test_processes import torchrun
 
 RECIPE = """
@@ -75,7 +76,7 @@ def lists(tmp_path_factory):
 
 
 def run(place, kind, out, *settings, **more):
-    return train(str(place / f"{kind}.toml"), out=out, overrides=settings, device="cpu", **more)[0]
+    return train(str(place / f"{kind}.toml"), out=out, overrides=typed(settings), device="cpu", **more)[0]
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_the_metrics_are_those_of_the_trained_embeddings(lists, finished):
 
 def test_training_equals_a_plain_loop_on_the_lists(lists, tmp_path):
     """PML's loss on the drawn pairs, with the same network, batches and optimizer."""
-    recipe = load_recipe(str(lists / "pairs.toml"), ["schedule.epochs=1", "optimizer.name=sgd"])
+    recipe = load_recipe(str(lists / "pairs.toml"), {"schedule.epochs": 1, "optimizer.name": "sgd"})
     one = Run(recipe, "loop", tmp_path / "one")
     train_images = one.data.training_images
     layer = torch.nn.Linear(64, 16)
@@ -199,7 +200,7 @@ def test_unreadable_images_take_their_pairs_along(lists, tmp_path):
     settings = [f"data.name=pairs:{lists}/pairs-of-images.csv", "data.image_size=8", "data.channels=1"]
     settings += ["data.unreadable=skip", 'model.trunk={name="convnet", width=8, blocks=2}', "schedule.epochs=1"]
     try:
-        one = Run(load_recipe(str(lists / "pairs.toml"), settings), "skips", tmp_path / "run")
+        one = Run(load_recipe(str(lists / "pairs.toml"), typed(settings)), "skips", tmp_path / "run")
     finally:
         broken.write_bytes(kept)
     listed = (lists / "pairs.csv").read_text().splitlines()

@@ -19,6 +19,8 @@ from pml_ext.training import checkpoint
 from pml_ext.training.launch import train
 from pml_ext.training.series import loss_series
 
+from ..overrides import typed
+
 pytestmark = pytest.mark.timeout(3600)  # against processes that wait for each other for ever, on any machine
 QUICK = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=5", "model.trunk.width=16")
 QUICK += ("evaluation.figures=few", "evaluation.training_images=0")
@@ -86,7 +88,7 @@ def two(tmp_path_factory, recipe):
 
 @pytest.mark.usefixtures("without_report")
 def test_two_processes_are_one(tmp_path, two, recipe):
-    results = train(str(recipe), out=tmp_path / "one", overrides=QUICK, device="cpu")
+    results = train(str(recipe), out=tmp_path / "one", overrides=typed(QUICK), device="cpu")
     variants = ("memory", "proxies", "instances", "features", "stages")
     for variant, one, other in zip(variants, results, two[1]["runs"], strict=True):
         folders = tmp_path / "one" / variant, two[0] / variant
@@ -156,7 +158,7 @@ def test_a_killed_process_goes_on_when_torchrun_restarts_it(tmp_path, two, recip
     assert results[0]["after"] == results[1]["after"]
     (killed / "metrics.json").unlink()
     with pytest.raises(ConfigError, match=r"run of 2 processes, not 1; resume it with torchrun --nproc-per-node 2"):
-        train(name, out=killed, overrides=QUICK, device="cpu", resume=True)
+        train(name, out=killed, overrides=typed(QUICK), device="cpu", resume=True)
 
 
 LATE = """

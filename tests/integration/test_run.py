@@ -13,6 +13,7 @@ from pml_ext.training.launch import FailedRunsError, draw_report, train
 from pml_ext.training.plan import plan
 from pml_ext.training.summary import summarize
 
+from ..overrides import typed
 from ..training.whole_runs import QUICK, quick
 
 
@@ -34,7 +35,7 @@ def test_several_seeds_and_variants(tmp_path):
     out = tmp_path / "seeds"
     out.mkdir()
     (out / ".summary.json.4194305.tmp").write_text("half")  # of a process that was killed
-    results = train("cbml/digits", out=out, seeds=2, overrides=QUICK, device="cpu", resume=True)
+    results = train("cbml/digits", out=out, seeds=2, overrides=typed(QUICK), device="cpu", resume=True)
     assert [result["seed"] for result in results] == [0, 1]
     assert {path.name for path in out.iterdir()} == {"seed-0", "seed-1", "summary.json"}
     summary = read_json(out / "summary.json")
@@ -72,7 +73,9 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path, pml_ext_command):
     assert done.stderr.splitlines()[-1].startswith(f"pml-ext: 1 of 2 runs failed: {recipe}@75, seed 0")
     assert "Traceback" not in done.stderr
     with pytest.raises(FailedRunsError, match="2 of 2 runs failed") as caught:
-        train("cbml/digits", tmp_path / "none", seeds=2, overrides=[*QUICK, "sampler.batch_size=75"], device="cpu")
+        train(
+            "cbml/digits", tmp_path / "none", seeds=2, overrides=typed([*QUICK, "sampler.batch_size=75"]), device="cpu"
+        )
     assert len(caught.value.failures) == 2
     assert not (tmp_path / "none").exists()
 

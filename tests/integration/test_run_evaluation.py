@@ -16,6 +16,8 @@ from pml_ext.training.launch import draw_report, train
 from pml_ext.training.run import Run
 from pml_ext.training.series import metric_series
 
+from ..overrides import typed
+
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 BARE = ("evaluation.baselines=false", "evaluation.training_images=0")
 SHOP = """
@@ -76,7 +78,7 @@ def runs(monkeypatch) -> list[Run]:
 
 
 def quick(out: Path, *overrides: str) -> dict:
-    return train("cbml/digits", out=out, overrides=(*QUICK, *overrides), device="cpu")[0]
+    return train("cbml/digits", out=out, overrides=typed((*QUICK, *overrides)), device="cpu")[0]
 
 
 def by_a_loop(query, query_labels, gallery, gallery_labels, recall_at, itself=False):

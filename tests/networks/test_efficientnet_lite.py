@@ -19,6 +19,8 @@ from pml_ext.training.launch import train
 from pml_ext_compare.probing import probe
 from pml_ext_search.trained import load_run
 
+from ..overrides import typed
+
 LITE0 = lite.VARIANTS["efficientnet-lite0"]
 TRUNK = 'model.trunk={name="efficientnet-lite0", weights="imagenet"}'
 SHORT = ["evaluation.training_images=0", "schedule.epochs=1", "sampler.iterations=4", "sampler.batch_size=40"]
@@ -127,27 +129,27 @@ def test_a_missing_package_names_the_extra(monkeypatch, missing):
     with pytest.raises(MissingExtraError, match=text):
         trunk_of("efficientnet-lite0", 3, 32, "imagenet")
     with pytest.raises(MissingExtraError, match=text):  # before anything is read or trained
-        load_recipes("cbml/digits", [TRUNK])
+        load_recipes("cbml/digits", typed([TRUNK]))
 
 
 def test_other_weights_are_one_line():
     with pytest.raises(ConfigError, match=r"model.trunk.weights: found 'a1_in1k'; .*'imagenet'"):
-        load_recipes("cbml/digits", ['model.trunk={name="efficientnet-lite0", weights="a1_in1k"}'])
+        load_recipes("cbml/digits", typed(['model.trunk={name="efficientnet-lite0", weights="a1_in1k"}']))
 
 
 @pytest.mark.usefixtures("installed")
 def test_a_frozen_trunk_needs_weights(tmp_path):
     text = r"efficientnet-lite0 is frozen and has no weights.*wanted weights = 'imagenet' or a file or 'random'"
     with pytest.raises(ConfigError, match=text):
-        load_recipes("cbml/frozen", ["model.trunk=efficientnet-lite0"])
+        load_recipes("cbml/frozen", typed(["model.trunk=efficientnet-lite0"]))
     with pytest.raises(ConfigError, match=text):
         probe("digits", ["efficientnet-lite0"], tmp_path / "out", device="cpu")
-    load_recipes("cbml/frozen", ['model.trunk={name="efficientnet-lite0", weights="random"}'])
+    load_recipes("cbml/frozen", {"model.trunk": {"name": "efficientnet-lite0", "weights": "random"}})
 
 
 @pytest.mark.usefixtures("installed", "offline", "without_report")
 def test_a_head_is_trained_embeds_and_is_exported(tmp_path, monkeypatch):
-    train("cbml/frozen", tmp_path / "run", overrides=["data.name=digits", TRUNK, *SHORT])
+    train("cbml/frozen", tmp_path / "run", overrides=typed(["data.name=digits", TRUNK, *SHORT]))
     seen = json.loads((tmp_path / "run" / "network.json").read_text())
     assert seen["normalize"] == {"mean": [0.5] * 3, "std": [0.5] * 3}
     assert (seen["image_size"], seen["interpolation"]) == (32, "bicubic")

@@ -14,6 +14,8 @@ from pml_ext.recipe import build_network, load_recipes
 from pml_ext.training.launch import train
 from pml_ext_search.trained import load_run
 
+from ..overrides import typed
+
 SHORT = ["evaluation.training_images=0", "schedule.epochs=1", "schedule.name=constant", "schedule.milestones=[]"]
 SHORT += ["sampler.iterations=4", "sampler.batch_size=40", "sampler.m=4"]
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "patch_size": 8}
@@ -123,7 +125,7 @@ def test_every_kind_of_trunk_trains_frozen_and_embeds(tmp_path, trunk):
         pytest.importorskip("timm", reason="the extra timm is not installed")
     trunk = f'{{name="{trunk}", weights="{weights}"}}'
     overrides = [*SHORT, f"model.trunk={trunk}", "model.freeze=trunk", "data.images.crop=32"]
-    train("cbml/digits", tmp_path / "run", overrides=overrides)
+    train("cbml/digits", tmp_path / "run", overrides=typed(overrides))
     seen = json.loads((tmp_path / "run" / "network.json").read_text())
     assert seen["interpolation"] == ("bicubic" if "hf/" in trunk else "bilinear")
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
@@ -135,11 +137,11 @@ def test_every_kind_of_trunk_trains_frozen_and_embeds(tmp_path, trunk):
 def test_a_saved_folder_of_transformers_is_its_weights(tmp_path):
     model = saved(tmp_path / "model", "dinov2")
     settings = [f"model.trunk=hf/{tmp_path / 'model'}", "model.freeze=trunk", "data.images.crop=32"]
-    (recipe,) = load_recipes("cbml/digits", settings).values()
+    (recipe,) = load_recipes("cbml/digits", typed(settings)).values()
     network = build_network(recipe.model, Preprocessing(image_size=32, channels=1, crop=True, normalize=None))
     loaded = unwrapped_trunk(network.trunk).model.state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in model.state_dict().items())
-    (recipe,) = load_recipes("cbml/digits", [*settings, "model.trunk.weights=random"]).values()
+    (recipe,) = load_recipes("cbml/digits", typed([*settings, "model.trunk.weights=random"])).values()
     other = unwrapped_trunk(build_network(recipe.model, network.preprocessing).trunk).model.state_dict()
     assert not all(torch.equal(other[name], value) for name, value in loaded.items())
 
@@ -148,10 +150,10 @@ def test_a_saved_folder_of_transformers_is_its_weights(tmp_path):
 def test_a_frozen_trunk_without_weights_is_refused(tmp_path, settings):
     trunk = 'model.trunk={name="mlp", hidden_sizes=[24]}'
     with pytest.raises(ConfigError, match=r"model.trunk: mlp is frozen and has no weights.*model\.trunk\.weights="):
-        load_recipes("cbml/digits", [trunk, *settings])
-    load_recipes("cbml/digits", [trunk, *settings, "model.trunk.weights=random"])
+        load_recipes("cbml/digits", typed([trunk, *settings]))
+    load_recipes("cbml/digits", typed([trunk, *settings, "model.trunk.weights=random"]))
     if settings != ["model.freeze=trunk"]:  # whose features are kept
-        load_recipes("cbml/digits", [trunk, *settings, "model.init=run"])
+        load_recipes("cbml/digits", typed([trunk, *settings, "model.init=run"]))
 
 
 def test_unknown_weights_of_timm_are_one_line():
@@ -169,7 +171,7 @@ def test_adapters_are_trained_alone_and_merged_by_export(tmp_path):
     pytest.importorskip("peft", reason="the extra peft is not installed")
     trunk = 'model.trunk={name="mlp", hidden_sizes=[24], weights="random"}'
     overrides = [*SHORT, trunk, 'model.lora={rank=2, targets=["1"]}', "optimizer.lr=0.01"]
-    train("cbml/digits", tmp_path / "run", overrides=overrides)
+    train("cbml/digits", tmp_path / "run", overrides=typed(overrides))
     state = torch.load(tmp_path / "run" / "checkpoints" / "model.pt", weights_only=True)["trunk"]
     torch.manual_seed(0)
     assert state["1.lora_B.default.weight"].abs().max() > 0

@@ -30,9 +30,11 @@ from pml_ext.recipe import (
 from pml_ext.recipe.build import build_trunk
 from pml_ext.training.stages import build_stages
 
+from ..overrides import typed
+
 
 def one(name: str, *overrides: str):
-    recipes = load_recipes(name, overrides)
+    recipes = load_recipes(name, typed(overrides))
     assert len(recipes) == 1
     return next(iter(recipes.values()))
 

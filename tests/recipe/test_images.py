@@ -18,6 +18,8 @@ from pml_ext.training.built import build
 from pml_ext.training.launch import train
 from pml_ext.training.view import View
 
+from ..overrides import typed
+
 RECIPE = """
 description = "photographs"
 extends = ["pml/contrastive/digits", "pipelines/bn-inception"]
@@ -93,18 +95,18 @@ def test_weights_of_bn_inception_get_blue_green_red(tmp_path, photos):
         _, transform = preprocessing_of(recipe, splits)[0].transforms()
         found.append(transform(splits.train.image(0)))
     torch.testing.assert_close(found[1], found[0], atol=1e-3, rtol=0)  # of values from -128 to 151
-    own = load_recipes(recipe_file(tmp_path, photos, given), ["data.images.mean=[0.5]", "data.images.std=[0.5]"])
+    own = load_recipes(recipe_file(tmp_path, photos, given), {"data.images.mean": [0.5], "data.images.std": [0.5]})
     assert not preprocessing_of(next(iter(own.values())), splits)[0].bgr
 
 
 def test_images_are_cut_in_one_way_and_gray_ones_have_no_colors(tmp_path, photos):
     file = recipe_file(tmp_path, photos)
     with pytest.raises(ConfigError, match=r"both say how images are cut; leave out augment.random_crop"):
-        load_recipes(file, ["data.augment.random_crop=true"])
-    gray = next(iter(load_recipes(file, ["data.channels=1"]).values()))
+        load_recipes(file, typed(["data.augment.random_crop=true"]))
+    gray = next(iter(load_recipes(file, {"data.channels": 1}).values()))
     with pytest.raises(ConfigError, match=r"are for color; folder:.* is gray"):
         build(gray)
-    large = next(iter(load_recipes("pml/contrastive/digits", ["data.images.resize=7"]).values()))
+    large = next(iter(load_recipes("pml/contrastive/digits", {"data.images.resize": 7}).values()))
     with pytest.raises(ConfigError, match=r"data.images.resize: found 7; wanted at least the 8 of data.images.crop"):
         build(large)
 
@@ -129,7 +131,7 @@ def test_packaged_pipelines_hold_the_numbers_of_the_papers(tmp_path):
 
 @pytest.mark.parametrize("setting", ["data.cache=memory", "data.workers=1"])
 def test_the_numbers_of_a_run_do_not_change_with_how_it_reads(trained, photos, tmp_path, without_report, setting):
-    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=[setting])
+    train(recipe_file(tmp_path, photos), out=tmp_path / "run", device="cpu", overrides=typed([setting]))
     one, other = (json.loads((run / "metrics.json").read_text()) for run in (trained, tmp_path / "run"))
     assert all(one[phase] == other[phase] for phase in ("raw", "before", "after", "training"))
     states = [torch.load(run / "checkpoints" / "model.pt")["trunk"] for run in (trained, tmp_path / "run")]
@@ -143,7 +145,7 @@ def test_unreadable_photographs_stop_a_run_or_are_counted(photos, tmp_path):
         (tmp_path / "photos" / str(number % 3) / f"{number}.jpg").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"\d.jpg: not a readable image"):
         train(file, out=tmp_path / "stopped", device="cpu")
-    train(file, out=tmp_path / "run", device="cpu", overrides=["data.unreadable=skip"])
+    train(file, out=tmp_path / "run", device="cpu", overrides={"data.unreadable": "skip"})
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert sum(part.get("unreadable", 0) for part in metrics["images"].values()) == 3
     assert [text for text in metrics["warnings"] if "that cannot be read; the first:" in text]
@@ -155,10 +157,10 @@ def test_images_of_the_user_skip_unreadable_files(photos, tmp_path, recipe):
     shutil.copytree(photos, tmp_path / "photos")
     (tmp_path / "photos" / "0" / "0.jpg").write_bytes(b"no image")
     given = ["data.split=image", "data.image_size=16"]
-    settings = settings_for_recipe(recipe, describe_images(tmp_path / "photos", given))
-    (chosen,) = load_recipes(recipe, [*settings, *given]).values()
+    settings = settings_for_recipe(recipe, describe_images(tmp_path / "photos", typed(given)))
+    (chosen,) = load_recipes(recipe, typed([*settings, *given])).values()
     assert chosen.data.unreadable == "skip"
-    (stopping,) = load_recipes(recipe, [*settings, "data.unreadable=stop"]).values()
+    (stopping,) = load_recipes(recipe, typed([*settings, "data.unreadable=stop"])).values()
     assert stopping.data.unreadable == "stop"
 
 
@@ -177,17 +179,17 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
         (tmp_path / f"class{label:02d}").mkdir()
         for number in range(images):
             Image.new("RGB", (40, 50), (9 * label, number, 0)).save(tmp_path / f"class{label:02d}" / f"{number}.png")
-    described = describe_images(tmp_path, options)
-    assert describe_images(Path(f"folder:{tmp_path}"), options) == described
+    described = describe_images(tmp_path, typed(options))
+    assert describe_images(Path(f"folder:{tmp_path}"), typed(options)) == described
     settings = settings_for_recipe("pml/photographs", described)
     lines = [*described.description, described.last_line]
-    found = dict(setting.split("=") for setting in settings)
+    found = {override.key: override.option.partition("=")[2] for override in typed(settings)}
     assert found["data.image_size"] == "32"
     assert tuple(map(found.get, ("data.split", "sampler.m", "sampler.batch_size"))) == wanted
     assert len(lines) == 3
     assert f"{classes} classes of {images} images, 40 x 50" in lines[0]
     assert told in " ".join(lines)
-    load_recipes("pml/photographs", [*settings, *options])
+    load_recipes("pml/photographs", typed([*settings, *options]))
     if images == 3:
         for label in range(2, classes):
             shutil.rmtree(tmp_path / f"class{label:02d}")
@@ -198,7 +200,7 @@ def test_settings_fit_the_folder(tmp_path, classes, images, options, wanted, tol
 def test_a_chosen_size_is_that_of_the_pretrained_network_too(photos):
     recipe = "pml/photographs-pretrained"
     by_default = settings_for_recipe(recipe, describe_images(photos))
-    chosen = settings_for_recipe(recipe, describe_images(photos, ["data.image_size=96"]))
+    chosen = settings_for_recipe(recipe, describe_images(photos, {"data.image_size": 96}))
     assert {"data.images.crop=160", "data.images.resize=160"} <= set(by_default)
     assert {"data.images.crop=96", "data.images.resize=96"} <= set(chosen)
 
@@ -208,7 +210,7 @@ def test_few_bytes_of_images_are_kept_in_memory(photos, monkeypatch):
     monkeypatch.setattr("pml_ext.recipe.images.IN_MEMORY", 300_000)
     cached = "data.cache=memory"
     assert cached in describe_images(photos).data
-    assert cached not in describe_images(photos, ["data.image_size=96"]).data
+    assert cached not in describe_images(photos, {"data.image_size": 96}).data
     assert cached not in settings_for_recipe("pml/photographs-pretrained", describe_images(photos))
     monkeypatch.undo()
     assert cached in settings_for_recipe("pml/photographs-pretrained", describe_images(photos))
@@ -223,19 +225,19 @@ def test_a_sampler_without_m_keeps_its_batches(photos, recipe):
 @pytest.mark.parametrize("override", ["sampler.name=shuffle", "sampler={name='shuffle', batch_size=16}"])
 def test_a_sampler_of_the_user_has_no_fitting_batches(photos, override):
     for recipe in ("pml/photographs", "pml/contrastive/digits"):
-        settings = settings_for_recipe(recipe, describe_images(photos, [override]))
-        (chosen,) = load_recipes(recipe, [*settings, override]).values()
+        settings = settings_for_recipe(recipe, describe_images(photos, typed([override])))
+        (chosen,) = load_recipes(recipe, typed([*settings, override])).values()
         assert (chosen.sampler.name, chosen.sampler.settings) == ("shuffle", {})
 
 
 def test_the_recipes_own_sampler_keeps_fitting_batches_if_it_is_named(photos):
-    found = describe_images(photos, ["sampler.name=pml/m-per-class"])
+    found = describe_images(photos, {"sampler.name": "pml/m-per-class"})
     assert settings_for_recipe("pml/photographs", found) == settings_for_recipe(
         "pml/photographs", describe_images(photos)
     )
 
 
 def test_a_table_of_the_data_is_followed_as_its_keys_are(photos):
-    by_key = describe_images(photos, ["data.split=image", "data.image_size=24"])
-    assert describe_images(photos, ["data={split='image', image_size=24}"]) == by_key
+    by_key = describe_images(photos, {"data.split": "image", "data.image_size": 24})
+    assert describe_images(photos, {"data": {"split": "image", "image_size": 24}}) == by_key
     assert by_key.chosen_size == 24

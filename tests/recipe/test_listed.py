@@ -5,6 +5,8 @@ import pytest
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipe, reported_phases
 
+from ..overrides import typed
+
 RECIPE = """
 [data]
 name = "pairs:mine.csv"
@@ -36,7 +38,7 @@ def test_metrics_and_phases_of_lists(recipe):
     assert {"verification_roc_auc", "verification_accuracy", "verification_eer"} <= set(pairs.metric_names())
     assert "recall_at_1" not in pairs.metric_names()
     assert reported_phases(pairs) == ["after", "training", "raw", "before", "pca"]
-    triplets = load_recipe(recipe, [*TRIPLETS, "loss.name=pml/triplet-margin"])
+    triplets = load_recipe(recipe, typed([*TRIPLETS, "loss.name=pml/triplet-margin"]))
     assert triplets.metric_names() == ["triplet_accuracy"]
     assert load_recipe("cbml/digits").data.listed is None
 
@@ -77,19 +79,19 @@ def test_metrics_and_phases_of_lists(recipe):
 )
 def test_what_needs_labels_is_refused(recipe, settings, text):
     with pytest.raises(ConfigError, match=text) as caught:
-        load_recipe(recipe, settings)
+        load_recipe(recipe, typed(settings))
     assert "\n" not in str(caught.value)
 
 
 def test_a_regularizer_without_labels_and_the_choice_by_validation(recipe):
     settings = ["loss.regularizer=pml/lp", "evaluation.select=verification_accuracy", "evaluation.select_on=split"]
-    built = load_recipe(recipe, settings)
+    built = load_recipe(recipe, typed(settings))
     assert built.evaluation.select == "verification_accuracy"
 
 
 def test_a_list_without_a_path(recipe):
     with pytest.raises(ConfigError, match=r"wanted pairs:FILE.csv, a file with the columns image1, image2, same and"):
-        load_recipe(recipe, ["data.name=pairs:"])
+        load_recipe(recipe, typed(["data.name=pairs:"]))
 
 
 def test_listed_images_have_no_views(tmp_path):
@@ -97,4 +99,4 @@ def test_listed_images_have_no_views(tmp_path):
     file.write_text(RECIPE.replace('vectors = "mine.npz"', "augment.shift = 1").replace('"identity"', '"convnet"'))
     assert load_recipe(str(file)).data.listed == "pairs"
     with pytest.raises(ConfigError, match="data.views: views of an image are positives by its label"):
-        load_recipe(str(file), ["data.views=2"])
+        load_recipe(str(file), typed(["data.views=2"]))

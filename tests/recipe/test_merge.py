@@ -6,13 +6,14 @@ import pytest
 import tomli_w
 
 from pml_ext.errors import ConfigError, UnknownNameError
-from pml_ext.files import toml_value
 from pml_ext.recipe import load_recipes, origin_of, overridden, pipelines, ranges_of, read_tables, variant_tables
 from pml_ext.recipe.tables import merged
 
+from ..overrides import typed
+
 
 def one(name: str, *overrides: str):
-    recipes = load_recipes(name, overrides)
+    recipes = load_recipes(name, typed(overrides))
     assert len(recipes) == 1
     return next(iter(recipes.values()))
 
@@ -73,7 +74,7 @@ data.name = "digits-unseen"
     found = triplets.loss.name, triplets.data.name, triplets.data.images.resize
     assert found == ("pml/triplet-margin", "digits-unseen", 256)
     assert triplets.sampler == const.sampler
-    overridden = load_recipes(file, ["loss.delta=2.0", "loss.name=cbml"])
+    overridden = load_recipes(file, {"loss.delta": 2.0, "loss.name": "cbml"})
     assert {recipe.loss.settings["delta"] for recipe in overridden.values()} == {2.0}
     (chosen,) = load_recipes(f"{file}@15,const").values()
     assert chosen.schedule.epochs == 15
@@ -125,7 +126,7 @@ def test_more_than_anybody_means_is_refused_in_a_line(tmp_path):
         (f"data.workers={2**62}", "less than or equal to 1000000000"),
     ):
         with pytest.raises(ConfigError, match=message) as caught:
-            load_recipes("cbml/digits", [override], check=False)
+            load_recipes("cbml/digits", typed([override]), check=False)
         assert len(str(caught.value)) <= 600
 
 
@@ -196,7 +197,7 @@ TUNED = """extends = "cbml/digits"
 
 def ranges_by_variant(file: str, *overrides: str):
     found = {}
-    for name, ranges in ranges_of(file, overrides).items():
+    for name, ranges in ranges_of(file, typed(overrides)).items():
         found[name.removeprefix(file).removeprefix("@")] = [*ranges]
     return found
 
@@ -214,7 +215,7 @@ tune = { "loss.mvc_weight" = { low = 0.5, high = 2.0 } }
     assert ranges_by_variant(file) == {"fixed": ["optimizer.lr"], "free": both, "ranged": both}
     assert ranges_of(file)[f"{file}@ranged"]["loss.mvc_weight"].low == 0.5
     for label in ("fixed", "free", "ranged"):
-        held = ranges_of(f"{file}@{label}", ["loss={mvc_weight=2.0}"])
+        held = ranges_of(f"{file}@{label}", {"loss": {"mvc_weight": 2.0}})
         assert list(held[f"{file}@{label}"]) == ["optimizer.lr"]
     listed = TUNED + '[sweep]\n"optimizer" = [{ lr = 0.1 }, { weight_decay = 0.1 }]\n'
     assert [*ranges_by_variant(write(tmp_path, listed, "listed.toml")).values()] == [["loss.mvc_weight"], both]
@@ -254,10 +255,7 @@ def test_names_go_before_settings():
 )
 def test_the_last_value_of_a_key_holds_in_tables_too(tmp_path, overrides, wanted):
     tables = {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}}
-    settings = []
-    for override in overrides:
-        key, _, text = override.partition("=")
-        settings.append((key, toml_value(text, "--set ...")))
+    settings = [(override.key, override.value) for override in typed(overrides)]
     assert overridden(tables, settings) == {"sampler": wanted}
 
 
@@ -287,18 +285,15 @@ def test_names_inside_of_tables_go_first():
     ],
 )
 def test_names_of_parts_hold_whatever_the_order(overrides, wanted):
-    settings = []
-    for override in overrides:
-        key, _, text = override.partition("=")
-        settings.append((key, toml_value(text, "--set ...")))
+    settings = [(override.key, override.value) for override in typed(overrides)]
     for given in (settings, settings[::-1]):
         assert overridden({"loss": {"name": "a", "margin": 0.1}}, given) == {"loss": wanted}
 
 
 @pytest.mark.parametrize("override", ["loss={mvc_gamma=0.7}", "loss.name=pml/contrastive", "loss={name='pml/angular'}"])
 def test_a_list_that_overrides_replace_leaves_the_sweep(override):
-    assert list(load_recipes("cbml/omniglot-small-gamma", [override])) == ["cbml/omniglot-small-gamma"]
-    assert len(load_recipes("cbml/omniglot-small-gamma", ["loss.name=cbml", "loss.mvc_weight=3.0"])) == 6
+    assert list(load_recipes("cbml/omniglot-small-gamma", typed([override]))) == ["cbml/omniglot-small-gamma"]
+    assert len(load_recipes("cbml/omniglot-small-gamma", {"loss.name": "cbml", "loss.mvc_weight": 3.0})) == 6
 
 
 def test_overrides_of_other_keys_leave_the_sweep(tmp_path):
@@ -307,7 +302,7 @@ def test_overrides_of_other_keys_leave_the_sweep(tmp_path):
     trunks = '"model.trunk" = ["convnet", "mlp"]\n'
     sizes = '"optimizer" = [{ lr = 0.1 }, { weight_decay = 0.1 }]\n'
     file = write(tmp_path, f'extends = "cbml/digits"\n[sweep]\n{stages}{trunks}{sizes}')
-    assert len(load_recipes(file, ["model.trunk.width=8", "engine.deterministic=true"], check=False)) == 8
+    assert len(load_recipes(file, {"model.trunk.width": 8, "engine.deterministic": True}, check=False)) == 8
 
 
 def test_overrides_that_make_variants_equal_are_refused():
@@ -315,9 +310,9 @@ def test_overrides_that_make_variants_equal_are_refused():
     with pytest.raises(
         ConfigError, match=rf"leaves the variants {weights}@0.1 and {weights}@1.0 equal; .*: {weights}@0.1$"
     ):
-        load_recipes(weights, ["loss={mvc_weight=2.0}"])
+        load_recipes(weights, typed(["loss={mvc_weight=2.0}"]))
     with pytest.raises(ConfigError, match=rf"leaves the variants {weights}@0.0 and {weights}@0.1 equal"):
-        load_recipes(weights, ["loss.name=pml/contrastive"])
+        load_recipes(weights, typed(["loss.name=pml/contrastive"]))
     assert one(f"{weights}@1.0", "loss.name=pml/contrastive").loss.name == "pml/contrastive"
 
 

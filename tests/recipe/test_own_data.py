@@ -10,6 +10,8 @@ from pml_ext.data import LabeledImages
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.recipe.own_data import dataset_options, describe_split, fitting_batch, fitting_split, parts_of, range_of
 
+from ..overrides import typed
+
 
 def part(*counts):
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
@@ -47,12 +49,12 @@ def test_a_batch_has_several_of_several_classes(classes, per_class, size, wanted
 
 def test_options_of_the_data_set_are_found_among_overrides():
     overrides = ["data.split=image", "data.workers=2", "data.images.crop=3", "loss=cbml", "data.seed = 4"]
-    assert dataset_options(overrides) == {"split": "image", "seed": 4}
+    assert dataset_options(typed(overrides)) == {"split": "image", "seed": 4}
     relation = {"relation": {"name": "near", "within": 2}}
-    assert dataset_options(['data.relation={name="near", within=2}']) == relation
-    assert dataset_options(["data.relation.name=near", "data.relation.within=2"]) == relation
-    assert dataset_options(["data.relation=near", "data.relation.within=2"]) == relation
-    assert dataset_options(["data.relation=shared-label"]) == {"relation": "shared-label"}
+    assert dataset_options({"data.relation": {"name": "near", "within": 2}}) == relation
+    assert dataset_options({"data.relation.name": "near", "data.relation.within": 2}) == relation
+    assert dataset_options({"data.relation": "near", "data.relation.within": 2}) == relation
+    assert dataset_options({"data.relation": "shared-label"}) == {"relation": "shared-label"}
 
 
 def test_a_wrong_relation_is_one_line():

@@ -15,6 +15,8 @@ from pml_ext.errors import ConfigError, PluginWarning, UnknownNameError
 from pml_ext.recipe import is_full, load_recipes, paper_values, papers, quoted, tables_of_papers, texts
 from pml_ext.training.report import paper_tables
 
+from ..overrides import typed
+
 PLUGIN = """
     import importlib.resources
     from pml_ext.plugin import hookimpl
@@ -84,7 +86,9 @@ def mine(install_plugin):
 
 
 def quotes(name, overrides=()):
-    return {full: quoted(recipe.paper, recipe.data.name) for full, recipe in load_recipes(name, overrides).items()}
+    return {
+        full: quoted(recipe.paper, recipe.data.name) for full, recipe in load_recipes(name, typed(overrides)).items()
+    }
 
 
 def test_a_recipe_names_table_and_row(mine):

@@ -6,9 +6,11 @@ import tomli_w
 from pml_ext.errors import ConfigError
 from pml_ext.recipe import load_recipe, load_recipes
 
+from ..overrides import typed
+
 
 def one(name: str, *overrides: str):
-    recipes = load_recipes(name, overrides)
+    recipes = load_recipes(name, typed(overrides))
     assert len(recipes) == 1
     return next(iter(recipes.values()))
 
@@ -63,7 +65,7 @@ def test_stages():
 )
 def test_what_is_wrong_is_one_line_with_the_key(override, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        load_recipes("cbml/digits", [override])
+        load_recipes("cbml/digits", typed([override]))
     assert "\n" not in str(caught.value)
 
 
@@ -124,7 +126,7 @@ TRANSFORMS = "data.augment.transforms="
 )
 def test_views_transforms_and_warm_up_that_do_not_fit(overrides, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        load_recipes("cbml/digits", overrides)
+        load_recipes("cbml/digits", typed(overrides))
     assert "\n" not in str(caught.value)
 
 

@@ -78,7 +78,7 @@ def test_the_nearest_group_has_the_origin():
 
 
 def test_a_setting_without_effect_takes_no_origin_of_its_group():
-    (recipe,) = load_recipes("cbml/digits", ["schedule.name=constant", "schedule.epochs=3"]).values()
+    (recipe,) = load_recipes("cbml/digits", {"schedule.name": "constant", "schedule.epochs": 3}).values()
     settings = flat(recipe.as_dict())
     found = origins_of(settings, {"schedule": "paper", "schedule.gamma": "ours"})
     assert found.keys() == settings.keys()

@@ -7,6 +7,8 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.recipe import build_dataset, build_network, load_recipe, load_recipes, reported_phases, vector_input_of
 from pml_ext.recipe.vectors import describe_vectors, settings_for_vectors
 
+from ..overrides import typed
+
 
 def file_of(place, classes=4, each=10, size=6, **columns):
     labels = np.repeat([f"class {number}" for number in range(classes)], each)
@@ -39,7 +41,9 @@ def test_the_split_of_the_file_and_of_the_user_stay(tmp_path):
     assert not any(setting.startswith("data.split") for setting in found.data)
     assert "evaluation.select_on=split" in found.data
     assert "train 20 of 4 classes, validation 10 of 4 classes, test 10 of 4 classes" in found.description[1]
-    assert describe_vectors(file_of(tmp_path), ["data.split=class"]).data == [f"data.name=vectors:{tmp_path}/mine.npz"]
+    assert describe_vectors(file_of(tmp_path), {"data.split": "class"}).data == [
+        f"data.name=vectors:{tmp_path}/mine.npz"
+    ]
 
 
 def test_a_file_written_as_in_a_recipe_and_below_a_folder(tmp_path):
@@ -53,7 +57,7 @@ def test_a_file_written_as_in_a_recipe_and_below_a_folder(tmp_path):
 @pytest.mark.parametrize("recipe", ["pml/vectors", "cbml/digits", "density/digits", "cbml/frozen", "triplets/digits"])
 def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
     settings = settings_for_vectors(recipe, describe_vectors(file_of(tmp_path)))
-    (built,) = load_recipes(recipe, settings).values()
+    (built,) = load_recipes(recipe, typed(settings)).values()
     splits = build_dataset(built.data, None)
     network = build_network(built.model, vector_input_of(built, splits))
     assert built.model.freeze == "trunk"
@@ -84,12 +88,12 @@ def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
 def test_settings_of_images_are_refused_by_name(tmp_path, setting, message):
     fitting = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path)))
     with pytest.raises(ConfigError, match=message) as raised:
-        load_recipe("pml/vectors", [*fitting, setting])
+        load_recipe("pml/vectors", typed([*fitting, setting]))
     assert "\n" not in str(raised.value)
 
 
 def test_the_trunk_of_vectors_refuses_images():
-    recipe = load_recipe("cbml/digits", ["model.trunk=identity"])
+    recipe = load_recipe("cbml/digits", {"model.trunk": "identity"})
     with pytest.raises(ConfigError, match="identity is for vectors, and digits has images; wanted data.name = 'vec"):
         vector_input_of(recipe, build_dataset(recipe.data, None))
 
@@ -97,16 +101,16 @@ def test_the_trunk_of_vectors_refuses_images():
 def test_a_path_alone_is_answered_with_the_name(tmp_path):
     file = file_of(tmp_path)
     with pytest.raises(ConfigError, match=f"for your own data type --set data.name=vectors:{file}"):
-        load_recipe("pml/vectors", [f"data.name={file}"])
+        load_recipe("pml/vectors", typed([f"data.name={file}"]))
 
 
 def test_a_sampler_of_the_user_has_no_fitting_batches(tmp_path):
     override = "sampler.name=shuffle"
-    settings = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path), [override]))
-    assert load_recipe("pml/vectors", [*settings, override]).sampler.name == "shuffle"
+    settings = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path), typed([override])))
+    assert load_recipe("pml/vectors", typed([*settings, override])).sampler.name == "shuffle"
 
 
 def test_a_table_goes_over_the_fitting_settings(tmp_path):
     settings = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path)))
-    recipe = load_recipe("pml/vectors", [*settings, "model={embedding_size=3}", "sampler={m=2, batch_size=8}"])
+    recipe = load_recipe("pml/vectors", typed([*settings, "model={embedding_size=3}", "sampler={m=2, batch_size=8}"]))
     assert (recipe.model.embedding_size, recipe.sampler.batch_size) == (3, 8)

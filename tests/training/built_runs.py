@@ -5,11 +5,13 @@ import torch
 from pml_ext.recipe import load_recipes
 from pml_ext.training.run import Run
 
+from ..overrides import typed
+
 SHORT = ("schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=2", "model.trunk.width=8")
 
 
 def built(folder, *overrides, recipe="pml/proxy-anchor/digits", **settings):
-    (loaded,) = load_recipes(recipe, [*SHORT, *overrides]).values()
+    (loaded,) = load_recipes(recipe, typed([*SHORT, *overrides])).values()
     folder.mkdir(exist_ok=True)
     return Run(loaded, recipe, folder, **settings)
 

@@ -12,6 +12,7 @@ from pml_ext.training import checkpoint
 from pml_ext.training.launch import train
 from pml_ext.training.signals import listening
 
+from ..overrides import typed
 from .whole_runs import Ear
 
 SHORT = ["evaluation.training_images=0", "schedule.epochs=5", "schedule.milestones=[4]"]
@@ -19,7 +20,7 @@ SHORT += ["sampler.iterations=20", "model.trunk.width=8", "model.trunk.weights=r
 
 
 def finished(folder, *overrides, seed=0):
-    train("cbml/digits", overrides=[*SHORT, *overrides], out=folder, seed=seed)
+    train("cbml/digits", overrides=typed([*SHORT, *overrides]), out=folder, seed=seed)
     state = torch.load(folder / "checkpoints" / "model.pt", weights_only=True)
     return state, json.loads((folder / "metrics.json").read_text())
 
@@ -36,10 +37,10 @@ def assert_the_same_when_resumed(folder, *overrides, recipe="cbml/digits"):
     """Compare a run that was stopped within an epoch, and resumed, with one that was not, bit for bit."""
     short = [*SHORT, "schedule.epochs=3", "sampler.iterations=4", "evaluation.baselines=false"]
     settings = [*short, "schedule.milestones=[2]", *overrides]
-    train(recipe, overrides=settings, out=folder / "once")
+    train(recipe, overrides=typed(settings), out=folder / "once")
     with listening(), pytest.raises(StoppedError, match="in epoch 2, after iteration 2 of it; a checkpoint is written"):
-        train(recipe, overrides=settings, out=folder / "twice", listener=Stopping())
-    train(recipe, overrides=settings, out=folder / "twice", resume=True)
+        train(recipe, overrides=typed(settings), out=folder / "twice", listener=Stopping())
+    train(recipe, overrides=typed(settings), out=folder / "twice", resume=True)
     once, twice = (checkpoint.load(folder / name / "checkpoints" / "last.pt") for name in ("once", "twice"))
     assert once["epoch"] == twice["epoch"] == 3
     compared = 0

@@ -12,6 +12,7 @@ from pml_ext.training.loop import train_run
 from pml_ext.training.run import Run
 from pml_ext_search.trained import load_run
 
+from ..overrides import typed
 from .short_runs import SHORT, finished
 
 pytestmark = pytest.mark.usefixtures("without_report")
@@ -63,8 +64,8 @@ def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path):
     settings = [*SHORT, cut("float16"), "model.views=2", "schedule.name=constant", "schedule.milestones=[]"]
     settings += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=40"]
     for folder, epochs in (("once", 4), ("twice", 2)):
-        train("cbml/digits", overrides=[*settings, f"schedule.epochs={epochs}"], out=tmp_path / folder)
-    train("cbml/digits", overrides=[*settings, "schedule.epochs=4"], out=tmp_path / "twice", resume=True)
+        train("cbml/digits", overrides=typed([*settings, f"schedule.epochs={epochs}"]), out=tmp_path / folder)
+    train("cbml/digits", overrides=typed([*settings, "schedule.epochs=4"]), out=tmp_path / "twice", resume=True)
     once, twice = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("once", "twice"))
     for name, value in once["parts"]["trunk"].items():
         assert torch.equal(twice["parts"]["trunk"][name], value), name
@@ -76,7 +77,7 @@ def test_a_stage_of_the_head_alone_keeps_features(tmp_path, monkeypatch):
     monkeypatch.setattr(FeatureCache, "of", lambda *given: passes.append(given) or real(*given))
     stage = '[{epochs=2, loss={name="cbml"}, freeze={until="head", precision="float32"}}]'
     staged = [PLAIN, f"stages={stage}", "schedule.milestones=[4]", "model.freeze_batch_norm=true"]
-    recipe = load_recipe("cbml/digits", [*SHORT, *staged])
+    recipe = load_recipe("cbml/digits", typed([*SHORT, *staged]))
     run = Run(recipe, "cbml/digits", tmp_path)
     first, last = run.stages
     assert isinstance(run.inputs.trained_trunk(first), torch.nn.Identity)
@@ -137,13 +138,13 @@ def test_stages_come_from_images_after_activations(tmp_path):
 )
 def test_settings_that_do_not_fit_are_refused(tmp_path, settings, text):
     with pytest.raises(ConfigError, match=text):
-        train("cbml/digits", overrides=[*SHORT, *settings], out=tmp_path / "run")
+        train("cbml/digits", overrides=typed([*SHORT, *settings]), out=tmp_path / "run")
 
 
 def test_two_stages_may_keep_other_precisions(tmp_path):
     first = '{epochs=1, loss={name="cbml"}, freeze={until="4", precision="float32"}}'
     second = first.replace("float32", "float16")
-    recipe = load_recipe("cbml/digits", [*SHORT, f"stages=[{first}, {second}]"])
+    recipe = load_recipe("cbml/digits", typed([*SHORT, f"stages=[{first}, {second}]"]))
     run = Run(recipe, "two", tmp_path / "run")
     cuts = [run.inputs.cut_of(stage) for stage in run.stages]
     assert [cut and cut.table.precision for cut in cuts] == ["float32", "float16", None]
@@ -153,7 +154,7 @@ def test_two_stages_may_keep_other_precisions(tmp_path):
 
 def test_random_weights_before_a_cut_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="is frozen and has no weights"):
-        train("cbml/digits", overrides=['model.freeze={until="4"}'], out=tmp_path / "run")
+        train("cbml/digits", overrides=typed(['model.freeze={until="4"}']), out=tmp_path / "run")
 
 
 def test_the_size_is_told_before_anything_is_computed(tmp_path):
@@ -167,7 +168,7 @@ def test_the_size_is_told_before_anything_is_computed(tmp_path):
         def warn(self, text): ...
 
     settings = [*SHORT, cut("float16"), "model.views=2", "schedule.epochs=1", "schedule.milestones=[1]"]
-    train("cbml/digits", overrides=settings, out=tmp_path / "run", listener=Told())
+    train("cbml/digits", overrides=typed(settings), out=tmp_path / "run", listener=Told())
     [size] = [number for number, line in enumerate(lines) if line.startswith("the activations before 4 take ")]
     [first, *_] = [number for number, line in enumerate(lines) if line.startswith("computing")]
     assert size < first

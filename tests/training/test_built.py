@@ -8,6 +8,7 @@ from pml_ext.networks.modes import is_batch_norm
 from pml_ext.training.launch import train
 from pml_ext.training.opened import open_run
 
+from ..overrides import typed
 from .built_runs import built
 
 
@@ -24,7 +25,7 @@ def test_a_trunk_on_a_cpu_is_in_channels_last(tmp_path, without_report, setting,
     overrides = ["schedule.epochs=1", "schedule.milestones=[]", "schedule.name=constant", "sampler.iterations=1"]
     if setting is not None:
         overrides.append(f"engine.channels_last={setting}")
-    train("cbml/digits", out=tmp_path / "run", overrides=overrides, device="cpu")
+    train("cbml/digits", out=tmp_path / "run", overrides=typed(overrides), device="cpu")
     view = open_run(tmp_path / "run", 0, "cpu")
     weights = [parameter for parameter in view.trunk.parameters() if parameter.ndim == 4 and parameter.shape[1] > 1]
     assert weights

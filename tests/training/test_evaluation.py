@@ -12,6 +12,8 @@ from pml_ext.recipe import load_recipes
 from pml_ext.training.evaluation import evaluate_split, nearest
 from pml_ext.training.run import Run
 
+from ..overrides import typed
+
 
 def test_a_run_leaves_out_a_querys_group(tmp_path):
     """Every image has a copy in its sequence: with the column, copies are not found."""
@@ -33,7 +35,9 @@ def test_a_run_leaves_out_a_querys_group(tmp_path):
             "model.embedding_size=8",
             "sampler.batch_size=8",
         )
-        (recipe,) = load_recipes("pml/photographs", [f"data.name=table:{tmp_path / column}.csv", *settings]).values()
+        (recipe,) = load_recipes(
+            "pml/photographs", typed([f"data.name=table:{tmp_path / column}.csv", *settings])
+        ).values()
         run = Run(recipe, column, tmp_path / column)
         found[column] = nearest(run, run.queries)
     assert found["none"].accuracies["recall_at_1"] == 1
@@ -44,7 +48,7 @@ def test_a_run_leaves_out_a_querys_group(tmp_path):
 
 
 def run_of(tmp_path, *settings):
-    (recipe,) = load_recipes("cbml/digits", ["model.trunk.width=8", *settings]).values()
+    (recipe,) = load_recipes("cbml/digits", typed(["model.trunk.width=8", *settings])).values()
     return Run(recipe, "cbml/digits", tmp_path)
 
 

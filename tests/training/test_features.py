@@ -25,6 +25,7 @@ from pml_ext_search import embedding, reading
 from pml_ext_search.collection import StoreWarning
 from pml_ext_search.trained import load_run
 
+from ..overrides import typed
 from .short_runs import finished
 
 
@@ -112,7 +113,7 @@ def test_norm_and_dropout_stand_before_each_linear_layer():
 
 def test_features_ahead_of_the_embeddings_are_told():
     phases = {"after": {"recall_at_1": 0.5}, "features": {"recall_at_1": 0.6}}
-    recipe = load_recipe("cbml/digits", ["data.name=folder:my photos"])
+    recipe = load_recipe("cbml/digits", {"data.name": "folder:my photos"})
 
     def told(phases):
         return better_features(phases, Path("a run"), recipe)
@@ -337,7 +338,7 @@ def test_an_index_takes_the_features_that_training_computed(tmp_path, monkeypatc
     overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
     overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
     overrides += ["model.trunk.width=8", "model.trunk.weights=random"]
-    train("cbml/digits", overrides=overrides, out=tmp_path / "run")
+    train("cbml/digits", overrides=typed(overrides), out=tmp_path / "run")
     Image.fromarray(np.zeros((20, 20, 3), np.uint8)).save(photos / "class-0" / "new.png")
     expected = load_run(tmp_path / "run", store=tmp_path / "apart")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
@@ -366,7 +367,7 @@ def frozen_run(place, photos):
     data = f"data={{name='folder:{photos}', image_size=16, channels=3, cache='none', images={{crop=16}}}}"
     overrides = [data, "model.freeze=trunk", "sampler.m=2", "sampler.batch_size=4", "schedule.epochs=1"]
     overrides += ["schedule.milestones=[1]", "sampler.iterations=2"]
-    train("cbml/digits", overrides=["model.trunk.width=8", "model.trunk.weights=random", *overrides], out=place)
+    train("cbml/digits", overrides=typed(["model.trunk.width=8", "model.trunk.weights=random", *overrides]), out=place)
 
 
 @pytest.mark.usefixtures("without_report")

@@ -13,6 +13,8 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.training.checkpoint import load
 from pml_ext.training.launch import draw_report, locked, train
 
+from ..overrides import typed
+
 HOLDS = """
 import os, pathlib, sys
 from pml_ext.training.launch import locked
@@ -47,7 +49,7 @@ SMALL += ["schedule.milestones=[]", "schedule.name=constant", "evaluation.traini
 def test_a_finished_run_goes_on_with_more_epochs(tmp_path, schedule):
     def metrics(out, epochs, resume=False):
         settings = [*SMALL, f"schedule.name={schedule}", f"schedule.epochs={epochs}"]
-        return train("cbml/digits", tmp_path / out, device="cpu", overrides=settings, resume=resume)[0]
+        return train("cbml/digits", tmp_path / out, device="cpu", overrides=typed(settings), resume=resume)[0]
 
     first = metrics("longer", 1)
     straight = metrics("straight", 2)
@@ -67,7 +69,7 @@ def test_a_finished_run_goes_on_with_more_epochs(tmp_path, schedule):
 @pytest.mark.usefixtures("without_report")
 def test_a_run_starts_from_the_weights_of_another(tmp_path):
     for name, more in (("a", []), ("b", [f"model.init={tmp_path / 'a'}", "optimizer.lr=1e-12"])):
-        train("cbml/digits", tmp_path / name, device="cpu", overrides=[*SMALL, "schedule.epochs=1", *more])
+        train("cbml/digits", tmp_path / name, device="cpu", overrides=typed([*SMALL, "schedule.epochs=1", *more]))
     weights = [load(tmp_path / name / "checkpoints/model.pt") for name in "ab"]
     for network in ("trunk", "embedder"):
         for name, tensor in weights[0][network].items():
@@ -76,7 +78,7 @@ def test_a_run_starts_from_the_weights_of_another(tmp_path):
     for width, place, message in ((4, tmp_path, "is no finished run"), (8, tmp_path / "a", "trunk of .* is another")):
         settings = [*SMALL, "schedule.epochs=1", f"model.trunk.width={width}", f"model.init={place}"]
         with pytest.raises(ConfigError, match=message):
-            train("cbml/digits", tmp_path / f"c{width}", device="cpu", overrides=settings)
+            train("cbml/digits", tmp_path / f"c{width}", device="cpu", overrides=typed(settings))
 
 
 def write_class(place, name, number=6):
@@ -118,7 +120,7 @@ def test_images_that_changed_are_refused(tmp_path, change, text):
         settings = [*SMALL, f"data.name=folder:{data}", "data.split=class", "data.image_size=8", "data.channels=3"]
         settings += ["sampler={name='shuffle', batch_size=4, iterations=2}", "schedule.epochs=1"]
         settings += ["engine.checkpoint_minutes=1e-9"]
-        return train("pml/contrastive/digits", out, device="cpu", overrides=settings, resume=resume)[0]
+        return train("pml/contrastive/digits", out, device="cpu", overrides=typed(settings), resume=resume)[0]
 
     first = go_on(photos, resume=False)
     (out / "report.html").write_text("")

@@ -15,6 +15,8 @@ from pml_ext.training.loaded import LoadedRun
 from pml_ext.training.run import Run
 from pml_ext.training.state import load_model
 
+from ..overrides import typed
+
 
 @pytest.fixture
 def copied(runs, tmp_path):
@@ -80,7 +82,7 @@ def test_a_changed_file_is_damage(copied, name, old, new):
 def test_a_learned_metric_has_the_weights_of_the_loss(runs, tmp_path):
     assert LoadedRun(runs[0], "cpu").metric is None
     quick = ("schedule.epochs=7", "schedule.milestones=[6]", "sampler.iterations=2", "model.trunk.width=8")
-    train("pddm/digits", tmp_path / "pddm", overrides=[*quick, "evaluation.baselines=false"], device="cpu")
+    train("pddm/digits", tmp_path / "pddm", overrides=typed([*quick, "evaluation.baselines=false"]), device="cpu")
     metric = LoadedRun(tmp_path / "pddm", "cpu").metric
     assert isinstance(metric, registry.get("pddm", "distance").cls)
     assert not metric.training

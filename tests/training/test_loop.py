@@ -22,6 +22,7 @@ from pml_ext.training.run import Run
 from pml_ext.training.series import loss_series
 from pml_ext.training.stages import Stages
 
+from ..overrides import typed
 from .whole_runs import QUICK, quick
 
 METRICS = {*(f"recall_at_{k}" for k in (1, 2, 4, 8)), "precision_at_1", "r_precision", "map_at_r"}
@@ -87,7 +88,7 @@ def test_a_written_recipe_gives_the_run_again(finished, tmp_path):
     """Without the tests that may be left out, which change no number."""
     bare = ("evaluation.baselines=false", "evaluation.training_images=0")
     again, other = (
-        train(str(finished[0] / "recipe.toml"), tmp_path / f"{seed}", seed, overrides=bare, device="cpu")[0]
+        train(str(finished[0] / "recipe.toml"), tmp_path / f"{seed}", seed, overrides=typed(bare), device="cpu")[0]
         for seed in (0, 1)
     )
     assert again["after"] == finished[1]["after"] != other["after"]
@@ -186,7 +187,7 @@ def test_each_image_is_embedded_once_for_each_network(tmp_path, monkeypatch):
     epochs = 3
     overrides = [o for o in QUICK if "sampler" not in o] + ["sampler={name = 'shuffle', batch_size = 64}"]
     overrides += ["evaluation.validation=0.2", "evaluation.select=map_at_r"]
-    train("cbml/digits", tmp_path / "out", overrides=overrides, device="cpu")
+    train("cbml/digits", tmp_path / "out", overrides=typed(overrides), device="cpu")
     run = mine["run"]
     sizes = {name: len(split) for name, split in run.splits.items()}
     trained = run.stages[0].iterations * run.stages[0].batch_size

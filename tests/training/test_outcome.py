@@ -14,6 +14,7 @@ from pml_ext.training import checkpoint
 from pml_ext.training.outcome import warn_of_small_batches
 from pml_ext.training.run import Run
 
+from ..overrides import typed
 from .whole_runs import quick
 
 STAGE = 'stages=[{epochs=2, loss={name="cbml"}, freeze="trunk"}]'
@@ -41,7 +42,7 @@ def test_small_batches_of_pretrained_norms_are_told(tmp_path, settings, images):
     weights = tmp_path / "weights.pth"
     torch.save(convnet(1, 8, blocks=2, width=8).state_dict(), weights)
     trunk = f'model.trunk={{name="convnet", blocks=2, width=8, weights="{weights}"}}'
-    recipe = load_recipe("pml/multi-similarity/digits", [trunk, "sampler.batch_size=40", *settings])
+    recipe = load_recipe("pml/multi-similarity/digits", typed([trunk, "sampler.batch_size=40", *settings]))
     run = Run(recipe, "digits", tmp_path, device="cpu")
     warn_of_small_batches(run)
     found = [text for text in run.history.warnings if "the batch norms of the pretrained trunk" in text]

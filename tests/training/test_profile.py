@@ -11,6 +11,8 @@ from pml_ext.training.batches import Batch
 from pml_ext.training.engine import Engine, Objective
 from pml_ext.training.profile import profile_recipe, profile_steps
 
+from ..overrides import typed
+
 CPU = torch.device("cpu")
 LABELS = torch.arange(8) % 2
 
@@ -62,7 +64,7 @@ def test_both_loops_are_timed(slow, monkeypatch):
 def test_a_recipe_is_measured_in_a_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     quick = ["model.trunk.width=8", "sampler.iterations=3", "loss.memory.size=200", "loss.memory.start_epoch=2"]
-    found = profile_recipe("cbml/digits", overrides=quick, device="cpu", threads=1, steps=4, warm_up=1)
+    found = profile_recipe("cbml/digits", overrides=typed(quick), device="cpu", threads=1, steps=4, warm_up=1)
     assert found.steps == 4
     assert min(found.step, found.bare, found.ratio) > 0
     assert not list(tmp_path.iterdir())

@@ -15,6 +15,8 @@ from pml_ext.recipe import load_recipes
 from pml_ext.training import run_data
 from pml_ext.training.launch import train
 
+from ..overrides import typed
+
 CLUSTERS = ("data.labels=clusters", "data.pseudo={clusters=20, batch_size=[30, 60]}", "sampler.m=3")
 QUICK = (*CLUSTERS, "schedule.epochs=4", "schedule.milestones=[2]", "sampler.iterations=3", "model.trunk.width=8")
 QUICK += ("evaluation.training_images=0", "evaluation.baselines=false")
@@ -60,10 +62,10 @@ def looked(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, registry.isolated():
         pml_ext.register(Looking, name="looking")
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
-        train("cbml/digits", out=folder / "true", overrides=(*QUICK, "loss.name=looking"), device="cpu")
+        train("cbml/digits", out=folder / "true", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
         epochs = list(Looking.epochs)
         patch.setattr(run_data, "build_dataset", garbled)
-        train("cbml/digits", out=folder / "garbled", overrides=(*QUICK, "loss.name=looking"), device="cpu")
+        train("cbml/digits", out=folder / "garbled", overrides=typed((*QUICK, "loss.name=looking")), device="cpu")
     Looking.epochs.clear()
     return folder, epochs
 
@@ -102,7 +104,7 @@ def test_each_epoch_has_clusters_and_a_batch_size(looked):
 )
 def test_what_does_not_go_with_clusters(overrides, text):
     with pytest.raises(ConfigError, match=text):
-        load_recipes("cbml/digits", ("data.labels=clusters", *overrides))
+        load_recipes("cbml/digits", typed(("data.labels=clusters", *overrides)))
 
 
 @pytest.mark.parametrize(
@@ -114,4 +116,4 @@ def test_what_does_not_go_with_clusters(overrides, text):
 )
 def test_clusters_without_a_batch_are_told_before_training(tmp_path, override, text):
     with pytest.raises(ConfigError, match=text):
-        train("cbml/digits", out=tmp_path / "out", overrides=(*QUICK, override), device="cpu")
+        train("cbml/digits", out=tmp_path / "out", overrides=typed((*QUICK, override)), device="cpu")

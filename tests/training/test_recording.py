@@ -10,12 +10,14 @@ from pml_ext.recipe import load_recipes
 from pml_ext.training.recording import open_records
 from pml_ext.training.run import Run
 
+from ..overrides import typed
+
 
 @pytest.fixture
 def run(tmp_path):
     """A run of 3 epochs of 4 iterations."""
     overrides = ["schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "track=[{name='tensorboard'}]"]
-    (recipe,) = load_recipes("cbml/digits", [*overrides, "model.trunk.width=8"]).values()
+    (recipe,) = load_recipes("cbml/digits", typed([*overrides, "model.trunk.width=8"])).values()
     return Run(recipe, "cbml/digits", tmp_path / "run")
 
 

@@ -14,6 +14,8 @@ from pml_ext.report import render
 from pml_ext.training.report import _cells, metrics_table
 from pml_ext.training.verdict import PHASES, setback, verdict
 
+from ..overrides import typed
+
 METRICS = [*(f"recall_at_{k}" for k in (1, 10, 100)), "precision_at_1", "r_precision", "map_at_r", "nmi", "ncm_top_1"]
 MEASURE = """<script>const frame = document.querySelector("iframe"); frame.onload = () => {
 document.title = [...frame.contentDocument.querySelectorAll(".scroll")].map(e => e.scrollWidth - e.clientWidth)
@@ -31,7 +33,7 @@ def page(phases):
 
 def test_a_network_behind_its_untrained_one_is_named():
     def said(*overrides, **values):
-        (recipe,) = load_recipes("cbml/digits", overrides).values()
+        (recipe,) = load_recipes("cbml/digits", typed(overrides)).values()
         phases = {phase: {"recall_at_1": value, "map_at_r": 1 - value} for phase, value in values.items()}
         return setback(recipe, phases)
 
@@ -58,7 +60,9 @@ def test_a_fall_of_map_alone_is_named():
 
 def test_a_network_that_is_not_compared_is_named():
     def said(*overrides):
-        (recipe,) = load_recipes("cbml/digits", [*overrides, "model.trunk.weights=some.pth"], check=False).values()
+        (recipe,) = load_recipes(
+            "cbml/digits", typed([*overrides, "model.trunk.weights=some.pth"]), check=False
+        ).values()
         return verdict(recipe, {"after": {"recall_at_1": 0.5, "map_at_r": 0.4}}, Path("run"))
 
     quick = "evaluation.baselines=false"
@@ -101,7 +105,9 @@ def test_the_smallest_error_rate_is_the_best_value():
 
 
 def test_pairs_behind_the_untrained_head_are_named():
-    (recipe,) = load_recipes("pml/vectors", ["data.name=pairs:mine.csv", "data.vectors=a.npz"], check=False).values()
+    (recipe,) = load_recipes(
+        "pml/vectors", {"data.name": "pairs:mine.csv", "data.vectors": "a.npz"}, check=False
+    ).values()
     phases = {"raw": {"verification_roc_auc": 0.9}, "after": {"verification_roc_auc": 0.8}}
     text = "The trained head is behind the raw vectors: ROC AUC of pairs is 80.0 %, and 90.0 % before training."
     assert setback(recipe, phases).startswith(text.replace("trained head", "head"))

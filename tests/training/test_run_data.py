@@ -12,9 +12,11 @@ from pml_ext.errors import DataError
 from pml_ext.recipe import load_recipe
 from pml_ext.training.run_data import SAMPLE, listing_of, load_run_data
 
+from ..overrides import typed
+
 
 def data_of(*overrides):
-    return load_run_data(load_recipe("cbml/digits", overrides), 0, None, lambda text: None)
+    return load_run_data(load_recipe("cbml/digits", typed(overrides)), 0, None, lambda text: None)
 
 
 def test_a_listing_depends_on_labels_and_relative_paths(tmp_path):

@@ -9,6 +9,8 @@ from pml_ext.recipe import build_dataset, load_recipes
 from pml_ext.recipe.schema import DataTable
 from pml_ext.training.stages import build_stages
 
+from ..overrides import typed
+
 
 class Short(SequentialSampler):
     """A pass of 64 images, whatever is asked for."""
@@ -27,6 +29,6 @@ class Short(SequentialSampler):
 def test_batches_that_the_data_cannot_give_are_refused(isolated_registry, sampler, text):
     images = build_dataset(DataTable(name="digits"), None).train
     isolated_registry.register(Short, name="short")
-    (recipe,) = load_recipes("cbml/digits", [f"sampler={{{sampler}}}"]).values()
+    (recipe,) = load_recipes("cbml/digits", typed([f"sampler={{{sampler}}}"])).values()
     with pytest.raises(ConfigError, match=f"sampler: {text}; make .* smaller"):
         build_stages(recipe, images, torch.device("cpu"), 0)

@@ -12,6 +12,8 @@ import pytest
 from pml_ext.errors import StoppedError
 from pml_ext.training import launch, signals
 
+from ..overrides import typed
+
 
 def send(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
@@ -155,5 +157,5 @@ def test_no_seed_begins_after_a_signal(tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext.evaluation.figures.similarity_distributions", interrupting(lambda *_: None))
     monkeypatch.setattr(launch, "execute", lambda plan, *more: begun.append(plan.seed) or execute(plan, *more))
     with pytest.raises(StoppedError, match="/out --resume"):
-        launch.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=TINY)
+        launch.train("cbml/digits", tmp_path / "out", seeds=3, device="cpu", overrides=typed(TINY))
     assert begun == [0]

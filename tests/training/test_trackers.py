@@ -15,6 +15,8 @@ from pml_ext.training.listener import Silence
 from pml_ext.training.records import Records
 from pml_ext.training.trackers import of_epochs
 
+from ..overrides import typed
+
 SHORT = ["schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=3", "model.trunk.width=4"]
 SHORT += ["evaluation.validation=0.3", "evaluation.select=map_at_r", "sampler.batch_size=56"]
 pytestmark = pytest.mark.usefixtures("without_report")
@@ -48,7 +50,7 @@ def of_record_keeper(folder):
 
 
 def finished(folder, *settings, **more):
-    (result,) = train("cbml/digits", overrides=[*SHORT, *settings], out=folder, **more)
+    (result,) = train("cbml/digits", overrides=typed([*SHORT, *settings]), out=folder, **more)
     return result
 
 

@@ -6,6 +6,8 @@ from pml_ext.recipe import load_recipe
 from pml_ext.training.run import Silence
 from pml_ext.training.trial import train_and_validate
 
+from ..overrides import typed
+
 SETTINGS = [
     "data.name=digits-unseen",
     "sampler.batch_size=4",
@@ -24,7 +26,7 @@ NAME = "pml/contrastive/digits"
 
 
 def train(folder, report):
-    recipe = load_recipe(NAME, SETTINGS)
+    recipe = load_recipe(NAME, typed(SETTINGS))
     return train_and_validate(recipe, NAME, folder, 0, "cpu", None, Silence(), report)
 
 

@@ -16,6 +16,8 @@ from pml_ext.training.outcome import check_validation
 from pml_ext.training.run import Run
 from pml_ext.training.validation import validate
 
+from ..overrides import typed
+
 SETTINGS = [
     "schedule.epochs=3",
     "schedule.milestones=[2]",
@@ -29,13 +31,15 @@ def test_validates_every_second_epoch_and_the_last(tmp_path):
     seen = []
     recipe = load_recipe(
         "cbml/digits",
-        [
-            *SETTINGS,
-            "evaluation.validation=0.3",
-            "sampler.batch_size=56",
-            "evaluation.select='map_at_r'",
-            "evaluation.every=2",
-        ],
+        typed(
+            [
+                *SETTINGS,
+                "evaluation.validation=0.3",
+                "sampler.batch_size=56",
+                "evaluation.select='map_at_r'",
+                "evaluation.every=2",
+            ]
+        ),
     )
     run = Run(recipe, "cbml/digits", tmp_path / "run", 0, "cpu")
     train_run(run, after_validation=lambda epoch, best: seen.append((epoch, best)))
@@ -46,7 +50,7 @@ def test_validates_every_second_epoch_and_the_last(tmp_path):
 
 def test_validation_classes_of_one_image_choose_nothing(tmp_path):
     held_out = ["evaluation.validation=0.3", "evaluation.select=recall_at_1", "sampler.batch_size=56"]
-    recipe = load_recipe("cbml/digits", [*SETTINGS, *held_out])
+    recipe = load_recipe("cbml/digits", typed([*SETTINGS, *held_out]))
     run = Run(recipe, "cbml/digits", tmp_path / "run", 0, "cpu")
     check_validation(run)
     images = run.splits["validation"]
@@ -59,7 +63,7 @@ def test_validation_classes_of_one_image_choose_nothing(tmp_path):
 def test_an_epoch_whose_metric_is_nan_is_named(monkeypatch):
     measured = {"validation": {"map_at_r": math.nan}}
     monkeypatch.setattr("pml_ext.training.validation.evaluate_split", lambda run, split: measured[split])
-    recipe = load_recipe("cbml/digits", [*SETTINGS, "evaluation.validation=0.3", "evaluation.select=map_at_r"])
+    recipe = load_recipe("cbml/digits", typed([*SETTINGS, "evaluation.validation=0.3", "evaluation.select=map_at_r"]))
     history = RunHistory()
     told = []
     listener = SimpleNamespace(step=lambda text: None)
@@ -72,7 +76,11 @@ def test_an_epoch_whose_metric_is_nan_is_named(monkeypatch):
 
 @pytest.mark.parametrize("baselines", [False, True])
 def test_untrained_network_is_tested_if_asked(tmp_path, baselines):
-    train("cbml/digits", out=tmp_path / "run", overrides=[*SETTINGS, f"evaluation.baselines={str(baselines).lower()}"])
+    train(
+        "cbml/digits",
+        out=tmp_path / "run",
+        overrides=typed([*SETTINGS, f"evaluation.baselines={str(baselines).lower()}"]),
+    )
     metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert ("before" in metrics) is baselines
     assert ("raw" in metrics) is baselines

@@ -18,6 +18,7 @@ from pml_ext.training.outcome import _normalized_together
 from pml_ext.training.profile import profile_recipe
 from pml_ext.training.run import Run
 
+from ..overrides import typed
 from .made_up_photos import write_photos
 from .short_runs import SHORT, assert_the_same_when_resumed, finished
 
@@ -176,20 +177,20 @@ def test_a_frozen_trunk_trains_a_head_without_labels(tmp_path):
 
 def test_classes_are_images_for_losses_with_classes(tmp_path):
     settings = [*SHORT, *UNLABELED, "loss={name='pml/proxy-anchor'}"]
-    run = Run(load_recipe("cbml/digits", settings), "cbml/digits", tmp_path)
+    run = Run(load_recipe("cbml/digits", typed(settings)), "cbml/digits", tmp_path)
     assert len(run.stages[0].loss.proxies) == len(run.data.training_images) == 899
     assert run.data.network_json(run.network.features)["classes"] == list(range(10))
     assert _normalized_together(run, run.stages[0]) == 80
 
 
 def test_the_bench_of_steps_takes_views():
-    profile = profile_recipe("cbml/digits", overrides=[*SHORT, *UNLABELED], device="cpu", steps=3, warm_up=1)
+    profile = profile_recipe("cbml/digits", overrides=typed([*SHORT, *UNLABELED]), device="cpu", steps=3, warm_up=1)
     assert profile.steps == 3
 
 
 def test_the_loss_of_a_batch_is_that_of_its_views(tmp_path):
     """A first step without labels has the value of SelfSupervisedLoss on the embeddings of the two views."""
-    recipe = load_recipe("cbml/digits", [*SHORT, *UNLABELED, "model.freeze_batch_norm=true"])
+    recipe = load_recipe("cbml/digits", typed([*SHORT, *UNLABELED, "model.freeze_batch_norm=true"]))
     run = Run(recipe, "cbml/digits", tmp_path)
     run.epoch = 1
     stage = run.stages[0]
@@ -215,7 +216,7 @@ def test_runs_train_from_a_cache_in_memory(tmp_path):
     settings += ["data.augment.shift=2", "sampler.batch_size=8", "sampler.iterations=2"]
     short = [*SHORT, *UNLABELED, *settings, *TWO_EPOCHS]
     for name, cache in (("cached", "memory"), ("read", "none")):
-        train("cbml/digits", overrides=[*short, f"data.cache={cache}"], out=tmp_path / name)
+        train("cbml/digits", overrides=typed([*short, f"data.cache={cache}"]), out=tmp_path / name)
     states = []
     for name in ("cached", "read"):
         states.append(torch.load(tmp_path / name / "checkpoints" / "model.pt", weights_only=True)["trunk"])

@@ -12,6 +12,7 @@ from pml_ext.recipe import load_recipe
 from pml_ext.training.run import Run
 from pml_ext.training.warmup import WarmUp, warmup_factor
 
+from ..overrides import typed
 from .short_runs import assert_the_same_when_resumed, finished
 
 RUN = ["schedule.epochs=6", "sampler.iterations=5", "optimizer.name=sgd", "optimizer.lr=0.02", "model.trunk.width=8"]
@@ -24,7 +25,7 @@ SCHEDULES = {
 
 def rates_of(folder, *overrides, recipe="cbml/digits"):
     """The learning rate of each iteration by the name of its optimizer, without a step of training."""
-    run = Run(load_recipe(recipe, [*RUN, *overrides]), recipe, folder)
+    run = Run(load_recipe(recipe, typed([*RUN, *overrides])), recipe, folder)
     rates = {}
     for epoch in range(1, 7):
         run.epoch = epoch

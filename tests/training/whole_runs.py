@@ -5,11 +5,13 @@ from pathlib import Path
 
 from pml_ext.training.launch import train
 
+from ..overrides import typed
+
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 
 
 def quick(out: Path, *overrides: str, recipe: str = "cbml/digits", **settings):
-    return train(recipe, out=out, overrides=(*QUICK, *overrides), device="cpu", **settings)[0]
+    return train(recipe, out=out, overrides=typed((*QUICK, *overrides)), device="cpu", **settings)[0]
 
 
 def same(one: dict, other: dict) -> bool:

@@ -12,6 +12,8 @@ from pml_ext.testing import check_component
 from pml_ext.training.launch import train
 from pml_ext_cbml import SoftmaxLoss
 
+from ...overrides import typed
+
 
 def reference(embeddings, labels, component, class_labels=None):
     weight = component.classifier.weight.double()
@@ -39,10 +41,10 @@ def test_the_trunks_features_are_tested(tmp_path):
     quick += ["model.trunk={name='convnet', width=8, blocks=2}", "evaluation.baselines=false", "model.embedder=none"]
     run = functools.partial(train, "cbml/digits", device="cpu")
     with pytest.raises(ConfigError, match="wanted embedding_size = (?P<features>[0-9]+), not 5") as refused:
-        run(out=tmp_path / "refused", overrides=(*quick, "model.embedding_size=5"))
+        run(out=tmp_path / "refused", overrides=typed((*quick, "model.embedding_size=5")))
     size = int(str(refused.value).rpartition("embedding_size = ")[2].partition(",")[0])
     out = tmp_path / "out"
-    run(out=out, overrides=(*quick, f"model.embedding_size={size}"))
+    run(out=out, overrides=typed((*quick, f"model.embedding_size={size}")))
     state = torch.load(out / "checkpoints" / "model.pt", weights_only=True)
     assert state["embedder"] == {}
     assert state["loss"]["classifier.weight"].shape[1] == size

@@ -12,6 +12,8 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.training.loop import train_run
 from pml_ext_compare.probing import probe
 
+from ...overrides import typed
+
 TRUNKS = ("convnet=random", "mlp=random")
 QUICK = ["schedule.epochs=1", "sampler.iterations=3", "sampler.batch_size=20", "data.images.crop=16"]
 
@@ -28,7 +30,7 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
     monkeypatch.setattr("pml_ext.training.launch.train_run", counted)
     for seeds, new in ((1, 4), (1, 0), (2, 2)):
         trained.clear()
-        found = probe("digits", [*TRUNKS], out, "cbml/frozen", seeds, "cpu", overrides=QUICK)
+        found = probe("digits", [*TRUNKS], out, "cbml/frozen", seeds, "cpu", overrides=typed(QUICK))
         assert len(trained) == new
         assert [(each.trunk, each.gain["nmi"]["pairs"]) for each in found] == [(trunk, seeds) for trunk in TRUNKS]
     for each, about in zip(found, json.loads((out / "probe.json").read_text())["trunks"], strict=True):
@@ -50,7 +52,9 @@ def test_trunks_with_and_without_heads(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("without_report")
 def test_overrides_of_a_head_are_for_the_head(tmp_path):
     of_head = ["loss.mvc_weight=2", "model.norm=batch", "model.hidden_sizes=[4]", "model.dropout=0.1"]
-    (found,) = probe("digits", ["mlp=random"], tmp_path / "out", "cbml/frozen", 1, "cpu", overrides=[*QUICK, *of_head])
+    (found,) = probe(
+        "digits", ["mlp=random"], tmp_path / "out", "cbml/frozen", 1, "cpu", overrides=typed([*QUICK, *of_head])
+    )
     assert set(found.metrics) == {"frozen", "pca", "head"}
     recipe = tomllib.loads((tmp_path / "out" / found.folders[1] / "recipe.toml").read_text())
     assert (recipe["loss"]["mvc_weight"], recipe["model"]["norm"]) == (2, "batch")
@@ -67,19 +71,21 @@ def test_a_probed_trunk_without_weights_is_refused(tmp_path, trunk):
     if trunk.startswith("timm/"):
         pytest.importorskip("timm", reason="the extra timm is not installed")
     with pytest.raises(ConfigError, match=f"{trunk} is frozen and has no weights.*'random' if that is meant.*{trunk}="):
-        probe("digits", ["mlp=random", trunk], tmp_path / "out", device="cpu", overrides=["data.images.crop=16"])
+        probe("digits", ["mlp=random", trunk], tmp_path / "out", device="cpu", overrides=typed(["data.images.crop=16"]))
     assert not (tmp_path / "out").exists()
 
 
 def test_settings_of_a_head_without_one_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="--set model.norm=batch: it is for a head; add --head RECIPE"):
-        probe("digits", ["mlp=random"], tmp_path / "out", device="cpu", overrides=["model.norm=batch"])
+        probe("digits", ["mlp=random"], tmp_path / "out", device="cpu", overrides=typed(["model.norm=batch"]))
 
 
 @pytest.mark.parametrize("head", [None, "cbml/frozen"])
 def test_a_probe_without_baselines_is_refused(tmp_path, head):
     with pytest.raises(ConfigError, match="evaluation.baselines: found false, and a probe compares the baselines"):
-        probe("digits", [*TRUNKS], tmp_path / "out", head, device="cpu", overrides=["evaluation.baselines=false"])
+        probe(
+            "digits", [*TRUNKS], tmp_path / "out", head, device="cpu", overrides=typed(["evaluation.baselines=false"])
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -93,9 +99,9 @@ def test_few_classes_are_enough_for_features(tmp_path):
             Image.fromarray(pixels).save(tmp_path / "photos" / f"class {label}" / f"{number}.png")
     settings = ["data.image_size=16", "model.embedding_size=2"]
     arguments = (f"folder:{tmp_path / 'photos'}", ["mlp=random"], tmp_path / "out")
-    (found,) = probe(*arguments, device="cpu", overrides=settings)
+    (found,) = probe(*arguments, device="cpu", overrides=typed(settings))
     assert 0 < found.metrics["frozen"]["recall_at_1"]["mean"] <= 1
-    assert probe(*arguments, device="cpu", overrides=settings)[0].metrics == found.metrics
+    assert probe(*arguments, device="cpu", overrides=typed(settings))[0].metrics == found.metrics
     next((tmp_path / "photos" / "class 3").iterdir()).unlink()
     with pytest.raises(DataError, match="the images are not those of this run: .*; put them back, .* another --out"):
-        probe(*arguments, device="cpu", overrides=settings)
+        probe(*arguments, device="cpu", overrides=typed(settings))

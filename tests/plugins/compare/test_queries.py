@@ -9,6 +9,7 @@ from pml_ext_compare.groups import groups_below
 from pml_ext_compare.queries import NearestImages, compare_queries, queries_that_differ
 from pml_ext_compare.runs import plans_of, rows_of
 
+from ...overrides import typed
 from .examples import silent
 
 RIGHT = [[True, True, False, False], [True, False, False, True], [True, False, False, True]]
@@ -29,7 +30,7 @@ def test_queries_that_runs_differ_about_come_first():
 def test_two_runs_are_searched_and_drawn(recipe, tmp_path):
     plans = []
     for width in (4, 8):
-        plans += plans_of(load_recipes(recipe, ["schedule.epochs=1", f"model.trunk.width={width}"]), tmp_path)
+        plans += plans_of(load_recipes(recipe, typed(["schedule.epochs=1", f"model.trunk.width={width}"])), tmp_path)
     groups = rows_of(plans, [], Executor(), silent, "cpu")
     base, other = (group.name for group in groups)
     (table,), (figure,) = compare_queries(groups, {"differences_from": base}, "cpu", None)

@@ -99,7 +99,7 @@ def test_a_tuned_embedder_is_that_of_the_recipe_with_the_setting(tmp_path):
     recipe = load_recipe(str(file))
     assert recipe.model.hidden_layers == [512]
     tuned = with_settings(recipe, {"model.embedder": "linear"}, "one")
-    assert tuned.as_dict() == load_recipe(str(file), ["model.embedder=linear"]).as_dict()
+    assert tuned.as_dict() == load_recipe(str(file), {"model.embedder": "linear"}).as_dict()
     assert tuned.model.hidden_layers == []
     assert with_settings(recipe, {"model.embedder": "none", "model.embedding_size": 64}, "one").model.embedder == "none"
 

@@ -15,6 +15,7 @@ from pml_ext_compare import tuning
 from pml_ext_compare.executors import Executor, JobResult, Processes, do
 from pml_ext_compare.tuning import TrialJob, studies_of, trial_jobs, tuned
 
+from ...overrides import typed
 from .examples import silent
 
 pytest.importorskip("optuna")
@@ -46,8 +47,8 @@ def states(study):
 
 def test_ranges_follow_the_loss_and_the_overrides(recipe, tmp_path):
     assert [*ranges_of(recipe)[recipe]] == ["optimizer.lr", "loss.neg_margin", "sampler.m"]
-    assert [*ranges_of(recipe, ["loss.neg_margin=1.0"])[recipe]] == ["optimizer.lr", "sampler.m"]
-    assert [*ranges_of(recipe, ["loss.name=pml/ntxent"])[recipe]] == ["optimizer.lr", "sampler.m"]
+    assert [*ranges_of(recipe, {"loss.neg_margin": 1.0})[recipe]] == ["optimizer.lr", "sampler.m"]
+    assert [*ranges_of(recipe, {"loss.name": "pml/ntxent"})[recipe]] == ["optimizer.lr", "sampler.m"]
     ours = {name: [*next(iter(ranges_of(name).values()))] for name in ("cbml/frozen", "density/omniglot-small")}
     assert ours["cbml/frozen"][0] == "optimizer.lr"
     assert "loss.mvc_weight" in ours["cbml/frozen"]
@@ -141,7 +142,7 @@ def test_the_command_tunes_marks_and_saves(recipe, tmp_path, monkeypatch):
 
 def test_a_setting_wrong_for_every_trial_ends_all(recipe, tmp_path):
     wrong = ["sampler={name='pml/m-per-class', m=2, batch_size=40}"]  # of four classes
-    (study,) = studies_of(recipe, tmp_path, trials=9, overrides=wrong)
+    (study,) = studies_of(recipe, tmp_path, trials=9, overrides=typed(wrong))
     jobs = trial_jobs([study], "cpu", None)
     said = []
     text = "one.toml: sampler: found batch_size = 40; .* sampler.batch_size=8"
@@ -308,7 +309,7 @@ def test_trials_do_not_read_the_file_again(recipe, tmp_path, monkeypatch):
 def test_nothing_but_validation_classes_that_do_not_train_is_tested(recipe, tmp_path):
     settings = ["evaluation.validation=0.5", "evaluation.select=nmi"]
     settings += ["evaluation.validation_trains=true", "evaluation.test_every=1"]
-    (study,) = studies_of(recipe, tmp_path, trials=1, overrides=settings)
+    (study,) = studies_of(recipe, tmp_path, trials=1, overrides=typed(settings))
     evaluation = study.recipe.evaluation
     assert (evaluation.validation, evaluation.select) == (0.5, "nmi")
     assert (evaluation.validation_trains, evaluation.test_every) == (False, 0)

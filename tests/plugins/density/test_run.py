@@ -11,13 +11,15 @@ from pml_ext.training.launch import train
 from pml_ext.training.run import Run
 from pml_ext_density import class_densities
 
+from ...overrides import typed
+
 QUICK = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=4", "model.trunk.width=16")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "out"
-    return out, train("density/digits", out=out, overrides=QUICK, device="cpu")[0]
+    return out, train("density/digits", out=out, overrides=typed(QUICK), device="cpu")[0]
 
 
 def rows(out):

@@ -8,6 +8,8 @@ import torch
 from pml_ext import load_run
 from pml_ext.training.launch import train
 
+from ...overrides import typed
+
 QUICK = (
     "schedule.epochs=4",
     "schedule.milestones=[3]",
@@ -22,7 +24,7 @@ QUICK = (
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("run") / "out"
-    return out, train("pddm/digits", out=out, overrides=QUICK, device="cpu")[0]
+    return out, train("pddm/digits", out=out, overrides=typed(QUICK), device="cpu")[0]
 
 
 def test_is_tested_by_features_by_score_and_by_a_shortlist(finished):

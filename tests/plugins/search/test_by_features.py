@@ -13,6 +13,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.training.launch import train
 from pml_ext_search.embedding import SkippedImage
 
+from ...overrides import typed
 from .conftest import empty, garbage
 
 MIXED = r"has the features of images, not their embeddings; leave out --by, type --store FOLDER"
@@ -25,7 +26,7 @@ def indexed_run(few, tmp_path_factory):
     quick = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=2", "model.embedding_size=16")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
-        train("triplets/digits", out=place, overrides=[*quick, "model.trunk.width=8"], device="cpu")
+        train("triplets/digits", out=place, overrides=typed([*quick, "model.trunk.width=8"]), device="cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SkippedImage)
         load_run(place, "cpu", by="features").index(few[0])

@@ -18,6 +18,7 @@ from pml_ext_search.collection import Image
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.query import QueryOptions, answers_of
 
+from ...overrides import typed
 from .conftest import made_up
 
 
@@ -98,7 +99,7 @@ def test_by_a_learned_metric(tmp_path, folder):
 
     pml_ext.register(Learned, name="learned-metric")
     quick = ("schedule.epochs=2", "schedule.milestones=[1]", "sampler.iterations=4", "model.trunk.width=16")
-    train("triplets/digits", out=tmp_path / "run", overrides=(*quick, "loss.name=learned-metric"), device="cpu")
+    train("triplets/digits", out=tmp_path / "run", overrides=typed((*quick, "loss.name=learned-metric")), device="cpu")
     run = load_run(tmp_path / "run", "cpu")
     with pytest.warns(SkippedImage):
         gallery = run.index(folder)

@@ -9,6 +9,8 @@ from pml_ext.evaluation import kmeans
 from pml_ext.pairwise import euclidean_distances, normalize
 from pml_ext.training.launch import train
 
+from ...overrides import typed
+
 
 def pool_labels():
     return [c for c in range(6) for _ in range(5)]
@@ -151,7 +153,7 @@ def test_what_was_collected_is_saved_too():
 
 def run(out, *overrides):
     quick = ("schedule.epochs=3", "schedule.milestones=[2]", "model.trunk.width=8", "loss.triplets=all")
-    return train("triplets/digits", out=out, device="cpu", overrides=(*quick, *overrides))[0]
+    return train("triplets/digits", out=out, device="cpu", overrides=typed((*quick, *overrides)))[0]
 
 
 @pytest.mark.usefixtures("without_report")

@@ -1,0 +1,89 @@
+"""Overrides: settings that go over a recipe's own, with the option that was typed for errors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ..errors import ConfigError, shortened
+from ..files import toml_value
+from .tables import overridden
+
+# A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
+DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value that goes over a recipe's own.
+
+    Args:
+        key: dotted, for example ``"loss.margin"``.
+        value: a table is a mapping; it goes over the recipe's table, key by key.
+        option: what was typed, such as ``"--set loss.margin=0.1"``, which errors quote; "" if nothing was.
+    """
+
+    key: str
+    value: Any
+    option: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.key, str) or not self.key:
+            raise ConfigError(f'overrides: found the key {self.key!r}; wanted one such as "loss.margin"')
+
+    def __str__(self) -> str:
+        """Return what errors quote: the option, or key and value."""
+        return self.option or f"override {self.key}={self.value}"
+
+    def check_value(self, tables: Mapping[str, Any]) -> None:
+        """Raise ConfigError for a text in place of one of a recipe's tables."""
+        if isinstance(tables.get(self.key), dict) and isinstance(self.value, str):
+            name = f"{self.key}.name={self.value}"
+            advice = f"type --set {name}" if self.option else f"wanted {name}"
+            raise ConfigError(f"{self}: {self.key} is a table; {advice}")
+
+
+# What Python callers give is a mapping; the command line gives what it has parsed.
+Overrides: TypeAlias = Mapping[str, Any] | Iterable[Override]
+
+
+def parse_override(text: str, option: str = "--set") -> Override:
+    """Return the override of ``KEY=VALUE``; the value is TOML, or else taken as text."""
+    key, separator, value = text.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise ConfigError(f"{option} {text}: wanted KEY=VALUE, for example loss.name=pml/contrastive")
+    if DEEP_KEY.search(text):
+        raise ConfigError(shortened(f"{option} {text[:100]}...: nested too deep; wanted a key of few parts"))
+    typed = f"{option} {text}" if option else text
+    return Override(key, toml_value(value.strip(), f"{option} ..."), typed)
+
+
+def overrides_of(given: Overrides) -> list[Override]:
+    """Return overrides in a list; ``given`` may be ``{"loss.margin": 0.1}`` as well."""
+    if isinstance(given, Mapping):
+        return [Override(key, value) for key, value in given.items()]
+    found = [given] if isinstance(given, str) else list(given)
+    for each in found:
+        if not isinstance(each, Override):
+            raise ConfigError(f'overrides: found {each!r}; wanted values by key, such as {{"loss.margin": 0.1}}')
+    return found
+
+
+def tables_of(given: Overrides) -> dict[str, Any]:
+    """Return the tables that overrides set."""
+    return overridden({}, [(each.key, each.value) for each in overrides_of(given)])
+
+
+def naming_option(text: str, overrides: Iterable[Override]) -> str:
+    """Return an error's text with the override that caused it instead of the recipe's file."""
+    for override in reversed([*overrides]):  # the last one holds
+        table, _, last = map(re.escape, override.key.rpartition("."))
+        # The text after the file's name begins with the key, or says that its table has no such key.
+        match = re.match(rf".+?\.toml: (?={re.escape(override.key)}\b|({table}: )?no key '{last}')", text)
+        if match:
+            problem = text[match.end() :]
+            return f"{override}: {problem}"
+    return text
