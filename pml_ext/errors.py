@@ -41,6 +41,10 @@ class DataError(PmlExtError):
     exit_code = 2
 
 
+class TooManyPixelsError(DataError):
+    """An image of more pixels than are read; the text has its name and the setting that reads it."""
+
+
 class MissingExtraError(PmlExtError, ImportError):
     """A missing package that an extra of ``pml-ext`` installs."""
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .data import VectorFile as VectorFile
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
+    from .data import open_image as open_image
     from .data import read_image as read_image
     from .data import read_vectors as read_vectors
     from .data.folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from .data.folder import contact_sheets as contact_sheets
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets
-    from .data.reading import FORMATS as FORMATS
+    from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
     from .distributed import from_rank_0 as from_rank_0
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
+    from .errors import TooManyPixelsError as TooManyPixelsError
     from .errors import TrainingError as TrainingError
     from .errors import UnwritableError as UnwritableError
     from .errors import counted as counted

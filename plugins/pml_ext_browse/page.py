@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import IO, Any
 
 import jinja2
-from PIL import Image
 
 from pml_ext.tool import (
     COLORS,
-    FORMATS,
     SHAPES,
     ConfigError,
     DataError,
     ImageCluster,
     ImageClusters,
     PmlExtError,
+    TooManyPixelsError,
     drawable,
     mark,
+    open_image,
     thumbnail,
 )
 
@@ -102,12 +102,10 @@ class Page:
     def keep(self, file: IO[bytes], name: str) -> str:
         """Save an uploaded photograph and return its token; raise DataError if it is not an image, or too large."""
         try:
-            with Image.open(file, formats=FORMATS) as image:
+            with open_image(file, name) as image:
                 pixels = image.width * image.height
-        except Image.DecompressionBombError:
+        except TooManyPixelsError:
             pixels = 2 * MAX_PIXELS
-        except Exception:  # decoders raise errors of any type
-            raise DataError(f"{name}: not a readable image") from None
         if pixels > MAX_PIXELS:
             raise DataError(f"{name}: more than {MAX_PIXELS // 10**6} megapixels; make it smaller")
         token = secrets.token_hex(16)

@@ -36,6 +36,7 @@ class NearestImages:
 
     indices: Tensor  # [N], in the gallery
     is_right: Tensor  # [N], bool: it has the query's class
+    has_answer: Tensor  # [N], bool: the gallery has another image of the query's class
 
 
 def compare_queries(
@@ -59,6 +60,7 @@ def compare_queries(
             by_name[group.name] = NearestImages(
                 indices=searched.indices[:, 0].cpu(),
                 is_right=searched.right[:, 0].cpu(),
+                has_answer=searched.relevant > 0,
             )
         except Exception as error:  # moved data or a damaged file: draw the page without the row
             if isinstance(error, DataError):
@@ -102,7 +104,10 @@ def _counts_table(by_name: Mapping[str, NearestImages], baseline: str) -> Report
         counts = [str(int(each.sum())) for each in (here_alone, base_alone, both)]
         rows.append([name, *counts])
 
-    queries = f"{len(base_right):,}"
+    answerable = int(by_name[baseline].has_answer.sum())
+    queries = f"{answerable:,}"
+    if answerable < len(base_right):
+        queries += f" that have a right answer ({len(base_right) - answerable:,} others have none)"
     caption = f"Queries whose nearest image is right, of {queries}; the first seed of each row, beside {baseline}."
     columns = ["row", "found here alone", "found by the baseline alone", "by both"]
     return ReportTable("Queries", columns, rows, caption)

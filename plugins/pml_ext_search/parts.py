@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from pml_ext.tool import (
+    IMAGE_ENDINGS,
     MISSING,
     ConfigError,
     DataError,
@@ -287,8 +288,6 @@ def _cut(place: str, names: Sequence[str], stats: Sequence[FileStat], others: Ma
 
 
 def _listed_address(place: str) -> Work:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     system, root = _filesystem(place)
     try:
         found = system.get_file_info(pyarrow.fs.FileSelector(root, recursive=True))
@@ -298,7 +297,7 @@ def _listed_address(place: str) -> Work:
     for file in found:
         name = file.path[len(root) + 1 :]
         is_hidden = name.startswith(".") or "/." in name
-        if file.is_file and not is_hidden and name.lower().endswith(IMG_EXTENSIONS):
+        if file.is_file and not is_hidden and name.lower().endswith(IMAGE_ENDINGS):
             stats[name] = (file.size or 0, file.mtime_ns or 0)
     names = sorted(stats, key=lambda name: name.split("/"))
     return _cut(place, names, [stats[name] for name in names])
@@ -324,12 +323,11 @@ def _column(file: Path, group: int, name: str) -> list[Any]:
 def _samples(shard: str) -> Iterator[tuple[str, bytes]]:
     with needs_extra("webdataset", "tar shards"):
         import webdataset
-    from torchvision.datasets.folder import IMG_EXTENSIONS
 
     for sample in webdataset.WebDataset(shard, shardshuffle=False, empty_check=False):
         for ending, content in sample.items():
             # the key ends at the first dot of a name: the ending of IMG.2023.jpg is 2023.jpg
-            if "." + ending.rpartition(".")[2].lower() in IMG_EXTENSIONS:
+            if "." + ending.rpartition(".")[2].lower() in IMAGE_ENDINGS:
                 name = posixpath.normpath(f"{sample['__key__']}.{ending}")  # tar keeps ./cats/1.jpg
                 yield f"{Path(shard).name}/{name.lstrip('/')}", content
 

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, default_collate
 from pml_ext.tool import (
     CLUSTERS_TABLE,
     GONE,
+    IMAGE_ENDINGS,
     ConfigError,
     DataError,
     FileStat,
@@ -52,8 +53,6 @@ def list_folder(folder: Path) -> Listing:
     """List a folder without opening its images; skip what is hidden, linked folders, runs and contact sheets."""
     if not folder.is_dir():
         raise DataError(f"{folder}: no such folder")
-    from torchvision.datasets.folder import IMG_EXTENSIONS  # takes a second, which a query saves
-
     listing = Listing(folder, [], [], {}, [])
     try:
         waiting = _entries(listing, "")
@@ -64,7 +63,7 @@ def list_folder(folder: Path) -> Listing:
         try:
             if entry.is_dir(follow_symlinks=False):
                 waiting += _entries(listing, name)
-            elif why := _no_image(entry, IMG_EXTENSIONS):
+            elif why := _no_image(entry):
                 listing.others[name] = f"{folder / name}: {why}"
             else:
                 about = entry.stat()
@@ -97,7 +96,7 @@ def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]
     return [(prefix + name, entry) for name, entry in ordered]
 
 
-def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
+def _no_image(entry: os.DirEntry[str]) -> str:
     """Return why a file is not read as an image, by its name and kind; "" if it is."""
     if entry.is_symlink():
         try:
@@ -108,7 +107,7 @@ def _no_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> str:
             return "a link to what is not there"
         if stat.S_ISDIR(mode):
             return "a link to a folder, which is not followed"
-    if not entry.name.lower().endswith(endings):
+    if not entry.name.lower().endswith(IMAGE_ENDINGS):
         return "no image by its name"
     if stat.S_ISREG(entry.stat().st_mode):
         return ""
@@ -214,10 +213,10 @@ def as_tensor(image: Any, channels: int, smallest: int | None) -> Tensor:
             if image.shape[2:] == (1,):
                 image = image[..., 0]
             image = Image.fromarray(np.ascontiguousarray(image))
-        if isinstance(image, Image.Image):
-            return image_tensor(image, channels)
-    except (OSError, SyntaxError, ValueError, TypeError) as error:  # invalid shape, or damaged and decoded only now
+    except (ValueError, TypeError) as error:  # invalid shape
         raise DataError(f"an image cannot be read ({error})") from None
+    if isinstance(image, Image.Image):
+        return image_tensor(image, channels)
     raise TypeError(f"{_WANTED}; not {_described(image)}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import os
 import sys
 import time
@@ -118,8 +119,13 @@ def print_table(
 
 
 def mean_and_std(about: Mapping[str, float | None]) -> str:
-    """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run."""
+    """Format a mean and a standard deviation in percent, ``"71.4 ± 2.3"``, or ``"71.4 ± -"`` for a single run.
+
+    NaN, the value of a metric that is blank, is empty.
+    """
     mean = about["mean"] or 0.0
+    if math.isnan(mean):
+        return ""
     std = about["std"]
     deviation = "-" if std is None else f"{100 * std:.1f}"
     return f"{100 * mean:.1f} ± {deviation}"
@@ -153,6 +159,7 @@ class Progress:
 
         self._console = console or stderr()
         self._time_of_last_line = time.monotonic()
+        self._warnings: set[str] = set()
         self._bar = progress.Progress(
             "{task.description}",
             progress.BarColumn(),
@@ -176,8 +183,10 @@ class Progress:
         self._console.print(text, soft_wrap=True)
 
     def warn(self, text: str) -> None:
-        """Write a warning."""
-        self.step(f"warning: {text}")
+        """Write a warning; of several runs that give the same, once."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self.step(f"warning: {text}")
 
     def iteration(self, epoch: int, done: int, iterations: int, loss: float) -> None:
         """Update the bar after an iteration."""

@@ -27,6 +27,7 @@ with needs_extra("train", "a data set"):
     from .published import get_archives as get_archives
     from .reading import Box as Box
     from .reading import image_tensor as image_tensor
+    from .reading import open_image as open_image
     from .reading import read_image as read_image
     from .splits import DataSplits as DataSplits
     from .splits import hold_out_classes as hold_out_classes

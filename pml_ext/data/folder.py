@@ -14,6 +14,7 @@ from typing import Literal
 
 from ..errors import ConfigError, DataError
 from .images import LabeledImages
+from .reading import IMAGE_ENDINGS
 from .splits import DataSplits, check_trainable, divide
 
 _ADVICE_ON_LEAVES = "--set data.classes=leaf takes each innermost folder as a class"
@@ -22,7 +23,7 @@ CLUSTERS_TABLE = "clusters.csv"  # written by pml-ext cluster, beside its contac
 SPLIT_FOLDERS = ("train", "test")
 VALIDATION_FOLDERS = ("val", "valid", "validation")
 # Endings of images that are not read; of files in a class's folder, others are no images.
-_OTHER_IMAGES = (".heic", ".heif", ".avif", ".jfif", ".gif", ".jp2", ".jxl", ".dng", ".cr2", ".nef", ".arw")
+_OTHER_IMAGES = (".jxl", ".psd", ".svg", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2")
 CLUSTERS_COLUMNS = ("path", "cluster", "distance_to_center", "class", "sheet")
 
 
@@ -202,9 +203,9 @@ def _entries(place: Path) -> dict[str, os.DirEntry[str]]:
         raise DataError(f"{place}: cannot be listed ({error.strerror}); check its permissions") from None
 
 
-def _is_image(entry: os.DirEntry[str], endings: tuple[str, ...]) -> bool:
+def _is_image(entry: os.DirEntry[str]) -> bool:
     """Return whether an entry is a regular file, or a link to one, that has the name of an image."""
-    if not entry.name.lower().endswith(endings):
+    if not entry.name.lower().endswith(IMAGE_ENDINGS):
         return False
     try:
         return stat.S_ISREG(entry.stat().st_mode)
@@ -219,8 +220,6 @@ def _files_by_class(place: Path, depth: int | None, skipped: _Skipped) -> dict[s
 
     What else may be meant as images is added to ``skipped``.
     """
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
     found: dict[str, list[Path]] = {}
     waiting = [place]  # no recursion: folders may be nested deeper than Python's stack
     while waiting:
@@ -239,7 +238,7 @@ def _files_by_class(place: Path, depth: int | None, skipped: _Skipped) -> dict[s
         sheets = contact_sheets(folder, entries)
         images = []
         for name, entry in entries.items():
-            if name not in sheets and _is_image(entry, IMG_EXTENSIONS):
+            if name not in sheets and _is_image(entry):
                 images.append(folder / name)
             elif name.lower().endswith(_OTHER_IMAGES):
                 skipped.other_images.append(folder / name)

@@ -1,21 +1,32 @@
-"""Read image files as tensors: EXIF rotation, channels, crop box, and reduced-size JPEG decoding."""
+"""Open image files, and read them as tensors: EXIF rotation, channels, crop box, and reduced-size JPEG decoding."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import DataError, PmlExtError, one_line
+from ..errors import ConfigError, DataError, PmlExtError, TooManyPixelsError, one_line
 
 # Formats that Pillow may detect; others run programs (EPS runs Ghostscript).
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM", "GIF", "AVIF", "JPEG2000")
+_HEIF_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")  # bytes 8 to 12 of a file
+_JPEG_ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif")
+_OTHER_ENDINGS = (".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm", ".pbm", ".pnm", ".gif", ".avif")
+_JPEG_2000_ENDINGS = (".jp2", ".j2k", ".jpf", ".jpx")
+_HEIF_ENDINGS = (".heic", ".heif", ".hif")
+IMAGE_ENDINGS = (*_JPEG_ENDINGS, *_OTHER_ENDINGS, *_JPEG_2000_ENDINGS, *_HEIF_ENDINGS)
+"""Endings of the names of image files, in lower case: folders, indexes and archives read these and no others."""
+
+MAX_PIXELS = "PML_EXT_MAX_PIXELS"  # environment variable: pixels of the largest image, in place of Pillow's limit
 ORIENTATION = 0x0112  # EXIF tag
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 
@@ -29,44 +40,117 @@ class Box(NamedTuple):
     bottom: float
 
 
-def read_image(path: Path, channels: int = 3, box: Box | None = None, smallest: int | None = None) -> Tensor:
+@contextlib.contextmanager
+def open_image(file: str | Path | IO[bytes], name: str | None = None) -> Iterator[Any]:
+    """Open an image file as a Pillow image, of a file with several the first; read its pixels inside of the block.
+
+    Whatever Pillow raises for a damaged file, when it is opened or in the block, becomes a DataError. ``name`` is the
+    name of the file in errors, by default ``str(file)``. The formats are :data:`FORMATS`, and HEIC with the extra
+    ``heic``. The environment variable ``PML_EXT_MAX_PIXELS`` replaces Pillow's limit of pixels.
+    """
+    if name is None:
+        name = str(file)
+    with _naming_damage(name):
+        if isinstance(file, (str, Path)) and not stat.S_ISREG(os.stat(file).st_mode):  # a pipe would never end
+            raise DataError(f"{name}: not a regular file; wanted an image")
+        limit = _max_pixels()
+        with _opened(file, name) as image:
+            if limit is not None and image.width * image.height > limit:
+                found = f"{image.width} x {image.height} pixels"
+                raise TooManyPixelsError(f"{name}: {found} are more than {MAX_PIXELS}={limit} in the environment")
+            yield image
+
+
+@contextlib.contextmanager
+def _naming_damage(name: str) -> Iterator[None]:
+    """Turn what Pillow raises inside of the block into a DataError with the name of the file."""
+    from PIL import Image
+
+    try:
+        yield
+    except PmlExtError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"{name}: no such file; put it back, or take it out of the list of images") from None
+    except Image.DecompressionBombError as error:
+        raise TooManyPixelsError(
+            f"{name}: too many pixels ({one_line(error)}); {MAX_PIXELS}=NUMBER in the environment reads images of up "
+            "to so many"
+        ) from None
+    except Exception as error:  # decoders raise many types, such as struct.error and TypeError
+        raise DataError(f"{name}: not a readable image ({one_line(error)}); mend or remove the file") from None
+
+
+def _max_pixels() -> int | None:
+    """Return the limit of pixels in the environment, which becomes Pillow's; None if there is none."""
+    text = os.environ.get(MAX_PIXELS)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise ConfigError(f"{MAX_PIXELS}={text} in the environment: wanted a number of pixels, such as 500000000")
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = int(text)
+    return int(text)
+
+
+def _opened(file: str | Path | IO[bytes], name: str) -> Any:
+    """Return Pillow's image of a file; HEIC files, which Pillow does not know itself, are opened by pillow-heif."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        return Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:
+        if not _is_heif(file):
+            raise
+    try:
+        import pillow_heif
+    except ModuleNotFoundError:
+        missing = "HEIC is read by the package pillow-heif, which is not installed"
+        raise DataError(f'{name}: {missing}. Type: pip install "pml-ext[heic]"') from None
+    pillow_heif.register_heif_opener()
+    return Image.open(file, formats=["HEIF"])
+
+
+def _is_heif(file: str | Path | IO[bytes]) -> bool:
+    """Return whether a file begins as those of HEIC do."""
+    if isinstance(file, (str, Path)):
+        with open(file, "rb") as opened:
+            start = opened.read(12)
+    else:
+        file.seek(0)
+        start = file.read(12)
+        file.seek(0)
+    return start[4:8] == b"ftyp" and start[8:12] in _HEIF_BRANDS
+
+
+def read_image(
+    path: str | Path | IO[bytes], channels: int = 3, box: Box | None = None, smallest: int | None = None
+) -> Tensor:
     """Return an image file as uint8 ``[C, H, W]``, rotated by its EXIF orientation, transparency blended with white.
 
     16-bit images are scaled to 8 bits; CMYK and palettes are converted. The memory format is channels-last. ``box``
     crops the upright image. JPEGs are decoded at 1/2, 1/4 or 1/8 of their size if the shorter side keeps at least
     ``smallest`` pixels. Raise DataError if the file cannot be read or the box lies outside of the image.
     """
-    from PIL import Image
-
-    try:
-        if isinstance(path, (str, Path)) and not stat.S_ISREG(os.stat(path).st_mode):  # a pipe would never end
-            raise DataError(f"{path}: not a regular file; wanted an image")
-        with Image.open(path, formats=FORMATS) as file:
-            if file.mode == "F":  # PIL would clip, to black where values are from 0 to 1
-                raise DataError(f"{path}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
-            turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
-            width, height = file.size[::-1] if turned else file.size
-            if box is None:
-                part = Box(0, 0, width, height)
-            else:
-                part = _whole_pixels(box, width, height, path)
-            shorter = min(part.right - part.left, part.bottom - part.top)
-            if smallest is not None and smallest < shorter:
-                sides = [math.ceil(side * smallest / shorter) for side in file.size]
-                file.draft(None, (sides[0], sides[1]))
-            image = _upright(file)
-            if box is not None:
-                image = image.crop(_scaled(part, (width, height), image.size))  # the draft may be smaller
-            return _pixels(image, channels)
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file; put it back, or take it out of the list of images") from None
-    except PmlExtError:
-        raise
-    except Exception as error:  # decoders raise many types, such as struct.error and TypeError
-        raise DataError(f"{path}: not a readable image ({one_line(error)}); mend or remove the file") from None
+    with open_image(path) as file:
+        turned = file.getexif().get(ORIENTATION) in (5, 6, 7, 8)
+        width, height = file.size[::-1] if turned else file.size
+        if box is None:
+            part = Box(0, 0, width, height)
+        else:
+            part = _whole_pixels(box, width, height, path)
+        shorter = min(part.right - part.left, part.bottom - part.top)
+        if smallest is not None and smallest < shorter:
+            sides = [math.ceil(side * smallest / shorter) for side in file.size]
+            file.draft(None, (sides[0], sides[1]))
+        image = _upright(file, str(path))
+        if box is not None:
+            image = image.crop(_scaled(part, (width, height), image.size))  # the draft may be smaller
+        return _pixels(image, channels)
 
 
-def _whole_pixels(box: Box, width: int, height: int, path: Path) -> Box:
+def _whole_pixels(box: Box, width: int, height: int, path: Any) -> Box:
     """Return the smallest box of whole pixels around a box, inside of the image; DataError if there is none."""
     left = max(0, math.floor(box.left))
     top = max(0, math.floor(box.top))
@@ -92,14 +176,21 @@ def _scaled(box: Box, before: tuple[int, int], after: tuple[int, int]) -> tuple[
 
 
 def image_tensor(image: Any, channels: int = 3) -> Tensor:
-    """Return a PIL image as uint8 ``[C, H, W]``, upright, transparency on white, 1 or 3 channels."""
-    return _pixels(_upright(image), channels)
+    """Return a PIL image as uint8 ``[C, H, W]``, upright, transparency on white, 1 or 3 channels.
+
+    Raise DataError as :func:`read_image` does, for example for a damaged file whose pixels are decoded only now.
+    """
+    name = str(getattr(image, "filename", "") or "an image")
+    with _naming_damage(name):
+        return _pixels(_upright(image, name), channels)
 
 
-def _upright(image: Any) -> Any:
+def _upright(image: Any, name: str) -> Any:
     """Return the image in 8 bits, rotated by its EXIF orientation; other EXIF data are ignored."""
     from PIL import Image
 
+    if image.mode == "F":  # PIL would clip, to black where values are from 0 to 1
+        raise DataError(f"{name}: its pixels are floating-point numbers; save it with 8 or 16 bits a channel")
     image.load()  # loading rotates a TIFF file
     orientation = image.getexif().get(ORIENTATION)
     if orientation in range(2, 9):

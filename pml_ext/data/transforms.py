@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 
 THUMBNAIL = 32  # height and width in pixels
+# Pixels that a file decoded at a reduced size keeps for each pixel that it is resized to: then its embedding is that of
+# the whole image, to a cosine distance below 1e-3 (python -m benchmarks.one_vector).
+KEPT_WHEN_REDUCED = 4
 Normalization = tuple[tuple[float, ...], tuple[float, ...]]
 
 
@@ -124,12 +127,13 @@ def build_transforms(
         mean, std = normalize
         last.append(v2.Normalize(mean[:channels], std[:channels], inplace=True))
 
-    plain = Steps(first, [v2.CenterCrop(image_size), order], last, side)
+    smallest = KEPT_WHEN_REDUCED * side
+    plain = Steps(first, [v2.CenterCrop(image_size), order], last, smallest)
     if area is not None and pipeline.resize is None:  # crops are taken from the original image
         # the smallest crop (minimum area, aspect ratio 3 : 4) must have at least S pixels in height and width
-        smallest = math.ceil(image_size / math.sqrt(0.75 * area[0]))
-        return Steps(None, [*augment, order], last, smallest), plain
-    return Steps(first, [*augment, order], last, side), plain
+        smallest_crop = math.ceil(image_size / math.sqrt(0.75 * area[0]))
+        return Steps(None, [*augment, order], last, smallest_crop), plain
+    return Steps(first, [*augment, order], last, smallest), plain
 
 
 def raw_pixels(images: Tensor) -> Tensor:

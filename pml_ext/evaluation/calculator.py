@@ -8,66 +8,38 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from .. import registry
-from ..errors import PluginError, PluginWarning, one_line, shortened, unknown
-from ..pml import EQUALITY, AccuracyCalculator, LpDistance
-from ..relations import DifferentGroups, Hierarchy, NegativesOnly, Relation
+from ..errors import PluginError, unknown
+from ..pml import AccuracyCalculator, LpDistance
+from ..relations import DifferentGroups, Hierarchy, Relation
+from .arguments import MetricArguments
+from .blank import explained, reason_of_clusters, reason_of_neighbors
 from .clustering import kmeans
-from .groups import groups_of
+from .inputs import Inputs, with_groups
 from .metrics import Metric, class_means, mean, mean_of_class_means, metrics_of
 from .neighbors import default_neighbors
+from .of_plugins import PREFIX, needs_clusters, plugin_metrics, value_of_plugin
 from .reranking import Reranking
-from .retrieval import Comparison, MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
+from .retrieval import MetricOfNeighbors, MetricSearch, Neighbors, QueryClasses, Sides, query_classes
 from .verification import pairs_of_classes, verify
-
-PREFIX = "calculate_"
 
 
 @dataclass(frozen=True)
 class Evaluation:
     """Accuracies of queries, and their nearest neighbors; all tensors are on the CPU."""
 
-    accuracies: dict[str, Any]  # by name of the metric
+    accuracies: dict[str, Any]  # by name of the metric; NaN for one that is blank
+    counted: dict[str, int]  # number of queries that a metric of neighbors or clusters is over, by its name
+    blank: dict[str, str]  # why a metric cannot be given, by its name
     relevant: Tensor  # gallery items of each query's class, without the query itself, [Q], int64; [0] without a search
     distances: Tensor  # to the nearest neighbors, [Q, keep], or fewer columns if the gallery is smaller
     indices: Tensor  # rows of these neighbors in the gallery, [Q, keep]
     right: Tensor  # whether each neighbor has the query's class, or is positive under a relation, [Q, keep]
-
-
-@dataclass
-class MetricArguments:
-    """The arguments of a metric, as PML names them; those of neighbors and clusters only where a metric needs them."""
-
-    query: Tensor
-    query_labels: Tensor
-    reference: Tensor
-    reference_labels: Tensor
-    ref_includes_query: bool
-    label_comparison_fn: Comparison
-    per_query: Mapping[str, Tensor] = field(default_factory=dict)  # values of metrics of neighbors, [Q] each
-    label_counts: tuple[Tensor, Tensor] | None = None  # classes of the queries, and their items in the gallery
-    lone_query_labels: Tensor | None = None
-    not_lone_query_mask: Tensor | None = None
-    not_lone_at_level: Mapping[int, Tensor] | None = None  # not_lone_query_mask at each level of a tree
-    knn_labels: Tensor | None = None
-    knn_distances: Tensor | None = None
-    cluster_labels: Tensor | None = None
-    pair_values: Mapping[str, float] | None = None  # metrics of pairs, by name
-
-    def keywords(self) -> dict[str, Any]:
-        """Return the arguments that are known."""
-        known = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value is not None:
-                known[each.name] = value
-        return known
 
 
 class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
@@ -81,6 +53,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
     PML's metrics keep their names and meaning and use ``k`` neighbors. The new metrics use K neighbors. If the gallery
     has fewer than K items, missing neighbors count as wrong. Labels are compared as integers (PML's float32 merges
     16777216 and 16777217). One search serves all metrics.
+
+    A metric is blank (NaN, with the reason) if no query has a right answer, if no answer can be wrong, as in a test of
+    one class, and if k-means would have as many clusters as queries.
 
     ``exclude=("NMI", "AMI")`` turns clustering off, as in PML: it also excludes ``f1`` and ``purity``, unless
     ``include`` names them. A subclass adds metrics as PML documents.
@@ -110,8 +85,9 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             or of ``"all"`` pairs; without pairs of one group. Scores are by the distance of the neighbor search.
         reranking: a :class:`pml_ext.evaluation.QueryExpansion` or :class:`pml_ext.evaluation.KReciprocal`, which ranks
             the neighbors of normalized embeddings again, without training.
-        lone_queries: ``"miss"`` counts queries without any other item of their class as misses in ``recall_at_K``;
-            ``"drop"`` leaves them out, as PML's own metrics do.
+        lone_queries: queries without any other item of their class can have no right answer. ``"drop"`` leaves them
+            out of every metric of neighbors, as PML's own metrics do; ``"miss"`` counts them as misses in
+            ``recall_at_K``.
 
     Raises:
         ValueError: a K below 1, an unknown metric (the text suggests the closest names) or unknown ``lone_queries``.
@@ -139,7 +115,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         recall_at: Iterable[int] = (1, 2, 4, 8),
         precision_at: Iterable[int] = (1,),
         clusters_per_class: Iterable[int] = (1,),
-        lone_queries: Literal["miss", "drop"] = "miss",
+        lone_queries: Literal["miss", "drop"] = "drop",
         relation: Relation | None = None,
         ndcg_at: Iterable[int] = (),
         verification: int | Literal["all"] | None = None,
@@ -187,7 +163,7 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
         self._of_plugins = plugin_metrics(self)
         for name, function in self._of_plugins.items():
-            setattr(self, PREFIX + name, functools.partial(_value_of_plugin, name, function))
+            setattr(self, PREFIX + name, functools.partial(value_of_plugin, name, function))
 
         super().__init__(
             include=include,
@@ -238,8 +214,14 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 raise ValueError(unknown("metric", name, self.original_function_dict))
 
     def get_accuracy(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return ``{name: value}``, a fraction or a list per class; :meth:`evaluate` documents the arguments."""
-        return self.evaluate(*args, **kwargs).accuracies
+        """Return ``{name: value}``, a fraction or a list per class; :meth:`evaluate` documents the arguments.
+
+        A metric that the test cannot give is NaN, with a warning that says why.
+        """
+        result = self.evaluate(*args, **kwargs)
+        for text in explained(result.blank):
+            warnings.warn(text, stacklevel=2)
+        return result.accuracies
 
     def evaluate(
         self,
@@ -281,9 +263,11 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         """
         self.check_primary_metrics(include, exclude)
         self.curr_function_dict = self.get_function_dict(tuple(include), tuple(exclude))
-        sides = self._sides(query, query_labels, reference, reference_labels, ref_includes_query)
+        inputs = Inputs(self.device, self.relation, self.label_comparison_fn)
+        sides = inputs.sides(query, query_labels, reference, reference_labels, ref_includes_query)
         if query_groups is not None or reference_groups is not None:
-            sides = self._with_groups(sides, query_groups, reference_groups)
+            sides = with_groups(sides, query_groups, reference_groups)
+            self._check_known_groups()
         arguments = MetricArguments(
             query=sides.query,
             query_labels=sides.query_labels,
@@ -295,26 +279,40 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
 
         neighbors = Neighbors.empty(len(sides.query), 0)
         relevant = torch.empty(0, dtype=torch.int64)
+        no_neighbors = ""  # the reason why metrics of neighbors are blank
         if keep or not set(self.requires_knn()).isdisjoint(self.curr_function_dict):
             classes = self._classes(sides)
             neighbors = self._search(sides, classes, keep, arguments)
             relevant = classes.relevant
+            no_neighbors = reason_of_neighbors(sides, classes)
 
         if any(name in self._metrics and self._metrics[name].of_pairs for name in self.curr_function_dict):
             arguments.pair_values = self._verify(sides)
 
         accuracies: dict[str, Any] = {}
-        clusters: dict[int, Tensor] = {}  # by number of clusters per class
+        counted: dict[str, int] = {}
+        blank: dict[str, str] = {}
+        clusterings = Clusterings(sides, self.kmeans_func)
         need_clusters = self.requires_clustering()
         for name, function in self.curr_function_dict.items():
+            metric = self._metrics.get(name)
+            reason = ""
             arguments.cluster_labels = None
             if name in need_clusters:
-                per_class = 1
-                if name in self._metrics:
-                    per_class = self._metrics[name].clusters
-                if per_class not in clusters:
-                    clusters[per_class] = self._cluster(sides, per_class)
-                arguments.cluster_labels = clusters[per_class]
+                per_class = 1 if metric is None else metric.clusters
+                reason = clusterings.reason(per_class)
+                if not reason:
+                    arguments.cluster_labels = clusterings.of(per_class)
+                    counted[name] = len(sides.query)
+            elif metric is not None and not metric.of_pairs:
+                if self._may_be_blank(metric):
+                    reason = no_neighbors
+                if not reason:
+                    counted[name] = self._number_of_queries(metric, arguments)
+            if reason:
+                blank[name] = reason
+                accuracies[name] = self._blank_value(metric, arguments)
+                continue
             try:
                 accuracies[name] = function(**arguments.keywords())
             except PluginError as error:
@@ -323,44 +321,10 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                 on_failure(f"{error}; the metric is left out")
 
         kept = neighbors.nearest(keep)
-        return Evaluation(accuracies, relevant, kept.distances, kept.indices, kept.right)
+        return Evaluation(accuracies, counted, blank, relevant, kept.distances, kept.indices, kept.right)
 
-    def _sides(
-        self, query: Any, query_labels: Any, reference: Any, reference_labels: Any, ref_includes_query: bool
-    ) -> Sides:
-        """Return checked queries and gallery; without a gallery, the queries are their own."""
-        query, query_labels = self._points("query", query, query_labels, axis=0)
-        if reference is None:
-            return Sides(query, query_labels, query, query_labels, ref_includes_query=True)
-
-        reference, reference_labels = self._points("reference", reference, reference_labels, axis=1)
-        if query.shape[1] != reference.shape[1]:
-            raise ValueError(
-                f"queries have embeddings of size {query.shape[1]}, and the gallery of size {reference.shape[1]}; "
-                "wanted the same size"
-            )
-        if ref_includes_query:
-            first = reference[: len(query)]
-            first_labels = reference_labels[: len(query)]
-            if not (torch.equal(query_labels, first_labels) and torch.allclose(query, first)):
-                raise ValueError(
-                    f"with ref_includes_query, a gallery must begin with all {len(query)} queries and their labels"
-                )
-        return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
-
-    def _with_groups(self, sides: Sides, query_groups: Any, reference_groups: Any) -> Sides:
-        """Return the sides with groups, checked; ValueError if they leave no query a gallery."""
-        if query_groups is None:
-            raise ValueError("reference_groups are given without query_groups; queries and gallery both have groups")
-        gallery_size = None if sides.reference is sides.query else len(sides.reference)
-        groups = groups_of(query_groups, reference_groups, len(sides.query), gallery_size, sides.query.device)
-        left_out = groups.sizes()
-        if sides.ref_includes_query:
-            left_out = torch.where(groups.query >= 0, left_out, 1)
-        if len(left_out) and bool((left_out >= len(sides.reference)).all()):
-            raise ValueError(
-                f"the groups leave no gallery: all {len(sides.reference)} gallery items are of each query's own group"
-            )
+    def _check_known_groups(self) -> None:
+        """Raise ValueError if a metric of a plugin or a subclass counts labels regardless of groups."""
         for name, function in self.curr_function_dict.items():
             if name not in self._metrics and name in self.requires_knn():
                 original = self._of_plugins.get(name, function)
@@ -368,7 +332,6 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
                     raise ValueError(
                         f"{name} takes label_counts, which know no groups; exclude it, or leave out groups"
                     )
-        return replace(sides, groups=groups)
 
     def _classes(self, sides: Sides) -> QueryClasses:
         classes = query_classes(sides, self.label_comparison_fn, self.relation)
@@ -396,58 +359,21 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
         distance = getattr(self.knn_func, "distance", None) or LpDistance(normalize_embeddings=False)
         return verify(sides.query, pairs, references, distance=distance)
 
-    def _cluster(self, sides: Sides, per_class: int) -> Tensor:
-        """Return the cluster of each query, ``[Q]``."""
-        number = per_class * len(torch.unique(sides.query_labels, dim=0))
-        return torch.as_tensor(self.kmeans_func(sides.query, number))
+    def _may_be_blank(self, metric: Metric) -> bool:
+        """Return whether a metric says nothing if each answer, or none, is right under the relation itself."""
+        if self.relation is None:
+            return True
+        return not metric.graded and metric.level == 0
 
-    def _points(self, name: str, points: Any, labels: Any, axis: int) -> tuple[Tensor, Tensor]:
-        """Return embeddings ``[N, D]`` in float32 and their labels; ValueError if they are not finite or do not fit.
+    def _number_of_queries(self, metric: Metric, arguments: MetricArguments) -> int:
+        counts = self._counted(metric, arguments.not_lone_query_mask, arguments.not_lone_at_level or {})
+        return len(arguments.query) if counts is None else int(counts.sum())
 
-        ``axis`` is that of a relation's matrix: 0 for its rows, the queries, 1 for its columns.
-        """
-        points = torch.as_tensor(points, device=self.device).detach().float()
-        if points.ndim != 2:
-            raise ValueError(f"{name} has the shape {list(points.shape)}; wanted embeddings [N, D]")
-        bad_rows = int((~points.isfinite().all(-1)).sum())
-        if bad_rows:
-            raise ValueError(
-                f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
-            )
-        if self.relation is not None:
-            if self.relation.num_classes is not None or isinstance(self.relation, NegativesOnly):
-                labels = _without_column(labels)
-            labels = self.relation.tensor(labels, len(points), self.device, axis)
-            self.relation.matrix(labels[:1], labels[:1])  # ValueError for weights of a wrong shape
-            return points, labels
-        labels = torch.as_tensor(labels, device=self.device)
-        if len(points) != len(labels):
-            raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
-        return points, self._comparable(labels)
-
-    def _comparable(self, labels: Tensor) -> Tensor:
-        """Return labels as ``label_comparison_fn`` takes them; ValueError if it cannot compare them."""
-        if self.label_comparison_fn is EQUALITY:
-            labels = _without_column(labels)
-            if labels.ndim > 1:
-                raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
-            return labels
-
-        labels = labels.float()  # PML passes float labels to a label_comparison_fn
-        if self._gives_one_value(labels):
-            return labels
-        single_labels: Tensor = _without_column(labels)
-        if single_labels.ndim > 1:
-            raise ValueError(
-                "label_comparison_fn must return one boolean for each pair; for labels of shape "
-                f"{list(labels.shape)} it compares each column: type (x == y).all(-1), for example"
-            )
-        return single_labels
-
-    def _gives_one_value(self, labels: Tensor) -> bool:
-        """Return whether ``label_comparison_fn`` gives one value for a pair of labels, not one for each column."""
-        first = labels[:1]
-        return bool(self.label_comparison_fn(first, first).ndim <= 1)
+    def _blank_value(self, metric: Metric | None, arguments: MetricArguments) -> float | list[float]:
+        is_per_class = self.return_per_class and metric is not None and not metric.clusters
+        if is_per_class and arguments.label_counts is not None:
+            return [math.nan] * len(arguments.label_counts[0])
+        return math.nan
 
     def _search(self, sides: Sides, classes: QueryClasses, keep: int, arguments: MetricArguments) -> Neighbors:
         """Search once for all metrics; complete their arguments, and return the neighbors."""
@@ -516,17 +442,42 @@ class RetrievalAccuracyCalculator(AccuracyCalculator):  # type: ignore[misc]
             return float(metric.function(pair_values, None))
 
         values = per_query[metric.accuracy]
-        counted = None  # all queries
-        lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
-        if not_lone_query_mask is not None and not lone_queries_miss:
-            counted = not_lone_at_level.get(metric.level, not_lone_query_mask).cpu()
-
+        counted = self._counted(metric, not_lone_query_mask, not_lone_at_level)
         if self.return_per_class:
             _classes, means = class_means(values, labels, counted)
             return means.tolist() or [math.nan] * len(label_counts[0])
         if self.avg_of_avgs:
             return mean_of_class_means(values, labels, counted)
         return mean(values, counted)
+
+    def _counted(
+        self, metric: Metric, not_lone_query_mask: Tensor | None, not_lone_at_level: Mapping[int, Tensor]
+    ) -> Tensor | None:
+        """Return the queries that count in a metric, ``[Q]``; None for all."""
+        lone_queries_miss = metric.lone_queries and self.lone_queries == "miss"
+        if not_lone_query_mask is None or lone_queries_miss:
+            return None
+        return not_lone_at_level.get(metric.level, not_lone_query_mask).cpu()
+
+
+class Clusterings:
+    """The clusters of the queries, by number of clusters per class, each computed once."""
+
+    def __init__(self, sides: Sides, kmeans_func: Any) -> None:
+        self._query = sides.query
+        self._classes = len(torch.unique(sides.query_labels, dim=0))
+        self._kmeans = kmeans_func
+        self._found: dict[int, Tensor] = {}
+
+    def reason(self, per_class: int) -> str:
+        """Return why such clusters say nothing; "" if they do."""
+        return reason_of_clusters(len(self._query), self._classes, per_class * self._classes)
+
+    def of(self, per_class: int) -> Tensor:
+        """Return the cluster of each query, ``[Q]``."""
+        if per_class not in self._found:
+            self._found[per_class] = torch.as_tensor(self._kmeans(self._query, per_class * self._classes))
+        return self._found[per_class]
 
 
 def _not_lone_at_level(sides: Sides, trees: Mapping[int, Hierarchy]) -> dict[int, Tensor]:
@@ -535,45 +486,6 @@ def _not_lone_at_level(sides: Sides, trees: Mapping[int, Hierarchy]) -> dict[int
     for level, tree in trees.items():
         not_lone[level] = ~query_classes(sides, tree.positive, tree).lone_query
     return not_lone
-
-
-def _value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
-    """Return the metric of a plugin, computed from copies of the arguments; name metric and plugin if it fails."""
-    given = {key: _copied(value) for key, value in arguments.items()}
-    try:
-        value = function(**given)
-        if not _is_number(value):
-            raise TypeError(f"it returned {shortened(repr(value), 100)}, wanted a number")
-    except (Exception, SystemExit) as error:  # a plugin's code may raise anything
-        plugin, _ = registry.find("metric", name)
-        problem = f"the metric {name!r} of the plugin {plugin!r} failed: {one_line(error)}"
-        raise PluginError(f"{problem} (its hook is pml_ext_metrics; PML_EXT_BLOCK={plugin} leaves it out)") from error
-    return value
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy of a tensor, or of a tuple or a mapping of tensors; anything else unchanged."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, tuple):
-        return tuple(map(_copied, value))
-    if isinstance(value, Mapping):
-        return {key: _copied(each) for key, each in value.items()}
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a real number, or a tensor or array of one."""
-    if isinstance(value, (int, float)):
-        return True
-    return getattr(value, "ndim", None) == 0 and hasattr(value, "item") and isinstance(value.item(), (int, float))
-
-
-def _without_column(labels: Any) -> Any:
-    """Return labels ``[N, 1]``, as PML's testers give them, as ``[N]``; other labels unchanged."""
-    if getattr(labels, "ndim", 0) == 2 and labels.shape[1] == 1:
-        return labels[:, 0]
-    return labels
 
 
 def _check_reranking(reranking: Any, knn_func: Any) -> None:
@@ -588,24 +500,3 @@ def _check_reranking(reranking: Any, knn_func: Any) -> None:
             "reranking ranks by the Euclidean distance of normalized embeddings; leave out knn_func, or take a "
             "NearestNeighbors without distance"
         )
-
-
-def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
-    """Return the metrics of plugins by name; skip names that the calculator already uses, with a warning."""
-    if calculator is None:
-        calculator = RetrievalAccuracyCalculator
-    taken = {metric.name for metric in metrics_of()}
-    metrics = {}
-    for name, function in registry.factories("metric").items():
-        if name in taken or hasattr(calculator, PREFIX + name):
-            plugin, _ = registry.find("metric", name)
-            text = f"the metric {name!r} of the plugin {plugin!r} is left out: the name is taken"
-            warnings.warn(text, PluginWarning, stacklevel=3)
-        else:
-            metrics[name] = function
-    return metrics
-
-
-def needs_clusters(metric: Callable[..., Any]) -> bool:
-    """Return whether a plugin's metric takes ``cluster_labels``."""
-    return "cluster_labels" in inspect.signature(metric).parameters

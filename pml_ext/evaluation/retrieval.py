@@ -38,6 +38,13 @@ class Sides:
         """The number of gallery items that a query is compared with: all, or all but itself."""
         return len(self.reference) - int(self.ref_includes_query)
 
+    def gallery_sizes(self) -> Tensor:
+        """Return the number of gallery items that each query is compared with, ``[Q]``; none of its own group."""
+        left_out = torch.full((len(self.query),), int(self.ref_includes_query), device=self.query.device)
+        if self.groups is not None:
+            left_out = torch.where(self.groups.query >= 0, self.groups.sizes(), left_out)
+        return len(self.reference) - left_out
+
 
 @dataclass(frozen=True)
 class QueryClasses:

@@ -10,6 +10,7 @@ from .batch import autocast_off as autocast_off
 from .batch import check_batch as check_batch
 from .batch import check_indices_tuple as check_indices_tuple
 from .batch import check_references as check_references
+from .batch import labels_as_tensor as labels_as_tensor
 from .batch import labels_to_int64 as labels_to_int64
 from .batch import normalizes as normalizes
 from .batch import pair_to_full_precision as pair_to_full_precision

@@ -37,9 +37,36 @@ def check_batch(embeddings: Any, labels: Any = None, *, names: tuple[str, str] =
         f"{labels_what} must be a tensor of integers of shape ({len(embeddings)},), one for each row of {what}; got "
         f"{describe(labels)}"
     )
-    if not is_tensor or labels.is_floating_point() or labels.is_complex():
+    if not is_tensor:
+        raise TypeError(f"{text}; {how_to_encode(labels, labels_what)}")
+    if labels.is_floating_point() or labels.is_complex():
         raise TypeError(f"{text}; type {labels_what}.long() where they are floating point")
     raise ValueError(text)
+
+
+def labels_as_tensor(labels: Any, name: str) -> Tensor:
+    """Return labels, a tensor, an array or a list of numbers, as a tensor; TypeError says how to encode others."""
+    if isinstance(labels, Tensor):
+        return labels
+    try:
+        return torch.as_tensor(labels)
+    except (TypeError, ValueError):
+        text = f"{name} must be integers, one for each item; got {describe(labels)}"
+        raise TypeError(f"{text}; {how_to_encode(labels, name)}") from None
+
+
+def how_to_encode(labels: Any, name: str) -> str:
+    """Return what to type for a tensor of integers, where labels are texts or numbers in an array or a list."""
+    if holds_texts(labels):
+        return f"encode those of all items once: torch.as_tensor(numpy.unique({name}, return_inverse=True)[1])"
+    return f"type torch.as_tensor(numpy.asarray({name}))"
+
+
+def holds_texts(labels: Any) -> bool:
+    """Return whether labels are texts, in a list, an array or a pandas Series."""
+    if isinstance(labels, (str, Tensor)) or not hasattr(labels, "__iter__"):
+        return False
+    return isinstance(next(iter(labels), None), str)
 
 
 def check_indices_tuple(indices_tuple: Any) -> Any:
@@ -85,8 +112,12 @@ def describe(value: Any) -> str:
     """Describe a value for an error message."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and dtype {value.dtype}"
+    of_texts = " of texts" if holds_texts(value) else ""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # an array, or a Series of pandas
+        kind = "an array" if type(value).__name__ == "ndarray" else f"a {type(value).__name__}"
+        return f"{kind}{of_texts} of shape {tuple(value.shape)} and dtype {value.dtype}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"a {type(value).__name__} of length {len(value)}"
+        return f"a {type(value).__name__}{of_texts} of length {len(value)}"
     return f"{value!r} ({type(value).__name__})"
 
 

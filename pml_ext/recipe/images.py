@@ -183,7 +183,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
     Of some broken files, nothing is said here: they are reported when the images are read.
     """
-    from PIL import Image
+    from ..data import open_image
 
     files: list[Path] = []
     for part in parts:
@@ -192,7 +192,7 @@ def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
 
     sizes = []
     for file in files[::step]:
-        with contextlib.suppress(OSError, Image.DecompressionBombError), Image.open(file) as image:
+        with contextlib.suppress(DataError), open_image(file) as image:
             sizes.append(image.size)
     if not sizes:
         raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")

@@ -435,7 +435,7 @@ class EvaluationTable(Table):
     ndcg_at: list[Count] = []
     clusters_per_class: list[Count] = [1]
     verification: Count | None = None  # pairs of each kind, same or not, for the verification metrics; None for none
-    lone_queries: Literal["miss", "drop"] = "miss"  # queries whose class has no other image, in recall_at_K
+    lone_queries: Literal["miss", "drop"] = "drop"  # queries whose class has no other image, in recall_at_K
     protocols: list[Literal["nearest-class-mean", "zero-shot"]] = []
     baselines: bool = True  # test raw pixels and the untrained network too
     figures: Literal["all", "few"] = "all"  # few: losses, similarities and nearest neighbors, without t-SNE

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..pairwise.batch import describe
+from ..pairwise.batch import describe, holds_texts, how_to_encode, labels_as_tensor
 
 
 class Relation(nn.Module):
@@ -61,7 +61,8 @@ class Relation(nn.Module):
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.ndim == 0:
             name = type(self).__name__
-            raise TypeError(f"{name} wants a tensor of labels of shape ({count}, ...); got {describe(labels)}")
+            text = f"{name} wants a tensor of labels of shape ({count}, ...); got {describe(labels)}"
+            raise TypeError(f"{text}{encoding_of_texts(labels)}")
         if labels.ndim == 1 and not labels.is_floating_point():
             labels = labels.long()
         return counted(labels.to(device), count)
@@ -71,7 +72,8 @@ class Relation(nn.Module):
         labels = from_array(labels)
         if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
             name = type(self).__name__
-            raise TypeError(f"{name} wants a tensor of integers of shape ({count},); got {describe(labels)}")
+            text = f"{name} wants a tensor of integers of shape ({count},); got {describe(labels)}"
+            raise TypeError(f"{text}{encoding_of_texts(labels)}")
         if self.num_classes is not None and labels.device.type == "cpu" and not torch.compiler.is_compiling():
             outside = labels[(labels < 0) | (labels >= self.num_classes)]
             if len(outside):
@@ -95,8 +97,15 @@ class Relation(nn.Module):
 def from_array(labels: Any) -> Any:
     """Convert an array to a tensor; return any other value unchanged."""
     if hasattr(labels, "__array__"):
-        return torch.as_tensor(labels)
+        return labels_as_tensor(labels, "labels")
     return labels
+
+
+def encoding_of_texts(labels: Any) -> str:
+    """Return what to type if labels are texts; "" if they are not."""
+    if not holds_texts(labels):
+        return ""
+    return f"; {how_to_encode(labels, 'labels')}"
 
 
 def counted(labels: Tensor, count: int) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..pairwise.batch import describe
-from .base import Relation, counted, from_array
+from .base import Relation, counted, encoding_of_texts, from_array
 
 
 class SharedLabel(Relation):
@@ -76,8 +76,8 @@ class SharedLabel(Relation):
         if not _are_collections(labels):
             raise TypeError(
                 f"SharedLabel wants multi-hot labels ({count}, C) or {count} lists of integers; got "
-                f"{describe(labels)}. A class for each item needs no relation, or the labels of each class: "
-                "SharedLabel(sets=...)"
+                f"{describe(labels)}{encoding_of_texts(labels)}. A class for each item needs no relation, or the "
+                "labels of each class: SharedLabel(sets=...)"
             )
         width = self.num_labels
         if not width:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -57,8 +58,8 @@ def render(template: str, **values: Any) -> str:
 
 
 def percent(value: float | None, sign: str = "", bold: bool = False) -> str:
-    """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None is empty."""
-    text = "" if value is None else f"{100 * value:{sign}.1f}"
+    """Format a share in percent, ``"71.4"``, or with ``sign = "+"`` a difference; None and NaN are empty."""
+    text = "" if value is None or math.isnan(value) else f"{100 * value:{sign}.1f}"
     if bold:
         return Markup("<b>{}</b>").format(text)
     return text

@@ -311,7 +311,8 @@ def _check_transformed(transform: Any, channels: int, size: int) -> None:
 
 def check_metric(named: Named) -> str:
     """A metric returns a finite number, the same for images in another order, with a gallery and without."""
-    from ..evaluation.calculator import RetrievalAccuracyCalculator, needs_clusters
+    from ..evaluation.calculator import RetrievalAccuracyCalculator
+    from ..evaluation.of_plugins import needs_clusters
 
     calculator = RetrievalAccuracyCalculator(include=(named.name,), k="max_bin_count", device=torch.device("cpu"))
     labels = torch.arange(6).repeat_interleave(5)

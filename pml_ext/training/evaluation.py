@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from ..data import raw_pixels
 from ..errors import DataError
-from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator, needs_clusters, plugin_metrics
+from ..evaluation.blank import explained
+from ..evaluation.calculator import Evaluation, RetrievalAccuracyCalculator
 from ..evaluation.listed import scores_of_pairs, tuple_metrics
-from ..evaluation.metrics import metrics_of
+from ..evaluation.metrics import metrics_of, title_of
 from ..evaluation.neighbors import NearestNeighbors, learned_metric, neighbors_under, reranked_under
+from ..evaluation.of_plugins import needs_clusters, plugin_metrics
 from ..evaluation.verification import best_threshold
 from ..networks.pretrained import is_pretrained
 from ..networks.trunks import whitened_components
@@ -67,7 +69,7 @@ def _metrics_of_points(view: View, split: str, points: Mapping[str, Tensor]) -> 
     if view.data.listed is not None:
         return _of_listed(view, split, normalized)
     retrieval = _retrieval(view, split, normalized)
-    return retrieval.accuracies | _cluster_metrics(view, split, normalized[split])
+    return retrieval.accuracies | _clustering(view, split, normalized[split]).accuracies
 
 
 def _in_closed_form(view: View, features: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -127,8 +129,7 @@ def evaluate_split(view: View, split: str, clustering: bool = True) -> Metrics:
         return view.once(("listed", split), lambda: _of_listed(view, split, points))
     metrics = dict(nearest(view, split).accuracies)
     if clustering:
-        normalized = view.normalized_embeddings(split)
-        metrics |= view.once(("clusters", split), lambda: _cluster_metrics(view, split, normalized))
+        metrics |= clustered(view, split).accuracies
         metrics |= view.once(("classified", split), lambda: classified(view, split))
     return metrics
 
@@ -167,6 +168,12 @@ def nearest(view: View, split: str) -> Evaluation:
     return view.once(("nearest", split), lambda: _retrieval(view, split, points))
 
 
+def clustered(view: View, split: str) -> Evaluation:
+    """Return metrics of clusters; computed once."""
+    points = view.normalized_embeddings(split)
+    return view.once(("clusters", split), lambda: _clustering(view, split, points))
+
+
 def _retrieval(
     view: View,
     split: str,
@@ -193,15 +200,15 @@ def _retrieval(
         if view.recipe.evaluation.verification is None and not groups:
             raise
         raise DataError(f"the images of {split} cannot be tested: {error}") from None
-    return dataclasses.replace(result, accuracies=_renamed(result.accuracies, names))
+    return _named(view, split, result, names)
 
 
-def _cluster_metrics(view: View, split: str, points: Tensor) -> Metrics:
+def _clustering(view: View, split: str, points: Tensor) -> Evaluation:
     """Return metrics of clusters of points ``[N, D]`` by their names in ``metrics.json``, those of plugins last."""
     names = _names_by_accuracy(view, of_clusters=True)
     calculator = _calculator(view, names)  # by classes, which a relation's labels may not be
     result = calculator.evaluate(points, view.true_labels(split), on_failure=view.warn)
-    return _renamed(result.accuracies, names)
+    return _named(view, split, result, names)
 
 
 def _names_by_accuracy(view: View, of_clusters: bool) -> dict[str, str]:
@@ -246,9 +253,21 @@ def _calculator(
     )
 
 
-def _renamed(accuracies: Mapping[str, Any], names: Mapping[str, str]) -> Metrics:
-    """Return metrics by other names, without those of plugins that failed."""
-    return {name: float(accuracies[accuracy]) for accuracy, name in names.items() if accuracy in accuracies}
+def _named(view: View, split: str, result: Evaluation, names: Mapping[str, str]) -> Evaluation:
+    """Return an evaluation by other names, without metrics of plugins that failed; warn of those that are blank."""
+    accuracies = {}
+    counted = {}
+    blank = {}
+    for accuracy, name in names.items():
+        if accuracy in result.accuracies:
+            accuracies[name] = float(result.accuracies[accuracy])
+        if accuracy in result.counted:
+            counted[name] = result.counted[accuracy]
+        if accuracy in result.blank:
+            blank[name] = result.blank[accuracy]
+    for text in explained({title_of(name): reason for name, reason in blank.items()}):
+        view.warn(f"the test of {split}: {text}")
+    return dataclasses.replace(result, accuracies=accuracies, counted=counted, blank=blank)
 
 
 def _groups(view: View, split: str) -> dict[str, Any]:

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from ..evaluation.metrics import class_means
-from .evaluation import nearest
+from .evaluation import clustered, nearest
 from .view import View
 
 
+def queries_of_metrics(view: View) -> dict[str, Any]:
+    """Return what ``metrics.json`` says of the queries of the test.
+
+    ``queries``: over how many each metric is. ``without_answer``: how many queries have no other image of their class
+    in the gallery, and the classes of which no query has. ``blank``: why metrics cannot be given, by name.
+    """
+    found = nearest(view, view.queries)
+    clusters = clustered(view, view.queries)
+    answerable = has_answer(view)
+    labels = view.images(view.queries).labels
+    names = view.images(view.queries).class_names
+    lone = np.setdiff1d(labels, labels[answerable.numpy()])
+    return {
+        "queries": found.counted | clusters.counted,
+        "without_answer": {
+            "queries": int((~answerable).sum()),
+            "classes": [str(names[label]) for label in lone.tolist()],
+        },
+        "blank": found.blank | clusters.blank,
+    }
+
+
+def has_answer(view: View) -> Tensor:
+    """Return whether each query of the test has a right image in its gallery, ``[Q]``, on the CPU."""
+    return nearest(view, view.queries).relevant > 0
+
+
 def recall_by_class(view: View) -> dict[str, float]:
-    """Return Recall@1 of each tested class by its name, the worst first."""
+    """Return Recall@1 of each tested class by its name, the worst first, of queries that have a right answer."""
     labels = view.true_labels(view.queries).cpu()
     names = view.images(view.queries).class_names
-    right = nearest(view, view.queries).right[:, 0].double().cpu()
-    found, means = class_means(right, labels)
+    right = nearest(view, view.queries).right[:, :1].any(dim=1).double()
+    found, means = class_means(right, labels, has_answer(view))
     recalls = {}
     for place in means.argsort(stable=True).tolist():
         name = str(names[int(found[place])])
@@ -25,12 +54,16 @@ def recall_by_class(view: View) -> dict[str, float]:
 
 
 def confusions(view: View) -> list[tuple[str, str, int]]:
-    """Return the ten most frequent confusions: class of the query, class of its nearest image, count."""
+    """Return the ten most frequent confusions: class of the query, class of its nearest image, count.
+
+    Queries without a right answer are left out.
+    """
     result = nearest(view, view.queries)
     queries = view.images(view.queries)
     searched = view.images(view.data.gallery_of(view.queries))
     confused: Counter[tuple[int, int]] = Counter()
-    for query in (~result.right[:, 0].cpu()).nonzero().flatten().tolist():
+    mistaken = has_answer(view) & ~result.right[:, :1].any(dim=1)
+    for query in mistaken.nonzero().flatten().tolist():
         other = int(result.indices[query, 0])
         if other < 0:  # the query's own group is its whole gallery
             continue

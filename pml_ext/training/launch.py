@@ -24,7 +24,7 @@ from .plan import Plan, plan, restarted
 from .results import write_again
 from .run import OnNonfinite, Run
 from .summary import summarize
-from .verdict import verdict
+from .verdict import is_trained, verdict
 
 Metrics = dict[str, Any]
 QUICK = (  # only the test
@@ -59,6 +59,10 @@ def execute(
         found = read_finished(folder)
     metrics, damaged = from_rank_0(found)
     is_longer = plan.epochs_before is not None and plan.epochs_before < plan.recipe.schedule.epochs
+    if is_longer and metrics is not None and not is_trained(metrics):
+        is_longer = False
+        if listener is not None:
+            listener.step(f"{plan.name} in {folder}: there is nothing to train in this run; more epochs change nothing")
     if metrics is not None and not damaged and not is_longer:
         return metrics  # type: ignore[no-any-return]
 

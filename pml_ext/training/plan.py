@@ -12,8 +12,9 @@ from ..errors import ConfigError, DataError, printable
 from ..files import DamagedError, check_writable, final_path, read_toml
 from ..files.checksums import SUMS
 from ..recipe import Override, Overrides, Recipe, flat, load_recipes, overrides_of
-from .finished import LAST, check_against_sums, tables_of_run
+from .finished import LAST, check_against_sums, read_metrics, tables_of_run
 from .folder import CHOICE, FILES, METRICS, RECIPE
+from .verdict import is_trained
 
 LOCK = ".lock"
 
@@ -136,9 +137,22 @@ def _epochs_before(folder: Path, recipe: Recipe, seed: int) -> int | None:
     for key in [*old, *new]:
         may_change = key.startswith("track") or (key == "schedule.epochs" and extends)
         if old.get(key) != new.get(key) and not may_change:
+            if _is_untrained(folder):
+                raise ConfigError(
+                    f"{folder}: there is nothing to train in the run there, whose embeddings are features as they are; "
+                    "choose another --out to train"
+                )
             there = f"{key} is {old.get(key)!r} in the run to resume, but {new.get(key)!r} now"
             raise ConfigError(f"{folder / RECIPE}: {there}; resume it with the same")
     return epochs
+
+
+def _is_untrained(folder: Path) -> bool:
+    """Return whether a folder has a finished run that had nothing to train."""
+    try:
+        return not is_trained(read_metrics(folder / METRICS))
+    except (FileNotFoundError, DataError):
+        return False
 
 
 def _check_only_files_of_a_run(folder: Path) -> None:

@@ -27,7 +27,16 @@ from .evaluation import nearest
 from .findings import confusions, counts, recall_by_class
 from .report_figures import figures_of_components, figures_of_run
 from .stages import Stages
-from .verdict import better_features, data_of, gain_of_fine_tuning, phase_titles, setback
+from .verdict import (
+    better_features,
+    data_of,
+    gain_of_fine_tuning,
+    headline,
+    is_trained,
+    phase_titles,
+    setback,
+    shown_phases,
+)
 from .view import View
 
 with needs_extra("train", "a report"):
@@ -58,14 +67,13 @@ def write_run_report(view: View, stages: Stages, metrics: Mapping[str, Any], war
         title=metrics["recipe"],
         recipe=view.recipe,
         metrics=metrics,
-        seen=bool(trained_classes & tested_classes),
-        headline=headline_of_listed(view, metrics),
+        is_trained=is_trained(metrics),
+        headline=headline_of_listed(view, metrics) or headline(metrics, bool(trained_classes & tested_classes)),
         notes=[text for text in notes if text],
         gain=gain_of_fine_tuning(view.recipe, metrics),
         run=shlex.quote(str(view.folder)),
         data=data_of(view.recipe),
         noun=view.data.noun,
-        raw_title=phase_titles(view.data.noun)["raw"],
         by_features=by_features,
         phases=dict(metrics["seconds"], figures=drawing_seconds),
         tables=[metrics_table(view, metrics), *of_test, _images_table(view)],
@@ -115,21 +123,19 @@ def headline_of_listed(view: View, metrics: Mapping[str, Any]) -> str:
 
 def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     """Return one row per metric and one column per phase; the best value on the tested images is bold."""
-    phases = [phase for phase in phase_titles(view.data.noun) if phase in metrics]
-    untrained = {"none": "raw" if view.data.has_vectors else "frozen", "pca": "pca"}
-    if view.recipe.model.shrinkage is not None:
-        del untrained["pca"]  # the phase is that of components without shrinkage
-    if view.frozen and untrained.get(view.recipe.model.embedder) in phases:
-        phases.remove("after")  # nothing was trained: identical to the other phase
+    titles = shown_phases(metrics)
+    phases = list(titles)
     rows = []
     for name in metrics["after"]:
         if name == "precision_at_1" and "recall_at_1" in metrics["after"]:
             continue  # the same
         rows.append([title_of(name), *_cells(metrics, name, phases)])
 
-    titles = phase_titles(view.data.noun, metrics)
-    if "frozen" in metrics:  # the trunk is pretrained
-        titles["after"] = "head" if view.frozen else "fine-tuned network"
+    if "frozen" in metrics and is_trained(metrics):  # the trunk is pretrained
+        if view.frozen:
+            titles["after"] = "head"
+        else:
+            titles["after"] = "fine-tuned network"
         if "trained_head" in metrics:
             titles["after"] += ", head fitted again"
     columns = ["%"]
@@ -140,7 +146,7 @@ def metrics_table(view: View, metrics: Mapping[str, Any]) -> ReportTable:
     else:
         where = f"on the test {view.data.noun}"
     subject = "Retrieval and clustering" if view.data.listed is None else view.data.listed.kind.capitalize()
-    return ReportTable(f"{subject} {where}", columns, rows, _metrics_caption(view))
+    return ReportTable(f"{subject} {where}", columns, rows, _metrics_caption(view, metrics))
 
 
 def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str]:
@@ -156,7 +162,7 @@ def _cells(metrics: Mapping[str, Any], name: str, phases: list[str]) -> list[str
     return cells
 
 
-def _metrics_caption(view: View) -> str:
+def _metrics_caption(view: View, metrics: Mapping[str, Any]) -> str:
     if view.data.listed is not None:
         caption = f"The listed {view.data.unit} of the test, by cosine similarity."
         if view.data.listed.kind == "pairs" and view.data.tested_training is not None:
@@ -168,6 +174,7 @@ def _metrics_caption(view: View) -> str:
     else:
         caption = f"Every test {view.data.noun[:-1]} is searched among all others by cosine similarity; "
         caption += "k-means has as many clusters as classes."
+    caption += _queries_caption(metrics)
     training = view.data.tested_training
     if training is None:
         return caption
@@ -175,6 +182,17 @@ def _metrics_caption(view: View) -> str:
     if training != "train":
         sampled = f", {len(view.images(training)):,} of them,"
     return f"{caption} The column of the training {view.data.noun}{sampled} shows how much is lost on new ones."
+
+
+def _queries_caption(metrics: Mapping[str, Any]) -> str:
+    """Return a sentence for each number of queries that metrics are over, if there is more than one."""
+    titles: dict[int, list[str]] = {}
+    for name, number in metrics.get("queries", {}).items():
+        titles.setdefault(number, []).append(title_of(name))
+    if len(titles) < 2:
+        return ""
+    parts = [f"{', '.join(names)} of {number:,} queries" for number, names in titles.items()]
+    return f" Shares are over different numbers: {'; '.join(parts)}."
 
 
 def wrong_tuples_table(view: View) -> ReportTable:
@@ -204,6 +222,8 @@ def wrong_tuples_table(view: View) -> ReportTable:
 def class_tables(view: View) -> Iterator[ReportTable]:
     """Return the worst classes by Recall@1, with a picture and a wrong answer, and the most frequent confusions."""
     by_class = recall_by_class(view)
+    if not by_class:  # no query has a right answer
+        return
     rows = []
     for name, value in list(by_class.items())[:WORST]:
         rows.append([name, percent(value), *_confused_images(view, name)])

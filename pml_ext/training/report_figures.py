@@ -19,7 +19,7 @@ from ..report import ReportFigure, draw
 from .checkpoint import load
 from .database import CURVE, VALIDATION
 from .evaluation import nearest
-from .findings import recall_by_class
+from .findings import has_answer, recall_by_class
 from .series import Series, loss_series, metric_series
 from .stages import Stages
 from .verdict import phase_titles
@@ -47,13 +47,14 @@ def figures_of_run(view: View, stages: Stages, metrics: Mapping[str, Any]) -> It
         searched = "test images"
     else:
         searched = "gallery images"
-    yield draw(
-        f"Queries and their nearest {searched}",
-        lambda: _gallery(view, nearest(view, view.queries)),
-        "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: green "
-        "(✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
-        keeps_colors=True,
-    )
+    if bool(has_answer(view).any()):
+        yield draw(
+            f"Queries and their nearest {searched}",
+            lambda: _gallery(view, nearest(view, view.queries)),
+            "Half of the queries have a wrong nearest image, where available, of the worst classes first. Frames: "
+            "green (✓) for the query's class, red (✗) for another. Numbers: Euclidean distances.",
+            keeps_colors=True,
+        )
     if not few:
         caption = "Four of each of some classes, augmented as in training."
         yield draw("Training images as the network saw them", lambda: _batch(view), caption, keeps_colors=True)
@@ -189,9 +190,10 @@ def _gallery(view: View, result: Evaluation) -> Figure:
 
 
 def _shown_queries(view: View, result: Evaluation) -> list[int]:
-    """Return eight queries at random, four of them with a wrong nearest image, the worst classes first."""
+    """Return eight queries at random that have a right answer, four of them with a wrong one, worst classes first."""
     queries = view.images(view.queries)
     order = torch.randperm(len(queries), generator=torch.Generator().manual_seed(view.seed))
+    order = order[has_answer(view)[order]]
     wrong = ~result.right[:, :1].any(dim=1)
     failures: list[int] = order[wrong[order]].tolist()
     successes: list[int] = order[~wrong[order]].tolist()

@@ -16,7 +16,7 @@ from .closed_form import refit
 from .collapse import collapse, collapse_of_listed
 from .database import TEST, write_csv_files
 from .evaluation import evaluate_split, metrics_after
-from .findings import counts, recall_by_class
+from .findings import counts, queries_of_metrics, recall_by_class
 from .folder import DERIVED, METRICS, NETWORK, REPORT, write_checksums, write_run_json
 from .records import Records
 from .report import write_run_report
@@ -27,7 +27,9 @@ from .state import load_model
 def finish(run: Run, records: Records) -> dict[str, Any]:
     """Test the trained network, on rank 0; write ``metrics.json`` and the report, and return the metrics."""
     run.pseudo_labels = None
-    run.listener.step("testing the trained network")
+    run.listener.step(
+        "testing the trained network" if run.epochs else "testing the network, which has nothing to train"
+    )
     started = time.perf_counter()
     best = run.epoch
     if run.history.best["epoch"] is not None:
@@ -81,11 +83,13 @@ def _about(run: Run, best: int) -> dict[str, Any]:
         "input": run.data.noun,
         "images": counts(run),
         "seconds": seconds,
+        "epochs": run.epochs,
         "best_epoch": best,
         "skipped_iterations": history.skipped,
         "warnings": history.warnings,
     }
     if run.data.listed is None:
+        about |= queries_of_metrics(run)
         about["recall_at_1_by_class"] = recall_by_class(run)
     return about
 

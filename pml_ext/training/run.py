@@ -11,7 +11,6 @@ import torch
 
 from ..distributed import join
 from ..distributed.devices import choose_device
-from ..errors import counted
 from ..networks.trunks import freeze
 from ..recipe import Recipe, own_optimizer
 from ..recipe.schema import frozen_patterns
@@ -63,9 +62,7 @@ class Run(View):
         self.inputs = Inputs(self)
         self.history = RunHistory()
         self.warn(self.data.note)
-        for split, paths in self.data.unreadable.items():
-            images = counted(len(paths), "image")
-            self.warn(f"left out {images} of {split} that cannot be read; the first: {min(paths.values())}")
+        self.warn(self.data.unreadable_text)
 
     @functools.cached_property  # a report needs no engine
     def engine(self) -> Engine:

@@ -66,6 +66,18 @@ class RunData:
         """What a batch has, ``"images"``, ``"vectors"``, ``"pairs"`` or ``"triplets"``, for texts."""
         return self.noun if self.listed is None else self.listed.kind
 
+    @property
+    def unreadable_text(self) -> str:
+        """A warning that counts the files that were left out, and names the first; "" without any."""
+        reasons: list[str] = []
+        for paths in self.unreadable.values():
+            reasons.extend(paths.values())
+        if not reasons:
+            return ""
+        by_split = ", ".join(f"{len(paths)} of {split}" for split, paths in self.unreadable.items())
+        images = counted(len(reasons), "image")
+        return f"left out {images} that cannot be read ({by_split}); the first: {min(reasons)}"
+
     def images(self, split: str) -> LabeledImages:
         """Return the images of a split, without augmentation; ValueError if the run has no such split."""
         if split not in self.splits:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..errors import first_of
 from ..evaluation.metrics import headline_metric, title_of
 from ..networks.pretrained import is_pretrained
 from ..recipe import Recipe
@@ -50,6 +52,35 @@ def phase_titles(noun: str, metrics: Container[str] = ()) -> dict[str, str]:
     return titles
 
 
+def shown_phases(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the phases that a table of a run shows, with their titles, in their order.
+
+    Where nothing was trained, the tested network is the untrained one, and phases with the same values are shown once.
+    """
+    shown = {}
+    for phase, title in phase_titles(metrics.get("input", "images"), metrics).items():
+        if phase in metrics:
+            shown[phase] = title
+    if is_trained(metrics):
+        return shown
+
+    seen: list[dict[str, str]] = []
+    for phase, title in list(shown.items()):
+        values = {name: percent(value) for name, value in metrics[phase].items()}  # blank where a value is NaN
+        if values in seen:
+            del shown[phase]
+        elif title.startswith("trained"):
+            shown[phase] = f"un{title}"
+        seen.append(values)
+    return shown
+
+
+def is_trained(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a run has trained anything; else its embeddings are features as they are, or their components."""
+    epochs: int = metrics.get("epochs", 1)
+    return epochs > 0
+
+
 def data_of(recipe: Recipe) -> str:
     """Return a recipe's folder of images, or its file of vectors, for a command line, or a word for one."""
     kind, _, path = recipe.data.name.partition(":")
@@ -58,6 +89,54 @@ def data_of(recipe: Recipe) -> str:
     if recipe.data.listed is not None and "vectors" in recipe.data.settings:
         return shlex.quote(str(recipe.data.settings["vectors"]))
     return "FOLDER"
+
+
+def headline(metrics: Mapping[str, Any], seen: bool) -> str:
+    """Return the first sentences of a report: for how many queries the nearest image is right.
+
+    Queries without another image of their class cannot be answered; they are not counted, and named. ``seen``: whether
+    the tested classes were trained on. ``metrics`` are those of ``metrics.json``.
+    """
+    noun = metrics.get("input", "images")
+    where = f"{noun} of its classes that it has not seen" if seen else "classes that it has never seen"
+    unanswerable = metrics.get("without_answer", {"queries": 0, "classes": []})
+    tested = "query" if "query" in metrics["images"] else "test"
+    queries = metrics["images"][tested]["images"]
+    answerable = queries - unanswerable["queries"]
+    left_out = _unanswerable(unanswerable, queries)
+
+    blank = metrics.get("blank", {}).get("recall_at_1", "")
+    if blank:
+        return f"On {where}, nothing can be said of the nearest {noun[:-1]}: {blank}."
+    counted = metrics.get("queries", {}).get("recall_at_1", queries)
+    after = 100 * metrics["after"]["recall_at_1"] * counted / answerable
+    of_queries = "queries"
+    if left_out:
+        of_queries = f"the {answerable:,} queries that have a right answer"
+    text = f"On {where}, the nearest {noun[:-1]} is right for {after:.0f}\N{NO-BREAK SPACE}% of {of_queries}"
+    if "raw" not in metrics:
+        return f"{text}.{left_out}"
+    raw = 100 * metrics["raw"]["recall_at_1"] * counted / answerable
+    by_raw = phase_titles(noun)["raw"]
+    if after <= raw and not is_trained(metrics):
+        return f"{text}, and by {by_raw} for {raw:.0f}\N{NO-BREAK SPACE}%.{left_out}"
+    if after <= raw:
+        advice = ", or start from pretrained weights" if noun == "images" else ""
+        return f"{text}, no better than {by_raw} ({raw:.0f}\N{NO-BREAK SPACE}%): train longer{advice}.{left_out}"
+    return f"{text}; by {by_raw} it is for {raw:.0f}\N{NO-BREAK SPACE}%.{left_out}"
+
+
+def _unanswerable(without_answer: Mapping[str, Any], queries: int) -> str:
+    """Return a sentence on queries without a right answer, after a space; "" if there are none."""
+    number = without_answer["queries"]
+    if not number:
+        return ""
+    verb = "has" if number == 1 else "have"
+    text = f" {number:,} of {queries:,} queries {verb} none and {'is' if number == 1 else 'are'} not counted"
+    classes = without_answer["classes"]
+    if classes:
+        text += f": {'class' if len(classes) == 1 else 'classes'} {first_of(classes, 5)}"
+    return f"{text}."
 
 
 def better_features(metrics: Mapping[str, Mapping[str, float]], folder: Path, recipe: Recipe) -> str:
@@ -153,6 +232,8 @@ def gain_of_fine_tuning(recipe: Recipe, metrics: Mapping[str, Mapping[str, float
     name = recipe.evaluation.select or headline_metric(metrics["after"])
     after = metrics["after"][name]
     before = metrics[phase][name]
+    if math.isnan(after) or math.isnan(before):
+        return ""
     paid = "has paid" if after > before else "has added nothing"
     numbers = f"{percent(after)} % after it; {PHASES[phase]} {percent(before)} %"
     if name in metrics.get("frozen", ()):

@@ -64,3 +64,10 @@ def test_a_terminal_has_a_bar():
             listener.warn("careful")
         assert ("epoch 1: loss 0.2500" in written.getvalue()) is terminal
         assert any("warning: careful" in line for line in written.getvalue().splitlines())
+
+
+def test_a_warning_of_several_runs_is_written_once(capsys):
+    with Progress() as bar:
+        for text in ("one", "two", "one"):
+            bar.warn(text)
+    assert capsys.readouterr().err.splitlines() == ["warning: one", "warning: two"]

@@ -148,14 +148,14 @@ def test_images_that_are_not_read_are_named(tmp_path):
     place = photos(tmp_path / "photos")
     photos(tmp_path / "elsewhere", classes=1)
     (place / "class9").symlink_to(tmp_path / "elsewhere" / "class0")
-    for name in ("b.HEIC", "a.avif", "notes.txt"):
+    for name in ("b.JXL", "a.dng", "notes.txt"):
         (place / "class1" / name).write_bytes(b"of another format")
     splits = folder(path=str(place), split="image")
     assert splits.train.class_names == [f"class{label}" for label in range(4)]
     links, others = splits.note.split("; ")[::2]
     assert links == f"links to folders are not followed: 1, {place / 'class9'} first"
-    assert others == f"images of these endings are not read: 2, {place / 'class1' / 'a.avif'} first"
+    assert others == f"images of these endings are not read: 2, {place / 'class1' / 'a.dng'} first"
     (tmp_path / "phone" / "cats").mkdir(parents=True)
-    (tmp_path / "phone" / "cats" / "1.heic").touch()
-    with pytest.raises(DataError, match=r"no images in sub-folders; wanted .*1\.heic first; save them as \.jpg"):
+    (tmp_path / "phone" / "cats" / "1.nef").touch()
+    with pytest.raises(DataError, match=r"no images in sub-folders; wanted .*1\.nef first; save them as \.jpg"):
         folder(path=str(tmp_path / "phone"))

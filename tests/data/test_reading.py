@@ -1,14 +1,17 @@
 """How image files are read."""
 
+import io
 import struct
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageOps, PngImagePlugin
 
-from pml_ext.data import Box, read_image
-from pml_ext.errors import DataError
+from pml_ext.data import Box, folder, image_tensor, open_image, read_image
+from pml_ext.data.reading import IMAGE_ENDINGS
+from pml_ext.errors import ConfigError, DataError, TooManyPixelsError
 
 
 def save(path: Path, color=(200, 30, 30), size=(20, 16), mode="RGB") -> Path:
@@ -96,4 +99,81 @@ def test_any_error_of_a_decoder_names_the_file(tmp_path, monkeypatch, error):
     path = save(tmp_path / "odd.png")
     monkeypatch.setattr(PngImagePlugin.PngImageFile, "load", fail)
     with pytest.raises(DataError, match=r"odd.png: not a readable image"):
+        read_image(path)
+
+
+def test_a_file_that_pillow_fails_at_is_named_when_it_is_opened(tmp_path):
+    """Pillow raises ValueError from ``Image.open``, which it suppresses for other formats."""
+    path = tmp_path / "cut.jpg"
+    path.write_bytes(b"P6\n50 40\n255\x0e\xac")
+    with pytest.raises(DataError, match=r"cut.jpg: not a readable image \(ValueError"), open_image(path) as image:
+        pytest.fail(f"opened as {image}")
+    content = io.BytesIO(path.read_bytes())
+    with pytest.raises(DataError, match="mine.jpg: not a readable image"), open_image(content, "mine.jpg") as image:
+        pytest.fail(f"opened as {image}")
+
+
+def test_a_pillow_image_of_a_damaged_file_is_refused_by_name(tmp_path):
+    path = save(tmp_path / "cut.png", size=(200, 200))
+    path.write_bytes(path.read_bytes()[:60])
+    with Image.open(path) as image, pytest.raises(DataError, match="cut.png: not a readable image"):
+        image_tensor(image)
+    with pytest.raises(DataError, match="an image: its pixels are floating-point numbers"):
+        image_tensor(Image.new("F", (4, 4)))
+
+
+FORMATS = {"jfif": "JPEG", "jpe": "JPEG", "gif": "GIF", "avif": "AVIF", "jp2": "JPEG2000", "webp": "WEBP"}
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_images_of_each_ending_are_read_and_found_in_folders(tmp_path, ending):
+    for number in range(8):
+        file = tmp_path / f"class{number // 4}" / f"{number}.{ending}"
+        file.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (32, 24), (200, 30, 30)).save(file, FORMATS[ending])
+    splits = folder(path=str(tmp_path), split="image", image_size=16)
+    assert splits.note == ""
+    assert len(splits.train) + len(splits.test) == 8
+    red, green, _ = splits.train.image(0).float().mean(dim=(1, 2))
+    assert (round(float(red), -1), round(float(green), -1)) == (200, 30)
+
+
+@pytest.mark.parametrize("ending", ["gif", "webp", "tif", "avif"])
+def test_the_first_image_of_several_is_read(tmp_path, ending):
+    frames = [Image.new("RGB", (32, 24), color) for color in ("red", "blue", "lime")]
+    frames[0].save(tmp_path / f"several.{ending}", save_all=True, append_images=frames[1:])
+    red, green, blue = read_image(tmp_path / f"several.{ending}")[:, 12, 16].tolist()
+    assert red > 245
+    assert max(green, blue) < 10
+
+
+def test_heic_is_read_with_its_extra(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    heif.from_pillow(Image.new("RGB", (64, 48), (200, 30, 30))).save(tmp_path / "phone.heic")
+    for source in (tmp_path / "phone.heic", io.BytesIO((tmp_path / "phone.heic").read_bytes())):
+        pixels = read_image(source)
+        assert tuple(pixels.shape) == (3, 48, 64)
+        assert abs(int(pixels[0, 20, 20]) - 200) < 6
+
+
+def test_heic_without_its_extra_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    (tmp_path / "phone.heic").write_bytes(b"\0\0\0\x18ftypheic" + bytes(100))
+    with pytest.raises(DataError, match=r'phone.heic: HEIC .* pillow-heif, .* pip install "pml-ext\[heic\]"'):
+        read_image(tmp_path / "phone.heic")
+    assert {".heic", ".heif"} < {*IMAGE_ENDINGS}
+
+
+def test_a_setting_reads_images_above_pillows_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
+    path = save(tmp_path / "large.png", size=(20, 16))
+    with pytest.raises(TooManyPixelsError, match=r"large.png: too many pixels .* PML_EXT_MAX_PIXELS=NUMBER in the env"):
+        read_image(path)
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "320")
+    assert tuple(read_image(path).shape) == (3, 16, 20)
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "319")
+    with pytest.raises(TooManyPixelsError, match=r"large.png: 20 x 16 pixels are more than PML_EXT_MAX_PIXELS=319"):
+        read_image(path)
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "many")
+    with pytest.raises(ConfigError, match="PML_EXT_MAX_PIXELS=many in the environment: wanted a number of pixels"):
         read_image(path)

@@ -125,15 +125,15 @@ def test_evaluation_equals_a_loop(within, lone_queries, search):
 
 
 def test_an_empty_gallery_is_a_miss():
-    points = torch.arange(4.0)[:, None]
-    labels = torch.zeros(4, dtype=torch.long)
-    groups = ["a", "a", "a", None]
-    calculator = RetrievalAccuracyCalculator(("recall_at_1",), recall_at=(1,))
-    assert calculator.get_accuracy(points, labels, query_groups=groups) == {"recall_at_1": 1.0}
+    points = torch.arange(5.0)[:, None]
+    labels = torch.tensor([0, 0, 0, 0, 1])
+    groups = ["a", "a", "a", None, None]
+    calculator = RetrievalAccuracyCalculator(("recall_at_1",), recall_at=(1,), lone_queries="miss")
+    assert calculator.get_accuracy(points, labels, query_groups=groups) == {"recall_at_1": 0.8}
     reference = (points[:2], labels[:2])
     found = calculator.evaluate(points, labels, *reference, query_groups=groups, reference_groups=["a", "a"], keep=1)
-    assert found.accuracies == {"recall_at_1": 0.25}
-    assert found.indices.flatten().tolist() == [-1, -1, -1, 1]
+    assert found.accuracies == {"recall_at_1": 0.2}
+    assert found.indices.flatten().tolist() == [-1, -1, -1, 1, 1]
 
 
 def test_one_item_groups_change_nothing():

@@ -52,6 +52,7 @@ def loop(points, weights, gallery=None):
 def test_sets(relation):
     points, sets = made(N)
     settings = {"relation": relation, "precision_at": (5,), "ndcg_at": (10,), "include": tuple(NAMES.values())}
+    settings["lone_queries"] = "miss"
     found = RetrievalAccuracyCalculator(**settings).get_accuracy(points, sets.float().numpy())
     assert found == pytest.approx(loop(points, relation.matrix(sets, sets)))
     gallery, others = made(M, 1)
@@ -151,6 +152,9 @@ def test_a_query_that_nothing_is_related_to():
     points = torch.tensor([[0.0], [1.0], [3.0]])
     sets = torch.tensor([[1, 0], [1, 0], [0, 0]])
     found = RetrievalAccuracyCalculator(relation=SharedLabel(), ndcg_at=(2,)).get_accuracy(points, sets)
+    assert (found["recall_at_1"], found["precision_at_1"], found["ndcg_at_2"]) == (1.0, 1.0, 1.0)
+    settings = {"relation": SharedLabel(), "ndcg_at": (2,), "lone_queries": "miss"}
+    found = RetrievalAccuracyCalculator(**settings).get_accuracy(points, sets)
     assert (found["recall_at_1"], found["precision_at_1"], found["ndcg_at_2"]) == (2 / 3, 1.0, 1.0)
     assert not any(math.isnan(value) for value in found.values())
 

@@ -1,10 +1,13 @@
 """Checks of a batch, and the precision in which it is computed."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 
 import pml_ext
-from pml_ext import pairwise
+from pml_ext import NegativesOnly, RetrievalAccuracyCalculator, TiledContrastiveLoss, pairwise
 
 
 class TestBatch:
@@ -107,3 +110,44 @@ def test_float64_on_a_device_without_it(monkeypatch):
     near = pml_ext.Near(1, numbers=[0.0, 2.0, 1.0])
     assert near.weights(*torch.zeros(2, 3, device="meta")).dtype == torch.float32
     assert pml_ext.Near(1).tensor([0.5], 1, "meta").dtype == torch.float32
+
+
+TEXTS = ["a", "a", "b", "b"]
+ENCODED = "encode those of all items once: torch.as_tensor(numpy.unique({}, return_inverse=True)[1])"
+AS_TENSOR = "type torch.as_tensor(numpy.asarray({}))"
+
+
+def labels_that_are_no_tensors():
+    pandas = pytest.importorskip("pandas")
+    index = range(7, 11)
+    yield TEXTS, "a list of texts of length 4", ENCODED
+    yield np.array(TEXTS), "an array of texts of shape (4,) and dtype <U1", ENCODED
+    yield pandas.Series(TEXTS, index=index), "a Series of texts of shape (4,)", ENCODED
+    yield pandas.Series(TEXTS, index=index, dtype="category"), "a Series of texts of shape (4,)", ENCODED
+    yield pandas.Series([0, 0, 1, 1], index=index), "a Series of shape (4,) and dtype int64", AS_TENSOR
+
+
+def test_labels_that_are_no_tensors_are_answered_with_what_to_type():
+    points = torch.randn(4, 3)
+    calculator = RetrievalAccuracyCalculator(("recall_at_1",))
+    for labels, found, remedy in labels_that_are_no_tensors():
+        calls = {
+            "labels": lambda labels=labels: TiledContrastiveLoss()(points, labels),
+            "query_labels": lambda labels=labels: calculator.get_accuracy(points, labels),
+        }
+        for name, call in calls.items():
+            with pytest.raises(TypeError) as caught:
+                call()
+            text = str(caught.value)
+            assert found in text
+            assert text.endswith(remedy.format(name))
+            assert "\n" not in text
+        with pytest.raises(TypeError, match=re.escape(remedy.format("labels"))):
+            TiledContrastiveLoss(relation=NegativesOnly())(points, labels)
+
+
+def test_what_a_remedy_says_works():
+    for labels, _, _ in labels_that_are_no_tensors():
+        encoded = torch.as_tensor(np.unique(labels, return_inverse=True)[1])
+        assert encoded.tolist() == [0, 0, 1, 1]
+        assert bool(TiledContrastiveLoss()(torch.randn(4, 3), encoded).isfinite())

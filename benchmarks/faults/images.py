@@ -1,0 +1,141 @@
+"""Damaged image files through everything that opens them: an image or a DataError with the file's name, nothing else.
+
+Small images of all formats are mutated by a seeded generator. ``python -m benchmarks.faults.images`` reads 1,000 of
+them, ``--count`` others, as training, an index and a query read them, and prints each error of another kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from pml_ext.data import LabeledImages, build_transforms, open_image, prepare
+from pml_ext.errors import DataError
+from pml_ext_search.reading import FileImages, as_tensor
+
+FORMATS = {"JPEG": "jpg", "PNG": "png", "TIFF": "tif", "BMP": "bmp", "GIF": "gif", "WEBP": "webp", "PPM": "ppm"}
+PIECES = (b"P6\n50 40\n255\x0e\xac", b"\xff" * 8, bytes(8), b"\xff\xd8\xff\xe0", b"IDAT", b"II*\x00")
+_, STEPS = build_transforms(32, 3, crop=True)
+
+
+def mutated(form: str, seed: int) -> bytes:
+    """Return an image file with up to eight damages: bytes replaced, cut out, doubled, or overwritten by a header."""
+    generator = np.random.default_rng([seed, *form.encode()])
+    pixels = generator.integers(256, size=(40, 50, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, form)
+    content = bytearray(buffer.getvalue())
+    for _ in range(generator.integers(1, 9)):
+        most = len(content) if generator.random() < 0.5 else min(len(content), 64)  # headers are small
+        place = int(generator.integers(most + 1))
+        length = int(generator.integers(1, 17))
+        kind = generator.integers(5)
+        if kind == 0:
+            content[place : place + length] = generator.bytes(length)
+        elif kind == 1:
+            del content[place : place + length]
+        elif kind == 2:
+            content[place:place] = content[place : place + length]
+        elif kind == 3:
+            piece = PIECES[generator.integers(len(PIECES))]
+            content[place : place + len(piece)] = piece
+        elif kind == 4 and generator.random() < 0.3:
+            del content[place:]
+    return bytes(content)
+
+
+def mutants(count: int) -> Iterator[tuple[str, bytes]]:
+    """Yield so many names of files, and their content, the formats in turns; the first is one that Pillow fails at."""
+    yield "head.ppm", PIECES[0]
+    forms = list(FORMATS)
+    for number in range(1, count):
+        form = forms[number % len(forms)]
+        yield f"{number}.{FORMATS[form]}", mutated(form, number)
+
+
+def _size(file: Path) -> Any:
+    with open_image(file) as image:
+        return image.size
+
+
+def _trained(file: Path) -> Any:
+    return LabeledImages([file], [0], ["a"], transform=STEPS)[0]
+
+
+def _skipped(file: Path) -> Any:
+    return prepare(LabeledImages([file], [0], ["a"]), STEPS, "memory", skip_unreadable=True, workers=1)
+
+
+def _indexed(file: Path) -> Any:
+    image, _, why = FileImages([file], 3, STEPS)[0]
+    if image is None:
+        raise DataError(why)
+    return image
+
+
+def _queried(file: Path) -> Any:
+    return as_tensor(file, 1, STEPS.smallest)
+
+
+def _queried_as_image(file: Path) -> Any:
+    """A Pillow image, whose pixels are decoded when it is embedded; what Pillow raises before is the caller's."""
+    try:
+        image = Image.open(file)
+    except Exception as error:  # decoders raise many types
+        raise DataError(f"{file}: {error}") from None
+    with image:
+        return as_tensor(image, 3, None)
+
+
+READERS: tuple[Callable[[Path], Any], ...] = (_size, _trained, _skipped, _indexed, _queried, _queried_as_image)
+
+
+def raw_errors(place: Path, count: int) -> tuple[list[str], Counter[str]]:
+    """Read so many damaged images in each way; return the errors of other kinds, and how often a file was read."""
+    wrong: list[str] = []
+    outcomes: Counter[str] = Counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow warns of odd metadata
+        for name, content in mutants(count):
+            file = place / name
+            file.write_bytes(content)
+            for reader in READERS:
+                try:
+                    reader(file)
+                    outcomes["read"] += 1
+                except DataError as error:
+                    outcomes["refused"] += 1
+                    if name not in str(error):
+                        wrong.append(f"{name}, {reader.__name__}: no name in {error}")
+                except Exception as error:
+                    wrong.append(f"{name}, {reader.__name__}: {type(error).__name__}: {error}")
+            file.unlink()
+    return wrong, outcomes
+
+
+def main() -> int:
+    """Print the errors of other kinds; the exit code is 1 if there are some."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    torch.set_num_threads(1)
+    count = parser.parse_args().count
+    with tempfile.TemporaryDirectory() as place:
+        wrong, outcomes = raw_errors(Path(place), count)
+    print(*wrong, sep="\n")
+    print(f"{count} files, {outcomes['read']} times read, {outcomes['refused']} times refused, {len(wrong)} raw errors")
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

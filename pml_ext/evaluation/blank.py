@@ -1,0 +1,38 @@
+"""Metrics that a test cannot give: where no query has a right answer, or none a wrong one, and clusters of one item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .retrieval import QueryClasses, Sides
+
+
+def reason_of_neighbors(sides: Sides, classes: QueryClasses) -> str:
+    """Return why no metric of neighbors can be given; "" if they can."""
+    queries = len(sides.query)
+    if queries == 0:
+        return ""
+    if bool(classes.lone_query.all()):
+        return f"none of the {queries} queries has another item of its class in the gallery"
+    all_are_right = classes.relevant >= sides.gallery_sizes().cpu()
+    if bool(all_are_right.all()):
+        return "every item of the gallery is right for every query, as in a test of one class"
+    return ""
+
+
+def reason_of_clusters(queries: int, classes: int, clusters: int) -> str:
+    """Return why so many clusters of queries of so many classes say nothing; "" if they do."""
+    if classes == 1:
+        return f"all {queries} queries are of one class, so that no cluster can be wrong"
+    if clusters >= queries:
+        return f"{clusters} clusters of {queries} queries have one each, whatever the embeddings"
+    return ""
+
+
+def explained(blank: Mapping[str, str]) -> Iterable[str]:
+    """Return a sentence for each reason why metrics are blank, given the reason by title of the metric."""
+    titles: dict[str, list[str]] = {}
+    for title, reason in blank.items():
+        titles.setdefault(reason, []).append(title)
+    for reason, metrics in titles.items():
+        yield f"{', '.join(metrics)}: left blank, since {reason}"

@@ -1,0 +1,117 @@
+"""Queries and gallery as they are given: embeddings, labels and groups, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..pairwise import labels_as_tensor
+from ..pml import EQUALITY
+from ..relations import NegativesOnly, Relation
+from .groups import groups_of
+from .retrieval import Comparison, Sides
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How a calculator takes embeddings and labels."""
+
+    device: torch.device
+    relation: Relation | None
+    compare: Comparison
+
+    def sides(
+        self, query: Any, query_labels: Any, reference: Any, reference_labels: Any, ref_includes_query: bool
+    ) -> Sides:
+        """Return checked queries and gallery; without a gallery, the queries are their own."""
+        query, query_labels = self._points("query", query, query_labels, axis=0)
+        if reference is None:
+            return Sides(query, query_labels, query, query_labels, ref_includes_query=True)
+
+        reference, reference_labels = self._points("reference", reference, reference_labels, axis=1)
+        if query.shape[1] != reference.shape[1]:
+            raise ValueError(
+                f"queries have embeddings of size {query.shape[1]}, and the gallery of size {reference.shape[1]}; "
+                "wanted the same size"
+            )
+        if ref_includes_query:
+            first = reference[: len(query)]
+            first_labels = reference_labels[: len(query)]
+            if not (torch.equal(query_labels, first_labels) and torch.allclose(query, first)):
+                raise ValueError(
+                    f"with ref_includes_query, a gallery must begin with all {len(query)} queries and their labels"
+                )
+        return Sides(query, query_labels, reference, reference_labels, ref_includes_query)
+
+    def _points(self, name: str, points: Any, labels: Any, axis: int) -> tuple[Tensor, Tensor]:
+        """Return embeddings ``[N, D]`` in float32 and their labels; ValueError if they are not finite or do not fit.
+
+        ``axis`` is that of a relation's matrix: 0 for its rows, the queries, 1 for its columns.
+        """
+        points = torch.as_tensor(points, device=self.device).detach().float()
+        if points.ndim != 2:
+            raise ValueError(f"{name} has the shape {list(points.shape)}; wanted embeddings [N, D]")
+        bad_rows = int((~points.isfinite().all(-1)).sum())
+        if bad_rows:
+            raise ValueError(
+                f"{bad_rows} of {len(points)} rows of {name} have NaN or infinite values; wanted finite embeddings"
+            )
+        if self.relation is not None:
+            if self.relation.num_classes is not None or isinstance(self.relation, NegativesOnly):
+                labels = _without_column(labels)
+            labels = self.relation.tensor(labels, len(points), self.device, axis)
+            self.relation.matrix(labels[:1], labels[:1])  # ValueError for weights of a wrong shape
+            return points, labels
+        labels = labels_as_tensor(labels, f"{name}_labels").to(self.device)
+        if len(points) != len(labels):
+            raise ValueError(f"wanted one label per embedding, not {len(labels)} labels for {len(points)} embeddings")
+        return points, self._comparable(labels)
+
+    def _comparable(self, labels: Tensor) -> Tensor:
+        """Return labels as ``label_comparison_fn`` takes them; ValueError if it cannot compare them."""
+        if self.compare is EQUALITY:
+            labels = _without_column(labels)
+            if labels.ndim > 1:
+                raise ValueError(f"labels of shape {list(labels.shape)} need a label_comparison_fn; default: shape [N]")
+            return labels
+
+        labels = labels.float()  # PML passes float labels to a label_comparison_fn
+        if self._gives_one_value(labels):
+            return labels
+        single_labels: Tensor = _without_column(labels)
+        if single_labels.ndim > 1:
+            raise ValueError(
+                "label_comparison_fn must return one boolean for each pair; for labels of shape "
+                f"{list(labels.shape)} it compares each column: type (x == y).all(-1), for example"
+            )
+        return single_labels
+
+    def _gives_one_value(self, labels: Tensor) -> bool:
+        """Return whether ``label_comparison_fn`` gives one value for a pair of labels, not one for each column."""
+        first = labels[:1]
+        return bool(self.compare(first, first).ndim <= 1)
+
+
+def with_groups(sides: Sides, query_groups: Any, reference_groups: Any) -> Sides:
+    """Return the sides with groups, checked; ValueError if they leave no query a gallery."""
+    if query_groups is None:
+        raise ValueError("reference_groups are given without query_groups; queries and gallery both have groups")
+    gallery_size = None if sides.reference is sides.query else len(sides.reference)
+    groups = groups_of(query_groups, reference_groups, len(sides.query), gallery_size, sides.query.device)
+    sides = replace(sides, groups=groups)
+    sizes = sides.gallery_sizes()
+    if len(sizes) and bool((sizes <= 0).all()):
+        raise ValueError(
+            f"the groups leave no gallery: all {len(sides.reference)} gallery items are of each query's own group"
+        )
+    return sides
+
+
+def _without_column(labels: Any) -> Any:
+    """Return labels ``[N, 1]``, as PML's testers give them, as ``[N]``; other labels unchanged."""
+    if getattr(labels, "ndim", 0) == 2 and labels.shape[1] == 1:
+        return labels[:, 0]
+    return labels

@@ -1,0 +1,70 @@
+"""Metrics of plugins: which there are, and their values, with an error that names metric and plugin."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .. import registry
+from ..errors import PluginError, PluginWarning, one_line, shortened
+from ..pml import AccuracyCalculator
+from .metrics import metrics_of
+
+PREFIX = "calculate_"  # of a metric's method in PML's calculator
+
+
+def plugin_metrics(calculator: Any = None) -> dict[str, Callable[..., Any]]:
+    """Return the metrics of plugins by name; skip names that the calculator already uses, with a warning."""
+    if calculator is None:
+        calculator = AccuracyCalculator
+    taken = {metric.name for metric in metrics_of()}
+    metrics = {}
+    for name, function in registry.factories("metric").items():
+        if name in taken or hasattr(calculator, PREFIX + name):
+            plugin, _ = registry.find("metric", name)
+            text = f"the metric {name!r} of the plugin {plugin!r} is left out: the name is taken"
+            warnings.warn(text, PluginWarning, stacklevel=3)
+        else:
+            metrics[name] = function
+    return metrics
+
+
+def needs_clusters(metric: Callable[..., Any]) -> bool:
+    """Return whether a plugin's metric takes ``cluster_labels``."""
+    return "cluster_labels" in inspect.signature(metric).parameters
+
+
+def value_of_plugin(name: str, function: Callable[..., Any], **arguments: Any) -> Any:
+    """Return the metric of a plugin, computed from copies of the arguments; name metric and plugin if it fails."""
+    given = {key: _copied(value) for key, value in arguments.items()}
+    try:
+        value = function(**given)
+        if not _is_number(value):
+            raise TypeError(f"it returned {shortened(repr(value), 100)}, wanted a number")
+    except (Exception, SystemExit) as error:  # a plugin's code may raise anything
+        plugin, _ = registry.find("metric", name)
+        problem = f"the metric {name!r} of the plugin {plugin!r} failed: {one_line(error)}"
+        raise PluginError(f"{problem} (its hook is pml_ext_metrics; PML_EXT_BLOCK={plugin} leaves it out)") from error
+    return value
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a tensor, or of a tuple or a mapping of tensors; anything else unchanged."""
+    if isinstance(value, Tensor):
+        return value.clone()
+    if isinstance(value, tuple):
+        return tuple(map(_copied, value))
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in value.items()}
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a real number, or a tensor or array of one."""
+    if isinstance(value, (int, float)):
+        return True
+    return getattr(value, "ndim", None) == 0 and hasattr(value, "item") and isinstance(value.item(), (int, float))

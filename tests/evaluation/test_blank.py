@@ -1,0 +1,97 @@
+"""Tests that cannot give a metric: no right answer, no wrong one, as many clusters as queries."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from pml_ext import RetrievalAccuracyCalculator, SharedLabel
+
+CLUSTERS = ["NMI", "AMI", "f1", "purity", "nmi_majority"]
+
+
+def points_of(count, seed=0):
+    return torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def test_queries_without_an_answer_are_counted_apart():
+    """9 of 58 queries are the only ones of their class; of the 49 others, 32 are right."""
+    labels = []
+    places = []
+    for group in range(16):  # two of a class side by side
+        labels += [group, group]
+        places += [10.0 * group, 10.0 * group + 1]
+    for group in range(16, 24):  # two of a class, each beside one that has no other
+        labels += [group, group]
+        places += [1000.0 * group, 1000.0 * group + 500]
+    labels += [0]  # beside one that has no other
+    places += [9000.0]
+    for number, place in enumerate([*(1000.0 * group + 1 for group in range(16, 24)), 9001.0]):
+        labels.append(100 + number)
+        places.append(place)
+    points = torch.tensor(places, dtype=torch.float64)[:, None]
+    assert len(points) == 58
+    calculator = RetrievalAccuracyCalculator(("recall_at_1", "precision_at_1", "NMI"))
+    found = calculator.evaluate(points, torch.tensor(labels))
+    assert found.accuracies["recall_at_1"] == found.accuracies["precision_at_1"] == 32 / 49
+    assert found.counted == {"recall_at_1": 49, "precision_at_1": 49, "NMI": 58}
+    assert found.blank == {}
+    missed = RetrievalAccuracyCalculator(("recall_at_1", "precision_at_1"), lone_queries="miss")
+    found = missed.evaluate(points, torch.tensor(labels))
+    assert found.accuracies == {"recall_at_1": 32 / 58, "precision_at_1": 32 / 49}
+    assert found.counted == {"recall_at_1": 58, "precision_at_1": 49}
+
+
+@pytest.mark.parametrize("lone_queries", ["miss", "drop"])
+def test_one_item_of_each_class_gives_nothing(lone_queries):
+    calculator = RetrievalAccuracyCalculator(lone_queries=lone_queries)
+    with pytest.warns(UserWarning, match="left blank, since") as caught:
+        found = calculator.get_accuracy(points_of(12), torch.arange(12))
+    assert all(math.isnan(value) for value in found.values())
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == 2
+    assert any("none of the 12 queries has another item of its class in the gallery" in text for text in texts)
+    assert any("12 clusters of 12 queries have one each" in text for text in texts)
+    assert found.keys() >= {*CLUSTERS, "recall_at_1", "precision_at_1", "r_precision"}
+
+
+def test_as_many_clusters_as_queries_are_left_blank():
+    calculator = RetrievalAccuracyCalculator(("NMI", "purity", "purity_2"), clusters_per_class=(1, 2))
+    found = calculator.evaluate(points_of(8), torch.arange(8) // 2)
+    assert math.isnan(found.accuracies["purity_2"])
+    assert 0 < found.accuracies["purity"] <= 1
+    assert found.blank == {"purity_2": "8 clusters of 8 queries have one each, whatever the embeddings"}
+
+
+def test_one_class_gives_nothing():
+    calculator = RetrievalAccuracyCalculator()
+    points = points_of(10)
+    labels = torch.full((10,), 3)
+    found = calculator.evaluate(points, labels, points_of(4, 1), labels[:4])
+    assert all(math.isnan(value) for value in found.accuracies.values())
+    assert found.blank["recall_at_1"] == "every item of the gallery is right for every query, as in a test of one class"
+    assert found.blank["NMI"] == "all 10 queries are of one class, so that no cluster can be wrong"
+    assert found.counted == {}
+    by_class = RetrievalAccuracyCalculator(("recall_at_1",), return_per_class=True).evaluate(points, labels)
+    assert len(by_class.accuracies["recall_at_1"]) == 1
+    assert math.isnan(by_class.accuracies["recall_at_1"][0])
+
+
+def test_queries_of_one_class_and_others_in_the_gallery_can_be_tested():
+    points = points_of(10)
+    labels = torch.tensor([1, 1, 1, 0, 0, 0, 0, 0, 0, 0])
+    calculator = RetrievalAccuracyCalculator(("recall_at_1",))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = calculator.get_accuracy(points[:3], labels[:3], points, labels, ref_includes_query=True)
+    assert 0 <= found["recall_at_1"] <= 1
+
+
+def test_a_relation_in_which_all_are_right_gives_nothing():
+    sets = torch.ones(6, 2)
+    found = RetrievalAccuracyCalculator(("recall_at_1", "ndcg_at_2"), relation=SharedLabel(), ndcg_at=(2,)).evaluate(
+        points_of(6), sets
+    )
+    assert math.isnan(found.accuracies["recall_at_1"])
+    assert found.accuracies["ndcg_at_2"] == 1.0  # its gains may differ

@@ -1,0 +1,14 @@
+"""A small selection of :mod:`benchmarks.faults.images`: damaged images, through everything that opens an image."""
+
+import pytest
+
+pytest.importorskip("torchvision")
+from benchmarks.faults import images
+
+
+def test_damaged_images_are_read_or_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("PML_EXT_MAX_PIXELS", "1000000")  # headers that claim more are not worth the time
+    wrong, outcomes = images.raw_errors(tmp_path, 71)
+    assert wrong == []
+    assert outcomes["read"] > 50
+    assert outcomes["refused"] > 200
