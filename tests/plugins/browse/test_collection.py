@@ -14,7 +14,7 @@ from pml_ext import load_run, registry
 from pml_ext.errors import ConfigError, DataError, PluginError
 from pml_ext.files import write_json
 from pml_ext_browse import BrowsedRun, open_collections
-from pml_ext_search.collection import Embedded
+from pml_ext_search.embedded import Embedded
 
 
 def made(points, paths, folder="/nowhere", run=None):
