@@ -72,6 +72,10 @@ class PluginWarning(UserWarning):
     """A skipped plugin; the text has its name and the reason."""
 
 
+class RecipeWarning(UserWarning):
+    """Settings of a recipe that an option drops; the text has both."""
+
+
 class TrainingWarning(UserWarning):
     """A warning by a loss or regularizer during training; a run shows it and stores it with its metrics."""
 

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from .clusters import Grouping as Grouping
     from .clusters import group as group
     from .collection import Collection as Collection
-    from .collection import Embedded as Embedded
-    from .collection import RetrievalWarning as RetrievalWarning
-    from .collection import StoreWarning as StoreWarning
+    from .embedded import Embedded as Embedded
     from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
-    from .embedding import save_embeddings as save_embeddings
     from .faiss_index import FaissIndex as FaissIndex
     from .gallery import Gallery as Gallery
+    from .problems import RetrievalWarning as RetrievalWarning
+    from .problems import StoreWarning as StoreWarning
     from .query import RADIUS as RADIUS
     from .query import Answer as Answer
+    from .saving import save_embeddings as save_embeddings
     from .trained import TrainedRun as TrainedRun
     from .trained import load_run as load_run
 
@@ -35,11 +35,11 @@ __getattr__ = lazily(__name__, "train", "load_run")
 def pml_ext_commands() -> dict[str, Command]:
     """Return the commands that embed, search and cluster images."""
     return {
-        "embed": Command("pml_ext_search.commands:embed", "Embed the images of a folder into a file."),
-        "index": Command("pml_ext_search.commands:index", "Index the images of a folder, or update the index."),
-        "query": Command("pml_ext_search.commands:query", "Find the nearest images of an image."),
+        "embed": Command("pml_ext_search.commands.embed:embed", "Embed the images of a folder into a file."),
+        "index": Command("pml_ext_search.commands.index:index", "Index the images of a folder, or update the index."),
+        "query": Command("pml_ext_search.commands.query:query", "Find the nearest images of an image."),
         "cluster": Command(
-            "pml_ext_search.commands:cluster", "Cluster a folder's images into a CSV table and contact sheets."
+            "pml_ext_search.commands.cluster:cluster", "Cluster a folder's images into a CSV table and contact sheets."
         ),
     }
 

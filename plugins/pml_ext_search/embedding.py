@@ -33,33 +33,19 @@ from pml_ext.tool import (
     Vectors,
     autocast,
     check_precision,
-    check_writable,
     file_stat,
-    from_rank_0,
-    from_ranks,
-    num_processes,
     path_bytes,
-    rank,
-    share_of,
     shortened,
     use_channels_last,
-    write_atomically,
 )
 
-from .collection import (
-    LAYOUT,
-    ClassFolders,
-    Collection,
-    Embedded,
-    StoreWarning,
-    Transaction,
-    is_below,
-)
-from .reading import Images, Listing, as_images, as_tensor, default_workers, list_folder, read_batches
+from .class_folders import ClassFolders
+from .collection import LAYOUT, Collection
+from .problems import StoreWarning
+from .reading import Images, as_images, as_tensor, default_workers, read_batches
+from .transaction import Transaction
 
 READ = 64  # images per batch of a reading worker
-WRITTEN = 1000  # embeddings of a folder are written after this many images
-SECONDS = 30.0  # or after this time
 SEVERAL = 8  # minimum new files of a batch to store; for fewer, the transaction costs more
 
 
@@ -82,7 +68,6 @@ Listener = Callable[[Progress], None]
 
 Batch = Mapping[int, Vectors | str]
 """By an image's place: its embedding, or why it cannot be read."""
-_NOT_FINITE = ""  # in place of a reason, for an image whose embedding has NaN or infinity
 
 
 def _split_in_batches(images: Iterable[Any], size: int) -> Iterator[list[Any]]:
@@ -152,6 +137,11 @@ class ImageEmbedder:
         about = [self.preprocessing.model_dump(include=set(Preprocessing.model_fields)), ""]
         return FeatureCache(self.network.trunk, self.network.features, about, self.device, READ)
 
+    @property
+    def caches_features(self) -> bool:
+        """Whether the features of files are cached and shared by runs, since the trunk is frozen."""
+        return self._features is not None
+
     # Single images
 
     @torch.no_grad()
@@ -175,7 +165,7 @@ class ImageEmbedder:
         rows = torch.cat(batches)
         bad = (~rows.isfinite().all(1)).nonzero().flatten().tolist()
         if bad:
-            raise self._not_finite(len(bad), len(rows), f"number {bad[0]}")
+            raise self.not_finite(len(bad), len(rows), f"number {bad[0]}")
         return rows
 
     def _embed_batch(self, images: Sequence[Path | Tensor], current: Transaction | None) -> Tensor:
@@ -203,7 +193,7 @@ class ImageEmbedder:
                 missing[key] = image
                 if isinstance(image, Path):
                     missing_files[key] = image
-        known |= self._from_features(missing_files)
+        known |= self.from_features(missing_files)
 
         inputs: dict[bytes | int, Tensor] = {}  # of the network
         for key, image in missing.items():
@@ -248,95 +238,49 @@ class ImageEmbedder:
         except (UnwritableError, DataError) as error:
             warnings.warn(f"embeddings are not kept: {error}", StoreWarning, stacklevel=6)
 
-    # Folders
+    # Files
 
-    @contextlib.contextmanager
-    def folder_pass(self, folder: Path, batch_size: int = 256) -> Iterator[Embedded]:
-        """Embed a folder's new images, and lock the collection while the block runs."""
-        first = rank() == 0
-        listing: Listing = from_rank_0(list_folder(folder) if first else None)
-        root = path_bytes(str(folder.resolve())).rstrip(b"/") + b"/"
-        keys = [root + path_bytes(name) for name in listing.names]
-        if first:
-            check_writable("--store", self.collection.place)
-        with self.collection.locked(self.replace) if first else contextlib.nullcontext():
-            found, gone = from_rank_0(self._find_listed(listing, keys, root) if first else None)
-            missing = [number for number, key in enumerate(keys) if key not in found]
-            results: dict[int, int | str] = {}
-            mine = missing[share_of(len(missing), rank(), num_processes())]
-            for part in from_ranks(self._embed_missing(listing, keys, mine, batch_size)):
-                results |= part
-            vectors, skipped = from_rank_0(self._joined(listing, results) if first else None)
+    @property
+    def identity(self) -> str:
+        """A digest of weights, preprocessing and precision."""
+        return self.collection.identity
 
-            new = len(vectors)
-            for number, key in enumerate(keys):
-                if key in found:
-                    vectors[number] = found[key]
-            if not vectors:
-                why = f"; the first: {next(iter(skipped.values()))}" if skipped else ""
-                raise DataError(f"{folder}: no readable image among {len(skipped)} files{why}")
-            yield self._embedded_folder(folder, listing, vectors, skipped, new)
-            if num_processes() == 1:
-                self.collection.compact(gone)
+    @property
+    def by(self) -> By:
+        """``"embeddings"``, or ``"features"``."""
+        return self.collection.by
 
-    def _find_listed(
-        self, listing: Listing, keys: Sequence[bytes], root: bytes
-    ) -> tuple[dict[bytes, int], list[bytes]]:
-        """Return the vector numbers of unchanged files, and the files that are gone.
+    @property
+    def size(self) -> int:
+        """The length of an embedding."""
+        return self.collection.size
 
-        A file below a folder that could not be looked at counts as present.
-        """
-        files = dict(zip(keys, listing.stats, strict=True))
-        found, absent, _ = self.collection.find(files, root)
-        unlisted = frozenset(listing.unlisted)
-        gone = []
-        for key in absent:
-            relative_path = os.fsdecode(key[len(root) :])
-            if not is_below(relative_path, unlisted):
-                gone.append(key)
-        return found, gone
+    def class_namer(self, paths: Iterable[str]) -> Callable[[str], str]:
+        """Return a function from the path of an image to its class, for a folder that has these paths."""
+        return ClassFolders.of_paths(paths, self.class_levels).class_of
 
-    def _embedded_folder(
-        self, folder: Path, listing: Listing, vectors: Mapping[int, int], skipped: dict[str, str], new: int
-    ) -> Embedded:
-        """Return the images whose vectors are in the collection, in the order of the listing."""
-        paths = []
-        stats = []
-        numbers = []
-        for place in sorted(vectors):
-            paths.append(listing.names[place])
-            stats.append(listing.stats[place])
-            numbers.append(vectors[place])
-        numbers_of_vectors = np.array(numbers, dtype=np.int64)
-        return Embedded(
-            folder,
-            paths=paths,
-            embeddings=torch.from_numpy(self.collection.vectors_of(numbers_of_vectors)).to(self.device),
-            skipped=skipped,
-            stats=np.array(stats, dtype=np.int64),
-            new=new,
-            numbers=numbers_of_vectors,
-            unlisted=listing.unlisted,
-            class_folders=ClassFolders.of_paths(paths, self.class_levels),
-        )
+    def warn_of_skipped(self, skipped: Mapping[str, str]) -> None:
+        """Warn of each image that was left out; the reason contains its path."""
+        for why in skipped.values():
+            warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
 
     def embed_files(
-        self, files: Sequence[Any], workers: int | None = None, with_progress: bool = True
+        self, files: Sequence[Any], batch_size: int = READ, workers: int | None = None, with_progress: bool = True
     ) -> Iterator[list[Vectors | str]]:
-        """Embed files (paths or open files) in batches of 64; yield embeddings, or why a file is unreadable.
+        """Embed files (paths or open files) in batches; yield embeddings, or why a file is unreadable.
 
         ``with_progress`` is for files that are all of a pass, not some of more.
         """
-        for batch in self._embedded(files, READ, workers=workers, with_progress=with_progress):
+        for batch in self.batches_of(files, batch_size, workers=workers, with_progress=with_progress):
             bad = []
             for place, row in batch.items():
                 if not isinstance(row, str) and not np.isfinite(row).all():
                     bad.append(place)
             if bad:
-                raise self._not_finite(len(bad), len(batch), str(files[min(bad)]))
+                raise self.not_finite(len(bad), len(batch), str(files[min(bad)]))
             yield [batch[place] for place in sorted(batch)]
 
-    def _embedded(
+    def batches_of(
         self,
         files: Sequence[Any],
         size: int,
@@ -369,78 +313,6 @@ class ImageEmbedder:
                 self._listener(Progress(done, len(files), rate, seconds_left))
             yield batch
 
-    @torch.no_grad()
-    def _embed_missing(
-        self, listing: Listing, keys: Sequence[bytes], numbers: Sequence[int], batch_size: int
-    ) -> dict[int, int | str]:
-        """Embed images and write the vectors; return each vector's number, or the reason for a failure.
-
-        Images are known by their places in the listing. What is embedded when an error occurs is written too.
-        """
-        results = dict[int, int | str]()
-        waiting = dict[int, Vectors]()
-        last = time.perf_counter()
-
-        def write() -> None:
-            if not waiting:
-                return
-            paths = [keys[number] for number in waiting]
-            stats = [listing.stats[number] for number in waiting]
-            written = self.collection.append(paths, stats, np.stack(list(waiting.values())))
-            results.update(zip(waiting, written.values(), strict=True))
-            waiting.clear()
-
-        try:
-            for batch in self._batches(listing, numbers, min(batch_size, READ)):
-                for number, row in batch.items():
-                    if isinstance(row, str):
-                        results[number] = row
-                    elif np.isfinite(row).all():
-                        waiting[number] = row
-                    else:
-                        results[number] = _NOT_FINITE
-                if len(waiting) >= WRITTEN or time.perf_counter() - last >= SECONDS:
-                    write()
-                    last = time.perf_counter()
-        except BaseException:
-            with contextlib.suppress(OSError):  # save finished embeddings; raise the original error
-                write()
-            raise
-        write()
-        return results
-
-    def _batches(self, listing: Listing, numbers: Sequence[int], size: int) -> Iterator[Batch]:
-        """Yield embeddings by number, first of images whose features are cached."""
-        files = {number: listing.folder / listing.names[number] for number in numbers}
-        if self._features is not None:
-            for start in range(0, len(numbers), WRITTEN):
-                some = {number: files[number] for number in numbers[start : start + WRITTEN]}
-                cached = self._from_features(some)
-                yield {number: row.cpu().numpy() for number, row in cached.items()}
-                for number in cached:
-                    del files[number]
-        remaining = list(files)
-        stats = [listing.stats[number] for number in remaining]
-        for batch in self._embedded(list(files.values()), size, stats):
-            yield {remaining[place]: row for place, row in batch.items()}
-
-    def _joined(self, listing: Listing, results: Mapping[int, int | str]) -> tuple[dict[int, int], dict[str, str]]:
-        """Return the vector numbers of new images and the skipped files; warn about each skipped file."""
-        vectors = {}
-        not_finite = []
-        skipped = dict(listing.others)
-        for number, result in results.items():
-            if isinstance(result, int):
-                vectors[number] = result
-            elif result == _NOT_FINITE:
-                not_finite.append(number)
-            else:
-                skipped[listing.names[number]] = result
-        warn_of_skipped(skipped)
-        if not_finite:
-            raise self._not_finite(len(not_finite), len(vectors) + len(not_finite), listing.names[min(not_finite)])
-        return vectors, skipped
-
     # The network
 
     def _image(self, image: Any) -> Tensor:
@@ -461,7 +333,7 @@ class ImageEmbedder:
         return nn.functional.normalize(embeddings.float())
 
     @torch.no_grad()
-    def _from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
+    def from_features(self, files: Mapping[Any, Path]) -> dict[Any, Tensor]:
         """Return the embeddings of files whose features are cached; none without a frozen trunk."""
         features: dict[int, Vectors] = {}
         with self._features_may_fail():
@@ -483,7 +355,8 @@ class ImageEmbedder:
             warnings.warn(f"features are computed, and not kept: {shortened(error)}", StoreWarning, stacklevel=6)
             self._features = None
 
-    def _not_finite(self, bad: int, images: int, first: str) -> DataError:
+    def not_finite(self, bad: int, images: int, first: str) -> DataError:
+        """Return the error of a network that gives NaN or infinity for some images, ``first`` before the others."""
         return DataError(
             f"{self.run}: its network gives NaN or infinity for {bad} of {images} images, {first} first; "
             "train it again, with a lower optimizer.lr"
@@ -497,22 +370,3 @@ def _key_and_stat(file: Path) -> tuple[bytes, FileStat]:
         raise DataError(f"{file}: no such file")
     path = os.path.join(os.path.realpath(file.parent), file.name)
     return path_bytes(path), size_and_mtime
-
-
-def warn_of_skipped(skipped: Mapping[str, str]) -> None:
-    """Warn of each skipped file; the reason contains its path."""
-    for why in skipped.values():
-        warnings.warn(f"skipped {why}", SkippedImage, stacklevel=4)
-
-
-def save_embeddings(embedded: Embedded, path: Path) -> None:
-    """Write embeddings, paths and classes to an ``.npz`` file."""
-    points = embedded.embeddings.cpu().numpy()
-    paths = np.array(embedded.paths)
-    classes = np.array(embedded.classes)
-
-    def save(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez(file, embeddings=points, paths=paths, classes=classes)
-
-    write_atomically(path, save)

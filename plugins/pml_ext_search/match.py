@@ -11,9 +11,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from pml_ext.tool import needs_extra, utf8_of, write_atomically
+from pml_ext.tool import (
+    EmbeddedRows,
+    FileStat,
+    PartsService,
+    RowsOfFolder,
+    Vectors,
+    needs_extra,
+    service,
+    utf8_of,
+    write_atomically,
+)
 
 from .query import Answer, Answers
 
@@ -21,30 +32,55 @@ if TYPE_CHECKING:
     from pml_ext.tool import VectorFile
 
     from .embedding import ImageEmbedder
-    from .parts import Work
+    from .reading import Listing
     from .vectors import VectorEmbedder
 
 _BATCH = 2048  # vectors that are embedded and searched at a time
 
 
-def match(embedder: ImageEmbedder, work: Work, find: Answers, out: Path) -> tuple[int, int]:
+def match(embedder: ImageEmbedder, images: Listing | str, find: Answers, out: Path) -> tuple[int, int]:
     """Write the answers to all images of a listing; return the numbers of images and answers.
 
     Parquet has a row per answer (``query``, ``rank``, ``path``, ``class``, ``id``, ``distance``); JSON lines have an
     object per image. An existing file is replaced once all answers are written.
     """
-    from .parts import embeddings_of, tables
+    if isinstance(images, str):
+        parts: PartsService = service("parts", f"the images of {images}")
+        queries = parts.embedded(embedder, images)
+    else:
+        queries = RowsOfFolder(str(images.folder), _embedded_files(embedder, images), {})
 
     def batches() -> Iterator[list[tuple[str, Answer]]]:
-        for _, table in tables(embedder, work, range(len(work.segments))):
-            names: list[str] = table["path"].to_pylist()
-            points = torch.from_numpy(embeddings_of(table).copy())
+        for names, _, points in queries.rows:
             found: list[Answer] = []
             if names:
-                found = find([os.path.join(work.folder, name) for name in names], points)
+                paths = [os.path.join(queries.folder, name) for name in names]
+                found = find(paths, torch.from_numpy(points))
             yield list(zip(names, found, strict=True))
 
     return _write_answers(batches(), out)
+
+
+def _embedded_files(embedder: ImageEmbedder, listing: Listing) -> Iterator[EmbeddedRows]:
+    """Embed the images of a listing in batches, without those that cannot be read."""
+    files = [listing.folder / name for name in listing.names]
+    places = iter(range(len(files)))
+    for batch in embedder.embed_files(files):
+        names: list[str] = []
+        stats: list[FileStat] = []
+        points: list[Vectors] = []
+        skipped: dict[str, str] = {}
+        for point, place in zip(batch, places, strict=False):
+            name = listing.names[place]
+            if isinstance(point, str):
+                skipped[name] = point
+            else:
+                names.append(name)
+                stats.append(listing.stats[place])
+                points.append(point)
+        embedder.warn_of_skipped(skipped)
+        if points:
+            yield EmbeddedRows(names, stats, np.stack(points))
 
 
 def match_vectors(
@@ -123,7 +159,7 @@ def _parquet_rows(name: str, answer: Answer) -> Iterator[dict[str, Any]]:
     columns = zip(answer.paths, answer.classes, answer.ids, answer.distances, strict=True)
     for rank, (path, class_name, id, distance) in enumerate(columns, start=1):
         yield {
-            "query": name,
+            "query": utf8_of(name),
             "rank": rank,
             "path": utf8_of(path),
             "class": utf8_of(class_name),

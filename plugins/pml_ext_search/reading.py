@@ -19,6 +19,7 @@ from pml_ext.tool import (
     CLUSTERS_TABLE,
     GONE,
     IMAGE_ENDINGS,
+    MISSING,
     ConfigError,
     DataError,
     FileStat,
@@ -26,9 +27,11 @@ from pml_ext.tool import (
     WorkerDataset,
     contact_sheets,
     data_loader,
+    file_stat,
     image_tensor,
     is_run,
     read_image,
+    shortened,
 )
 
 MOST_WORKERS = 8
@@ -74,6 +77,49 @@ def list_folder(folder: Path) -> Listing:
             if error.errno not in GONE:
                 listing.unlisted.append(name)
     return listing
+
+
+def list_files(items: Sequence[str | Path], folder: str | Path | None) -> Listing:
+    """List images by their paths, relative to a folder; by default to their deepest common one."""
+    if not items:
+        raise ConfigError("no images are listed; wanted one or more")
+    if folder is not None and "://" in str(folder):
+        raise ConfigError(f"--list has files below a folder of this machine, not {folder}")
+    paths = [os.path.join(folder or "", item) for item in items]
+    if not folder:
+        folders = [os.path.dirname(os.path.abspath(item)) for item in items]
+        folder = os.path.commonpath(folders)
+    root = Path(folder).resolve()
+
+    names: list[str] = []
+    for path in paths:
+        real_path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
+        name = os.path.relpath(real_path, root).replace(os.sep, "/")
+        if ".." in name.split("/"):
+            raise ConfigError(f"{shortened(name, 200)} is not below {root}, the folder of the listed images")
+        names.append(name)
+    names = list(dict.fromkeys(names))
+    stats = [file_stat(root / name) or MISSING for name in names]
+    return Listing(root, names, stats, {}, [])
+
+
+def listed(items: Listed, folder: str | Path | None = None) -> Listing | str:
+    """List images, without reading them.
+
+    Args:
+        items: a folder, or a sequence of paths of images, relative to ``folder``. What the plugin ``parts`` lists is
+            returned as text: an address of a folder, a Parquet table, tar shards.
+        folder: the root of the paths in a sequence; by default their deepest common folder.
+    """
+    if not isinstance(items, (str, os.PathLike)):
+        return list_files(items, folder)
+    place = os.fspath(items)
+    if place.endswith((".parquet", ".tar")) or "://" in place:
+        return place
+    listing = list_folder(Path(place))
+    if not listing.names:
+        raise DataError(f"{Path(place).resolve()}: no image by its name")
+    return listing._replace(folder=Path(place).resolve())
 
 
 def _entries(listing: Listing, inside: str) -> list[tuple[str, os.DirEntry[str]]]:

@@ -21,21 +21,27 @@ from pml_ext.tool import (
     DataError,
     LoadedRun,
     Mirror,
+    PartsService,
     Steps,
     check_writable,
     choose_device,
     class_levels,
     is_vector_file,
+    keep_freed_memory,
+    service,
     unknown,
 )
 
-from .collection import COLLECTION, Embedded, recorded_by
+from .database import COLLECTION, recorded_by
+from .embedded import Embedded
 from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
+from .folder_pass import FolderPass
 from .gallery import Gallery
 from .match import match, match_vectors
+from .parts_pass import parts_pass
 from .query import METRICS, RADIUS, Answer, Answers, QueryOptions, check_options
-from .reading import Images, Listed, as_images
+from .reading import Images, Listed, as_images, listed
 from .stored import answers_from, is_store, open_store
 from .vectors import VectorEmbedder
 
@@ -77,6 +83,12 @@ def load_run(
             f"--store {scheme}:...: wanted a folder; a database is filled by: pml-ext index {path} --to STORE"
         )
     return TrainedRun(Path(path), choose_device(device), workers, store, listener, by)
+
+
+def load_embedder(path: str, device: str, by: By) -> ImageEmbedder:
+    """Load what embeds images in a worker process; on a CPU, the process reuses freed memory from then on."""
+    keep_freed_memory(choose_device(device))
+    return load_run(path, device, workers=0, by=by).images
 
 
 class TrainedRun(LoadedRun):
@@ -190,7 +202,7 @@ class TrainedRun(LoadedRun):
         is embedded again if its size or modification time has changed. Under ``torchrun``, each rank embeds a part and
         returns all embeddings. Errors are those of :meth:`embed`, and UnwritableError, for example for a full disk.
         """
-        with self.images.folder_pass(Path(folder), batch_size) as embedded:
+        with FolderPass(self.images).embedded(Path(folder), batch_size) as embedded:
             return embedded
 
     def embed_part(
@@ -202,16 +214,15 @@ class TrainedRun(LoadedRun):
         existing file is not written again, so that a killed part resumes when it is called again.
 
         Args:
-            items: a folder, the address of a folder, a Parquet table of ``path`` and ``image`` (bytes), tar shards,
-                or paths of images; see :func:`pml_ext_search.parts.listed`.
+            items: a folder, the address of a folder, such as ``s3://bucket/photos``, a Parquet table of ``path`` and
+                ``image`` (bytes), tar shards of webdataset, ``photos-{000..015}.tar``, or paths of images.
             part: number of the part, from 1 to ``parts``.
             parts: number of parts; of a folder or a sequence, at most 1,024 are not empty.
             out: the folder to write, shared by all parts; the input of :meth:`write_index`.
             folder: the root of the paths in a sequence; by default their deepest common folder.
         """
-        from .parts import listed, write_part
-
-        write_part(self.images, listed(items, folder), part, parts, Path(out))
+        service_of_parts: PartsService = service("parts", "embed_part")
+        service_of_parts.write(self.images, listed(items, folder), part, parts, Path(out))
         return Path(out)
 
     # The index
@@ -221,10 +232,11 @@ class TrainedRun(LoadedRun):
 
         ``folder`` has the images; by default the folder that they were read from. Raise DataError if a part is missing.
         """
-        from .parts import parts_pass
-
+        service_of_parts: PartsService = service("parts", "--from PARTS")
+        embedder = self.images
+        rows = service_of_parts.read(Path(parts), embedder.identity, embedder.by)
         place = None if folder is None else Path(folder)
-        return self._write_index(parts_pass(self.images, Path(parts), place), factory)
+        return self._write_index(parts_pass(embedder, rows, Path(parts), place), factory)
 
     def _write_index(self, embedding: contextlib.AbstractContextManager[Embedded], factory: str) -> Gallery:
         if factory and factory != EXACT:
@@ -252,7 +264,7 @@ class TrainedRun(LoadedRun):
         source = self.indexed_folder() if folder is None else Path(folder)
         if self.takes_vectors:
             return self._write_index(self.vectors.file_pass(source), factory)
-        return self._write_index(self.images.folder_pass(source), factory)
+        return self._write_index(FolderPass(self.images).embedded(source), factory)
 
     def indexed_folder(self) -> Path:
         """Return the indexed folder, also if an earlier state of the run indexed it."""
@@ -426,8 +438,6 @@ class TrainedRun(LoadedRun):
                 raise ConfigError("-o wants one file of vectors; leave out --list")
             queries = self.vectors.read(Path(items))
             return match_vectors(self.vectors, queries, find, file, self._names_in_index(queries))
-        from .parts import listed
-
         return match(self.images, listed(items, folder), find, file)
 
     def _search_of_store(self, store: str, options: QueryOptions) -> Answers:

@@ -9,8 +9,8 @@ from typing import Any
 from .. import registry
 from ..errors import UnknownNameError, unknown
 from ..recipe import Recipe, flat, load_recipes, names_in, origins_of, printed, quoted, tables_of_papers, texts
-from ..recipe.merge import without_variant
 from ..recipe.papers import names_of_tables
+from ..recipe.sweep import without_variant
 from ..registry.components import KINDS, capabilities
 from ..settings import settings_of
 

@@ -65,7 +65,7 @@ def published_sets() -> dict[str, DatasetInfo]:
 
 PATH_FACTORIES: dict[str, tuple[Callable[..., DataSplits], str]] = {
     "folder": (folder, "folder:PATH, a folder with one sub-folder of images per class"),
-    "table": (table, "table:FILE.csv, a table with the columns label, path and split"),
+    "table": (table, "table:FILE.csv, a table (or .parquet) with the columns label and path, and maybe split"),
     "vectors": (vectors, "vectors:FILE, a .npz, .parquet or .safetensors file with embeddings and labels"),
     "pairs": (pairs, "pairs:FILE.csv, a file with the columns image1, image2, same and split"),
     "triplets": (triplets, "triplets:FILE.csv, a file with the columns anchor, positive, negative and split"),

@@ -133,31 +133,31 @@ def _read(file: Path, kind: Kind) -> _Listing:
     listing = _Listing(file, kind, names=[], parts={}, notes=[])
     items = [name for name in wanted if name not in ("same", "split")]
     numbers: dict[str, int] = {}  # of the images, by name
-    answers: dict[tuple[int, int], tuple[bool, int]] = {}  # of each pair in any order, and its line
-    for number, line in lines:
+    answers: dict[tuple[int, int], tuple[bool, str]] = {}  # of each pair in any order, and its line
+    for place, line in lines:
         cells = {name: str(line[name]).strip() for name in wanted}
         if any(map(is_empty, cells.values())):
             name = next(name for name in wanted if is_empty(cells[name]))
-            raise _wrong(file, number, f"{name} is empty; wanted a value in each of {', '.join(wanted)}")
+            raise _wrong(file, place, f"{name} is empty; wanted a value in each of {', '.join(wanted)}")
         split = cells["split"]
         if split not in PARTS:
-            raise _wrong(file, number, unknown("split", split, PARTS))
+            raise _wrong(file, place, unknown("split", split, PARTS))
         row = [numbers.setdefault(cells[name], len(numbers)) for name in items]
         if len(set(row)) < len(row):
-            raise _wrong(file, number, _twice(kind, cells, items, row))
+            raise _wrong(file, place, _twice(kind, cells, items, row))
         part = listing.parts.setdefault(split, _Part())
         part.rows.append(row)
         if kind == "pairs":
             same = _ANSWERS.get(cells["same"].lower())
             if same is None:
-                raise _wrong(file, number, f"found same {cells['same']!r}; wanted 1 or 0 (or true or false)")
+                raise _wrong(file, place, f"found same {cells['same']!r}; wanted 1 or 0 (or true or false)")
             part.same.append(same)
             pair = (min(row), max(row))
-            first, first_line = answers.setdefault(pair, (same, number))
+            first, first_line = answers.setdefault(pair, (same, place))
             if first != same:
                 pair_names = f"{cells['image1']} and {cells['image2']}"
-                text = f"{pair_names} are {_named(same)}, and {_named(first)} in line {first_line}"
-                raise _wrong(file, number, f"{text}; wanted one answer, delete a line")
+                text = f"{pair_names} are {_named(same)}, and {_named(first)} in {first_line}"
+                raise _wrong(file, place, f"{text}; wanted one answer, delete a line")
     listing.names = list(numbers)
     if kind == "triplets":
         _note_both_orders(listing)
@@ -169,9 +169,9 @@ def _read(file: Path, kind: Kind) -> _Listing:
     return listing
 
 
-def _wrong(file: Path, number: int, text: str) -> DataError:
-    """Return the error of a line."""
-    return DataError(f"{file}, line {number}: {text}")
+def _wrong(file: Path, place: str, text: str) -> DataError:
+    """Return the error of a row."""
+    return DataError(f"{file}, {place}: {text}")
 
 
 def _twice(kind: Kind, cells: Mapping[str, str], items: list[str], row: list[int]) -> str:

@@ -290,26 +290,33 @@ def labeled(
     labels = {name: label for label, name in enumerate(names)}
     splits: dict[str, Any] = {}
     for part, entries in parts.items():
-        files = []
-        labels_of_files = []
-        boxes = []
-        groups = []
-        for entry in entries:
-            files.append(images / entry.path)
-            labels_of_files.append(labels[entry.name])
-            boxes.append(entry.box or EVERYTHING)
-            groups.append(entry.group)
-        has_boxes = any(entry.box for entry in entries)
-        has_groups = any(groups)
-        splits[part] = LabeledImages(
-            images=files,
-            labels=labels_of_files,
-            class_names=names,
-            channels=channels,
-            boxes=boxes if has_boxes else None,
-            groups=groups if has_groups else None,
-        )
+        splits[part] = labeled_part(images, entries, labels, channels)
     return DataSplits(**splits, image_size=image_size, channels=channels, crop=True)
+
+
+def labeled_part(
+    images: Path, entries: Sequence[Entry], labels: Mapping[str, int], channels: Literal[1, 3]
+) -> LabeledImages:
+    """Return the images of a list; ``labels`` has all classes in the order of their labels, from 0."""
+    files = []
+    labels_of_files = []
+    boxes = []
+    groups = []
+    for entry in entries:
+        files.append(images / entry.path)
+        labels_of_files.append(labels[entry.name])
+        boxes.append(entry.box or EVERYTHING)
+        groups.append(entry.group)
+    has_boxes = any(entry.box for entry in entries)
+    has_groups = any(groups)
+    return LabeledImages(
+        images=files,
+        labels=labels_of_files,
+        class_names=list(labels),
+        channels=channels,
+        boxes=boxes if has_boxes else None,
+        groups=groups if has_groups else None,
+    )
 
 
 def _class_names(parts: Parts) -> list[str]:
@@ -321,20 +328,24 @@ def _class_names(parts: Parts) -> list[str]:
     return list(names)
 
 
-def check_disjoint(listed_in: Path, images: Path, parts: Parts, shared_classes: bool = False) -> None:
+def check_disjoint(
+    listed_in: str | Path, images: Path, parts: Parts, shared_classes: bool = False, advice: str = ""
+) -> None:
     """Check that no image is listed twice and, without ``shared_classes``, that no training class is tested.
 
-    Paths are relative to the folder ``images``; one image may be listed under two spellings of its path.
+    Paths are relative to the folder ``images``; one image may be listed under two spellings of its path. Several boxes
+    of a file are images of their own. ``advice`` ends the error about classes.
     """
     folder = os.path.abspath(images)
-    seen: dict[str, str] = {}
+    seen: dict[tuple[str, Box | None], str] = {}
     for part, entries in parts.items():
         for entry in entries:
             path = os.path.normpath(os.path.join(folder, entry.path))
-            if path in seen:
-                where = f"in {seen[path]} and in {part}"
+            image = (path, entry.box)
+            if image in seen:
+                where = f"in {seen[image]} and in {part}"
                 raise DataError(f"{listed_in}: the image {entry.path} is {where}; delete one of its lines")
-            seen[path] = part
+            seen[image] = part
     trained = {entry.name for entry in parts["train"]}
     for part, entries in parts.items():
         if part == "train" or shared_classes:
@@ -343,5 +354,5 @@ def check_disjoint(listed_in: Path, images: Path, parts: Parts, shared_classes: 
         if both:
             raise DataError(
                 f"{listed_in}: {len(both)} of the classes of train are in {part} too, {min(both)} first; "
-                "test classes must not be trained on: take their lines out of one"
+                f"test classes must not be trained on: take their lines out of one{advice}"
             )

@@ -1,4 +1,4 @@
-"""The rows of a CSV file, as spreadsheets and programs write it."""
+"""The rows of a CSV file, as spreadsheets and programs write it, of a Parquet file, or of a DataFrame."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataError, shortened
+from ..errors import DataError, needs_extra, one_line, shortened
 
-Rows = list[tuple[int, dict[str, Any]]]
-"""Cells by column, with the number of the line."""
+Rows = list[tuple[str, dict[str, Any]]]
+"""Cells by column, with the place of the row, such as ``"line 5"`` of a CSV file or ``"row 3"`` of others, from 0."""
 
 _BEYOND = "\0"  # no column's name: the cells of a row that has more of them than there are columns
 
 
 def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
-    """Return the columns and the rows of a CSV file, whose first line has the names of the columns.
+    """Return the columns and the rows of a Parquet file, or of a CSV file with the names of the columns in line 1.
 
-    Commas, semicolons or tabs separate the cells. Raise DataError for a file that cannot be read; ``form``, such as
-    ``"table:FILE.csv"``, is for its text.
+    Commas, semicolons or tabs separate the cells of CSV. Raise DataError for a file that cannot be read; ``form``, such
+    as ``"table:FILE.csv"``, is for its text.
     """
     if file.exists() and not file.is_file():  # a pipe or a device may never end
         raise DataError(f"{file}: not a regular file; wanted {form}")
-    rows: Rows = []
+    if file.suffix.lower() == ".parquet":
+        return _rows_of_parquet(file)
+    numbered: list[tuple[int, dict[str, Any]]] = []
     try:
         with file.open(encoding="utf-8-sig", newline="") as opened:
             head = opened.readline()
@@ -32,7 +34,7 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
             columns = [name.strip() for name in lines.fieldnames or []]
             lines.fieldnames = columns
             for line in lines:
-                rows.append((lines.line_num, line))
+                numbered.append((lines.line_num, line))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         if isinstance(error, csv.Error):
             where = f", line {lines.reader.line_num}"
@@ -45,7 +47,9 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
     for name in columns:
         if name and columns.count(name) > 1:
             raise DataError(f"{file}: {columns.count(name)} columns have the name {name}; rename or delete one")
-    for number, line in rows:
+    rows: Rows = []
+    for number, line in numbered:
+        rows.append((f"line {number}", line))
         beyond = [cell for cell in line.pop(_BEYOND, []) if not is_empty(cell)]
         if beyond:
             found = shortened(repr(beyond[-1]), 100)
@@ -56,7 +60,39 @@ def read_rows(file: Path, form: str) -> tuple[list[str], Rows]:
     return columns, rows
 
 
+def rows_of_frame(frame: Any) -> tuple[list[str], Rows]:
+    """Return the columns and the rows of a pandas DataFrame."""
+    rows: Rows = []
+    for number, record in enumerate(frame.to_dict("records")):
+        rows.append((f"row {number}", _as_texts(record)))
+    return [str(name) for name in frame.columns], rows
+
+
+def _rows_of_parquet(file: Path) -> tuple[list[str], Rows]:
+    with needs_extra("parquet", str(file)):
+        import pyarrow
+        import pyarrow.parquet as parquet
+    try:
+        table = parquet.read_table(file)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:  # ArrowInvalid is a ValueError
+        raise DataError(f"{file}: cannot be read as a .parquet file ({one_line(error)}); write it again") from None
+    rows: Rows = []
+    for number, record in enumerate(table.to_pylist()):
+        rows.append((f"row {number}", _as_texts(record)))
+    return list(table.column_names), rows
+
+
+def _as_texts(record: dict[Any, Any]) -> dict[str, Any]:
+    """Return cells as a CSV file has them; numbers that pandas made floating-point, for a cell without one, whole."""
+    cells = {}
+    for name, value in record.items():
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        cells[str(name)] = "" if value is None else str(value)
+    return cells
+
+
 def is_empty(cell: Any) -> bool:
     """Return whether a cell has no value, as spreadsheets and pandas write it."""
     text = str(cell).strip()
-    return len(text) < 5 and text.lower() in ("", "none", "nan")
+    return len(text) < 5 and text.lower() in ("", "none", "nan", "nat", "<na>")

@@ -153,7 +153,7 @@ def divide(
     return split_by_image(images, 1 - train_fraction, seed)
 
 
-def check_trainable(place: Path, train: LabeledImages, test: LabeledImages, advice: str = "") -> None:
+def check_trainable(place: str | Path, train: LabeledImages, test: LabeledImages, advice: str = "") -> None:
     """Raise DataError, with the advice, unless there are two images to train and to test, of two training classes."""
     what = "images" if train.vector_size is None else "vectors"
     for part, images in (("train", train), ("test", test)):

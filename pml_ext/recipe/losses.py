@@ -56,6 +56,7 @@ def build_loss(
         context = dict(context)
         context.pop("relation", None)
     loss = _component(key, "loss", table, context)
+    _check_regularizer_weights(key, table, loss)
     miner = None
     if table.miner is not None:
         miner = _build_miner(f"{key}.miner", table.name, table.miner, context)
@@ -64,6 +65,7 @@ def build_loss(
         regularizer = _component(f"{key}.regularizer", "regularizer", table.regularizer, context)
         with located(f"{key}.regularizer"):
             loss = RegularizedLoss(loss, regularizer, table.regularizer.weight)
+    _check_optimizer_has_parameters(key, table, loss)
     if table.memory is None:
         return loss, miner
     with located(f"{key}.memory"):
@@ -76,6 +78,26 @@ def build_loss(
             collect_stats=True,
         )
     return memory, None
+
+
+def _check_regularizer_weights(key: str, table: LossTable, loss: torch.nn.Module) -> None:
+    """Raise ConfigError for the weight of a regularizer that a loss does not have."""
+    for name in table.settings:
+        part = name.removesuffix("_reg_weight")
+        if part != name and getattr(loss, f"{part}_regularizer", None) is None:
+            text = f"{table.name} has no {part}_regularizer here, whose weight it is"
+            raise ConfigError(f"{key}.{name}: {text}; wanted [{key}.regularizer] with name and weight")
+
+
+def _check_optimizer_has_parameters(key: str, table: LossTable, loss: torch.nn.Module) -> None:
+    """Raise ConfigError for ``[loss.optimizer]`` of a loss without parameters.
+
+    Beside a regularizer it stays, since a sweep may compare one that has parameters with others that have none.
+    """
+    if table.optimizer and table.regularizer is None and next(loss.parameters(), None) is None:
+        setting = next(iter(table.optimizer))
+        text = f"{table.name} has no parameters here that an optimizer would train"
+        raise ConfigError(f"{key}.optimizer.{setting}: {text}; leave it out")
 
 
 def _build_miner(key: str, loss: str, table: NamedTable, context: Mapping[str, Any]) -> torch.nn.Module:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ..errors import ConfigError, shortened
 from ..files import toml_value
-from .tables import overridden
+from .tables import ABOUT_KEYS, flat, inside, overridden
 
 # A key of a hundred parts. The parts do not backtrack ("++"), so that a long text is searched in linear time.
 DEEP_KEY = re.compile(r"""(?<![\w"'-])(?:[\w"'-]++[ \t]*\.[ \t]*){100}""")
@@ -36,6 +36,11 @@ class Override:
     def __str__(self) -> str:
         """Return what errors quote: the option, or key and value."""
         return self.option or f"override {self.key}={self.value}"
+
+    @property
+    def sets_unnamed_key(self) -> bool:
+        """Whether an option was typed that does not name the key, such as ``--quick``."""
+        return bool(self.option) and self.key not in self.option
 
     def check_value(self, tables: Mapping[str, Any]) -> None:
         """Raise ConfigError for a text in place of one of a recipe's tables."""
@@ -75,6 +80,23 @@ def overrides_of(given: Overrides) -> list[Override]:
 def tables_of(given: Overrides) -> dict[str, Any]:
     """Return the tables that overrides set."""
     return overridden({}, [(each.key, each.value) for each in overrides_of(given)])
+
+
+def dropped_by(overrides: Iterable[Override], before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Return a line for each override that was typed and, by another name, drops settings of the recipe."""
+    left = flat(after)
+    lost = []
+    for key in flat(before):
+        is_lost = key not in left and key.removesuffix(".name") not in left  # a name may stand for its table
+        if is_lost and not inside(key, ABOUT_KEYS):
+            lost.append(key)
+    lines = []
+    for override in overrides:
+        table = override.key.removesuffix(".name")
+        mine = [key for key in lost if inside(key, [table])]
+        if override.option and mine:
+            lines.append(f"{override} leaves out the recipe's {', '.join(mine)}")
+    return lines
 
 
 def naming_option(text: str, overrides: Iterable[Override]) -> str:

@@ -637,6 +637,18 @@ class Recipe(Table):
         if memory.start_epoch > epochs:
             raise ValueError(f"loss.memory.start_epoch: found {memory.start_epoch}; the run has {epochs} epochs")
 
+    def check_effects(self) -> None:
+        """Raise ConfigError for settings that others leave without effect; recipes of earlier runs may have them."""
+        self.evaluation.check_effects()
+        schedule = self.schedule
+        if schedule.name != "multi-step" and schedule.gamma != ScheduleTable.model_fields["gamma"].default:
+            raise ConfigError(
+                f"schedule.gamma: goes with name = 'multi-step', not with {schedule.name!r}; leave it out"
+            )
+        if self.model.embedder in ("none", "pca") and self.optimizer.head_lr_factor != 1:
+            text = f"embedder = {self.model.embedder!r} is not trained"
+            raise ConfigError(f"optimizer.head_lr_factor: {text}; leave it out")
+
     def all_stages(self) -> list[StageTable]:
         """Return all stages, with every sampler filled in; the last one has the recipe's own loss."""
         stages = []

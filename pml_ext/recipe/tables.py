@@ -7,17 +7,22 @@ from typing import Any
 
 # Settings of [data] that do not depend on the data set: how files are read, and whether labels or clusters train.
 KEPT_FOR_ANY_DATA = ("workers", "unreadable", "labels", "pseudo", "views")
+# Settings of [data] that somebody's images keep, whatever their folder or table is called.
+KEPT_FOR_OWN_IMAGES = ("images", "image_size")
+OWN_IMAGES = ("folder", "table")  # data sets of somebody's images, before the ":" of their names
 WORD_OR_TABLE = ("freeze",)  # keys whose word, "trunk", is not the name of their table
 NAMES_ALONE = ("trunk", "miner", "regularizer")  # keys whose value may be a name instead of a table
 INHERITED = "(inherited)"  # entry of a choice of [sweep] that extends others: the keys that it does not set itself
-_ABOUT_KEYS = ("origin", "tune")  # tables whose entries are about settings, by their dotted keys
+ABOUT_KEYS = ("origin", "tune")  # tables whose entries are about settings, by their dotted keys
 NO_EFFECT = "without effect here"  # origin of settings that others make useless
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; a table with another ``name`` replaces the old one, settings and all.
 
-    ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has.
+    ``[data]`` with another ``name`` keeps the settings of :data:`KEPT_FOR_ANY_DATA`, which every data set has. It keeps
+    all if only the place differs, as in ``folder:a`` and ``folder:b``, and from a folder of images to a table how
+    images are cut.
     In ``[tune]``, the entry of a group replaces the entries of its keys. A child recipe overrides the origin of the
     settings that it sets; inherited settings keep theirs. Ranges of ``[tune]`` in a replaced table are dropped.
     """
@@ -49,7 +54,7 @@ def overridden(tables: Mapping[str, Any], settings: Iterable[tuple[str, Any]]) -
 def _names_inside(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the dotted keys and the values of all names in the value of a key."""
     if isinstance(value, Mapping):
-        if key in _ABOUT_KEYS:
+        if key in ABOUT_KEYS:
             return
         for inner, inner_value in value.items():
             yield from _names_inside(f"{key}.{inner}", inner_value)
@@ -70,7 +75,7 @@ def _is_name(key: str) -> bool:
 
 def _without_names(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the table of a key without names, and without settings that go with another name than ``tables`` have."""
-    if key in _ABOUT_KEYS:
+    if key in ABOUT_KEYS:
         return table
     if "name" in table and table["name"] != name_or_value(key, tables):
         return {}
@@ -118,13 +123,24 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> tuple[dict[str,
         else:
             result[key] = value
             if key == "data":
-                kept = {name: setting for name, setting in old.items() if name in KEPT_FOR_ANY_DATA}
-                result[key] = {**kept, **value}
+                result[key] = {**_kept_for_other_data(old, value["name"]), **value}
             replaced.append(key)
     _drop_ranges(result, over, replaced)
     if INHERITED in result and INHERITED not in over:
         result[INHERITED] = [key for key in result[INHERITED] if key not in flat(over)]
     return result, replaced
+
+
+def _kept_for_other_data(old: Mapping[str, Any], name: Any) -> dict[str, Any]:
+    """Return the settings of ``[data]`` that a data set of another name keeps."""
+    old_kind, has_place, _ = str(old.get("name")).partition(":")
+    kind, _, _ = str(name).partition(":")
+    if has_place and kind == old_kind:
+        return dict(old)
+    kept = [*KEPT_FOR_ANY_DATA]
+    if kind in OWN_IMAGES and old_kind in OWN_IMAGES:
+        kept += KEPT_FOR_OWN_IMAGES
+    return {key: setting for key, setting in old.items() if key in kept}
 
 
 def _merged_origins(old: Mapping[str, Any], new: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -137,6 +137,8 @@ class Engine:
         while batch is not None:
             if self._skips:
                 self._undo = self._make_undo(objective, len(batch.images))
+            for parameter in parameters.values():
+                parameter.grad = None
             pending = self._forward_and_backward(batch, objective)
             batch = None
             if reads_ahead:
@@ -150,8 +152,6 @@ class Engine:
             scheduler.step()
 
     def _forward_and_backward(self, batch: Batch, objective: Objective) -> tuple[Tensor, Tensor]:
-        for module in (*self._parts, objective.loss):
-            module.zero_grad()
         with autocast(self.device, self.settings.precision):
             embeddings = batch.images
             for module in self._parts:

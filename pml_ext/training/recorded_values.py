@@ -32,9 +32,10 @@ class RecordedValues:
             for name, buffer in module.named_buffers(recurse=False):
                 if buffer.numel() == 1:
                     self._holders[f"{table}__buffers", name] = module
-        self._optimizers = {}  # by table
+        self._optimizers = list(optimizers.values())
+        self._places = list(self._holders)  # table and column of each of values()
         for name, optimizer in optimizers.items():
-            self._optimizers[f"{name}_{type(optimizer).__name__}"] = optimizer
+            self._places.append((f"{name}_{type(optimizer).__name__}", "lr"))
 
     @staticmethod
     def _modules_by_table(loss: nn.Module, miner: nn.Module | None) -> dict[str, nn.Module]:
@@ -55,17 +56,14 @@ class RecordedValues:
         values = []
         for (_, name), holder in self._holders.items():
             values.append(_number(getattr(holder, name, None)))
-        for optimizer in self._optimizers.values():
+        for optimizer in self._optimizers:
             values.append(optimizer.param_groups[0]["lr"])
         return values
 
     def rows(self, step: Step) -> Rows:
         """Return the loss of a step, and the values that it recorded, by table and column."""
         rows: dict[str, dict[str, Any]] = {"loss_histories": {"total_loss": step.loss}}
-        places = list(self._holders)  # table and column of each of values()
-        for table in self._optimizers:
-            places.append((table, "lr"))
-        for (table, column), value in zip(places, step.recorded, strict=True):
+        for (table, column), value in zip(self._places, step.recorded, strict=True):
             if value is not None:
                 rows.setdefault(table, {})[column] = value
         return rows

@@ -41,7 +41,7 @@ _PHASES_OF_VECTORS = {
 }
 CLOSED_FORMS = {"pca": "pca", "within-class": "within_class"}  # phases of embedders that are not trained
 STAGES = ("head", "blocks")  # phases before the whole network trains
-_WITHOUT_FINE_TUNING = "Train without its last stage (--images FOLDER without --fine-tune) to keep that."
+_WITHOUT_FINE_TUNING = "Train without its last stage (in pml-ext fit, without --fine-tune) to keep that."
 
 
 def phase_titles(noun: str, metrics: Container[str] = ()) -> dict[str, str]:

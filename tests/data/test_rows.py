@@ -2,7 +2,7 @@
 
 import pytest
 
-from pml_ext.data.rows import is_empty, read_rows
+from pml_ext.data.rows import is_empty, read_rows, rows_of_frame
 from pml_ext.errors import DataError
 
 
@@ -13,7 +13,7 @@ def test_the_separators_of_spreadsheets(tmp_path, separator):
     file.write_text("\n".join(separator.join(line) for line in lines), "utf-8-sig")
     columns, rows = read_rows(file, "table:FILE.csv")
     assert columns == ["a", "b"]
-    assert rows == [(3, {"a": "1", "b": "x\ny"}), (4, {"a": "2", "b": "z"})]
+    assert rows == [("line 3", {"a": "1", "b": "x\ny"}), ("line 4", {"a": "2", "b": "z"})]
 
 
 def test_an_empty_file_has_no_columns(tmp_path):
@@ -36,7 +36,7 @@ def test_cells_of_no_column_of_their_own(tmp_path, text, message):
 
 def test_spaces_around_names_and_empty_cells_at_the_end(tmp_path):
     (tmp_path / "mine.csv").write_text("a, b \n1,2,,\n")
-    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == (["a", "b"], [(2, {"a": "1", "b": "2"})])
+    assert read_rows(tmp_path / "mine.csv", "pairs:FILE.csv") == (["a", "b"], [("line 2", {"a": "1", "b": "2"})])
 
 
 def test_a_file_that_cannot_be_read_names_its_form(tmp_path):
@@ -47,5 +47,26 @@ def test_a_file_that_cannot_be_read_names_its_form(tmp_path):
 
 
 def test_cells_without_a_value():
-    assert all(map(is_empty, ["", " ", None, "nan", "NaN", "None"]))
+    assert all(map(is_empty, ["", " ", None, "nan", "NaN", "None", "NaT", "<NA>"]))
     assert not any(map(is_empty, ["0", "a", False]))
+
+
+def test_parquet_files_and_frames_have_the_cells_of_a_csv_file(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    cells = {"label": [3.0, None], "path": ["a.jpg", "b.jpg"], "x_1": [1.5, None]}
+    parquet.write_table(pyarrow.table(cells), tmp_path / "mine.parquet")
+    wanted = [
+        ("row 0", {"label": "3", "path": "a.jpg", "x_1": "1.5"}),
+        ("row 1", {"label": "", "path": "b.jpg", "x_1": ""}),
+    ]
+    assert read_rows(tmp_path / "mine.parquet", "table:FILE.csv") == (["label", "path", "x_1"], wanted)
+    (tmp_path / "bad.parquet").write_bytes(b"no table")
+    with pytest.raises(DataError, match=r"bad.parquet: cannot be read as a .parquet file .* write it again"):
+        read_rows(tmp_path / "bad.parquet", "table:FILE.csv")
+
+    pandas = pytest.importorskip("pandas")
+    columns, rows = rows_of_frame(pandas.DataFrame(cells))
+    assert columns == ["label", "path", "x_1"]
+    assert rows[0] == wanted[0]
+    assert is_empty(rows[1][1]["label"])

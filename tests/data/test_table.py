@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pml_ext.data import table
-from pml_ext.errors import DataError
+from pml_ext.errors import ConfigError, DataError
 
 from .made_up import jpeg
 
@@ -55,10 +55,16 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("7,photos/3.jpg,test,,,,,,", "line 5: found split 'test': .*'train' or 'validation'"),
+        ("7,photos/3.jpg,often,,,,,,", "line 5: found split 'often': .*'train', 'validation' or 'test'"),
         ("7,photos/99.jpg,validation,True,True,,,,", "photos/99.jpg: no such file, though .*mine.csv lists it"),
-        ("10,photos/3.jpg,validation,True,True,,,,", "1 of the classes of train are in validation too, 10 first"),
+        (
+            "10,photos/3.jpg,validation,True,True,,,,",
+            "1 of the classes of train are in validation too, 10 first.* data.split=image",
+        ),
         ("7,photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
+        (",photos/3.jpg,validation,True,True,,,,", "line 5: label is empty; fill the cell, or delete the row"),
+        ("nan,photos/3.jpg,validation,True,True,,,,", "line 5: label is empty"),
+        ("7,None,validation,True,True,,,,", "line 5: path is empty"),
         ("7,./photos/0.jpg,validation,True,True,,,,", "photos/0.jpg is in train and in validation"),
         (
             "7,photos/3.jpg,validation,True,,,,,\n7,photos/4.jpg,validation,,,,,,",
@@ -66,7 +72,10 @@ def test_a_table_with_queries_and_a_gallery(tmp_path):
         ),
         ("7,photos/3.jpg,validation,often,True,,,,", "line 5: found is_query 'often': .*boolean"),
         ("7,photos/3.jpg,validation,True,True,5,5,1,2", "has no inside; wanted x_1 below x_2"),
-        ("7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,", "1 of 2 images of"),
+        (
+            "7,photos/3.jpg,validation,True,True,,,,\n7,photos/4.jpg,validation,True,False,,,,",
+            "1 of 2 tested images are",
+        ),
         ("7,photos/3.jpg,validation,True,True,,,,", "1 images for test; wanted 2 or more"),
         ('"7"x,photos/3.jpg,validation,True,True,,,,', "cannot be read as a table .*line 5.*balanced"),
         (
@@ -128,7 +137,76 @@ def test_a_table_that_is_a_pipe_or_a_device(tmp_path):
 
 
 def test_tables_that_are_none(tmp_path):
-    with pytest.raises(DataError, match="no column split among label, path; wanted label, path and split"):
-        table(path=str(table_of(tmp_path, ["1,a"], "label,path")))
+    with pytest.raises(DataError, match="found 1 classes in 1 rows; wanted two or more"):
+        table(path=str(table_of(tmp_path, ["1,photos/1.jpg"], "label,path")))
     tested = ["10,photos/3.jpg,validation,True,True,,,,", "10,photos/4.jpg,validation,True,True,,,,"]
     assert len(table(path=str(table_of(tmp_path, TRAIN + tested)), shared_classes=True).test) == 2
+
+
+def test_a_closed_table_is_split_by_image(tmp_path):
+    tested = ["10,photos/3.jpg,validation,True,True,,,,", "10,photos/4.jpg,validation,True,True,,,,"]
+    splits = table(path=str(table_of(tmp_path, TRAIN + tested)), split="image")
+    assert splits.test.labels.tolist() == [0, 0]
+    assert splits.train.labels.tolist() == [0, 0, 1]
+    with pytest.raises(ConfigError, match=r"seed: found 1, and .*mine.csv has a split of its own; leave one out"):
+        table(path=str(tmp_path / "mine.csv"), seed=1)
+
+
+def test_rows_of_test_are_tested_and_validation_chooses_the_epoch(tmp_path):
+    parts = ["train", "train", "validation", "validation", "test", "test", "test", "train"]
+    rows = [f"{number // 2},photos/{number}.jpg,{part}" for number, part in enumerate(parts)]
+    splits = table(path=str(table_of(tmp_path, rows, "label,path,split")), split="image")
+    for part, numbers in ((splits.train, "017"), (splits.validation, "23"), (splits.test, "456")):
+        assert [path.stem for path in part.paths] == [*numbers]
+
+
+def test_a_table_without_a_split_is_split_as_a_folder_is(tmp_path):
+    file = table_of(tmp_path, [f"{number // 2},photos/{number}.jpg" for number in range(8)], "label,path")
+    splits = table(path=str(file))
+    assert not {*splits.train.labels.tolist()} & {*splits.test.labels.tolist()}
+    assert (len(splits.train), len(splits.test)) == (4, 4)
+    splits = table(path=str(file), split="image", seed=3)
+    assert splits.train.labels.tolist() == splits.test.labels.tolist() == [0, 1, 2, 3]
+    assert len({*splits.train.paths, *splits.test.paths}) == 8
+    again = table(path=str(file), split="image", seed=3)
+    assert again.train.paths == splits.train.paths
+    with pytest.raises(ConfigError, match="train_fraction of a table must be above 0 and below 1, not 2"):
+        table(path=str(file), train_fraction=2)
+    file.write_text("label,path,is_query\n1,photos/1.jpg,True\n")
+    with pytest.raises(DataError, match="found is_query without a column split, which says what is tested; add it"):
+        table(path=str(file))
+
+
+def test_columns_of_other_names(tmp_path):
+    rows = [f"photos/{number}.jpg,whale{number // 2},{number}" for number in range(8)]
+    file = table_of(tmp_path, rows, "Image,Id,label")
+    with pytest.raises(DataError, match=r"no column path among Image, Id, label; .* --set data.columns.path=NAME"):
+        table(path=str(file))
+    splits = table(path=str(file), columns={"label": "Id", "path": "Image"})
+    assert splits.train.class_names == [f"whale{number}" for number in range(4)]
+    with pytest.raises(DataError, match=r"data.columns.label: no column 'ID'; nearest: Id"):
+        table(path=str(file), columns={"label": "ID"})
+    with pytest.raises(ConfigError, match=r"data.columns: no column 'lable'; nearest: label"):
+        table(path=str(file), columns={"lable": "Id"})
+
+
+def test_several_boxes_of_a_file_are_images_of_their_own(tmp_path):
+    rows = [f"{number // 2},photos/{number // 4}.jpg,{number},0,{number + 4},9" for number in range(8)]
+    columns = "label,path,x_1,y_1,x_2,y_2"
+    splits = table(path=str(table_of(tmp_path, rows, columns)), split="image")
+    assert len(splits.train) + len(splits.test) == 8
+    assert len({*splits.train.paths}) == 2
+    assert tuple(splits.train[0][0].shape) == (3, 9, 4)
+    with pytest.raises(DataError, match=r"photos/0.jpg is in train and in train; delete one of its lines"):
+        table(path=str(table_of(tmp_path, [*rows, rows[0]], columns)))
+
+
+def test_a_frame_is_a_table(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    table_of(tmp_path, [])
+    frame = pandas.DataFrame({"label": [1, 1, 2, 2], "path": [f"photos/{number}.jpg" for number in range(4)]})
+    splits = table(tmp_path, frame, split="image")
+    assert splits.train.class_names == ["1", "2"]
+    frame.loc[2, "label"] = None
+    with pytest.raises(DataError, match="DataFrame, row 2: label is empty"):
+        table(tmp_path, frame)

@@ -2,8 +2,10 @@
 
 import pytest
 
-from pml_ext.recipe import flat, load_recipes, merged, nested, origin_of, origins_of
+from pml_ext.recipe import flat, load_recipes, merged, nested, origin_of, origins_of, overridden
 from pml_ext.recipe.tables import KEPT_FOR_ANY_DATA, NO_EFFECT
+
+from ..overrides import typed
 
 
 @pytest.mark.parametrize(
@@ -84,3 +86,57 @@ def test_a_setting_without_effect_takes_no_origin_of_its_group():
     assert found.keys() == settings.keys()
     assert found["schedule.milestones"] == found["optimizer.scheduled"] == NO_EFFECT
     assert (found["schedule.gamma"], found["schedule.epochs"], found["optimizer.lr"]) == ("ours", "paper", "")
+
+
+def test_names_go_before_settings():
+    tables = {"optimizer": {"name": "adam", "lr": 1}}
+    found = overridden(tables, [("optimizer.lr", 2), ("optimizer.name", "sgd")])
+    assert found == {"optimizer": {"name": "sgd", "lr": 2}}
+    assert tables == {"optimizer": {"name": "adam", "lr": 1}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (["sampler.m=4", "sampler={m=2, batch_size=32}"], {"name": "pml/m-per-class", "m": 2, "batch_size": 32}),
+        (["sampler={m=2}", "sampler.m=4"], {"name": "pml/m-per-class", "m": 4, "batch_size": 120}),
+        (["sampler.batch_size=64", "sampler={name='shuffle'}"], {"name": "shuffle", "batch_size": 64}),
+        (["sampler={name='shuffle', batch_size=32}", "sampler.name=tree"], {"name": "tree"}),
+        (["sampler.batch_size=64", "sampler={name='shuffle', batch_size=32}"], {"name": "shuffle", "batch_size": 32}),
+    ],
+)
+def test_the_last_value_of_a_key_holds_in_tables_too(tmp_path, overrides, wanted):
+    tables = {"sampler": {"name": "pml/m-per-class", "m": 8, "batch_size": 120}}
+    settings = [(override.key, override.value) for override in typed(overrides)]
+    assert overridden(tables, settings) == {"sampler": wanted}
+
+
+def test_names_inside_of_tables_go_first():
+    tables = {"model": {"trunk": "convnet"}, "origin": {"loss.name": "paper"}}
+    settings = [("model.trunk.width", 8), ("model", {"trunk": {"name": "mlp"}, "embedding_size": 4})]
+    found = overridden(tables, [*settings, ("origin", {"loss.name": "ours"})])
+    assert found["model"] == {"trunk": {"name": "mlp", "width": 8}, "embedding_size": 4}
+    assert found["origin"] == {"loss.name": "ours"}
+    found = overridden(tables, [("model", {"trunk": {"name": "mlp", "width": 8}}), ("model.trunk", "convnet")])
+    assert found["model"] == {"trunk": {"name": "convnet"}}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "wanted"),
+    [
+        (
+            ["loss.optimizer={name='sgd', lr=1}", "loss.name=b"],
+            {"name": "b", "optimizer": {"name": "sgd", "lr": 1}},
+        ),
+        (["loss={miner='m', name='b'}"], {"name": "b", "miner": "m"}),
+        (
+            ["loss.miner={name='m', k=2}", "loss={name='b'}"],
+            {"name": "b", "miner": {"name": "m", "k": 2}},
+        ),
+        (["loss.miner=m", "loss.name=b"], {"name": "b", "miner": "m"}),
+    ],
+)
+def test_names_of_parts_hold_whatever_the_order(overrides, wanted):
+    settings = [(override.key, override.value) for override in typed(overrides)]
+    for given in (settings, settings[::-1]):
+        assert overridden({"loss": {"name": "a", "margin": 0.1}}, given) == {"loss": wanted}

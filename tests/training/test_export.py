@@ -279,3 +279,28 @@ def test_the_lines_of_a_card_turn_an_image_upright(exported, runs, tmp_path):
     _, transform = run.network.preprocessing.transforms()
     assert torch.equal(names["images"][0], transform(read_image(tmp_path / "photo.png", channels=1)))
     assert not torch.equal(names["images"][0], transform(pixels[None]))
+
+
+def _sixteen_bits(generator):
+    return Image.fromarray(generator.integers(1 << 16, size=(12, 9)).astype(np.uint16))
+
+
+def _transparent(generator):
+    return Image.fromarray(generator.integers(256, size=(12, 9, 4), dtype=np.uint8), "RGBA")
+
+
+def _palette(generator):
+    image = Image.fromarray(generator.integers(256, size=(12, 9), dtype=np.uint8)).convert("P")
+    image.info["transparency"] = 3
+    return image
+
+
+@pytest.mark.parametrize("draw", [_sixteen_bits, _transparent, _palette])
+def test_the_lines_of_a_card_take_images_of_every_mode_as_the_program_does(exported, runs, tmp_path, draw):
+    file = tmp_path / "photo.png"
+    draw(np.random.default_rng(0)).save(file)
+    lines = re.findall(r"```python\n(.*?)```", (exported / "README.md").read_text(), re.S)[0]
+    names = {}
+    exec(lines.replace("photo.jpg", str(file)), names)
+    _, transform = load_run(runs[0], "cpu").network.preprocessing.transforms()
+    assert torch.equal(names["images"][0], transform(read_image(file, channels=1)))

@@ -12,7 +12,6 @@ from PIL import Image
 from torch import nn
 
 from pml_ext.data import LabeledImages
-from pml_ext.distributed import synchronize_batch_norm
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.networks.trunks import embedder, fit_whitened_pca, whitened_components
 from pml_ext.recipe import load_recipe, reported_phases
@@ -21,8 +20,8 @@ from pml_ext.training.features import FeatureCache
 from pml_ext.training.launch import train
 from pml_ext.training.opened import open_run
 from pml_ext.training.verdict import better_features
-from pml_ext_search import embedding, reading
-from pml_ext_search.collection import StoreWarning
+from pml_ext_search import folder_pass, reading
+from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import load_run
 
 from ..overrides import typed
@@ -286,25 +285,6 @@ def test_processes_share_the_store_of_rank_0(tmp_path, monkeypatch, sees):
             second._share_store()
 
 
-def batch_norms():
-    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Flatten())
-
-
-def timm_batch_norms():
-    layers = pytest.importorskip("timm.layers", reason="the extra timm is not installed")
-    return nn.Sequential(layers.BatchNormAct2d(4), nn.Flatten())
-
-
-@pytest.mark.parametrize("build", [batch_norms, timm_batch_norms])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_features_are_found_after_a_run_of_several_processes(build, device):
-    trunk = build()
-    plain = cache(trunk).store.folder
-    joined = synchronize_batch_norm(trunk, torch.device(device))
-    assert "Sync" in str(joined) or "Joined" in str(joined)
-    assert cache(joined).store.folder == plain
-
-
 @pytest.mark.usefixtures("without_report")
 def test_weights_come_from_a_file(tmp_path):
     state, _ = finished(tmp_path / "first")
@@ -374,7 +354,7 @@ def frozen_run(place, photos):
 def test_a_file_replaced_before_it_is_read_is_not_stale(tmp_path, monkeypatch):
     frozen_run(tmp_path / "run", tmp_path / "photos")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other cache"))
-    listed = embedding.list_folder
+    listed = folder_pass.list_folder
 
     def overtaken(folder):
         listing = listed(folder)
@@ -389,7 +369,7 @@ def test_a_file_replaced_before_it_is_read_is_not_stale(tmp_path, monkeypatch):
 
     shutil.copytree(tmp_path / "photos", tmp_path / "before")
     read = reading.read_image
-    monkeypatch.setattr(embedding, "list_folder", overtaken)
+    monkeypatch.setattr(folder_pass, "list_folder", overtaken)
     monkeypatch.setattr(reading, "read_image", old_pixels)  # read before the replacement, kept after it
     load_run(tmp_path / "run", store=tmp_path / "one", workers=0).index(tmp_path / "photos")
     monkeypatch.undo()

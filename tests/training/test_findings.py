@@ -9,6 +9,8 @@ from PIL import Image
 
 from pml_ext.training.launch import train
 
+from ..overrides import typed
+
 SETTINGS = ["schedule.epochs=1", "sampler.batch_size=32", "sampler.iterations=2", "data.image_size=8"]
 TRAINED = [6] * 8  # images of each class
 
@@ -24,7 +26,7 @@ def run_on(folder, tested):
             for image in range(size):
                 pixels = center + generator.uniform(0, 100, size=(8, 8))
                 Image.fromarray(pixels.astype(np.uint8)).save(place / f"{image}.png")
-    train("cbml/digits", folder / "run", overrides=[f"data.name=folder:{folder / 'images'}", *SETTINGS])
+    train("cbml/digits", folder / "run", overrides=typed([f"data.name=folder:{folder / 'images'}", *SETTINGS]))
     metrics = json.loads((folder / "run" / "metrics.json").read_text())
     return metrics, (folder / "run" / "report.html").read_text()
 

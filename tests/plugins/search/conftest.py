@@ -1,11 +1,12 @@
 """A folder of images and its index, which the tests of retrieval share and leave as they are."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import subprocess
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from pml_ext import load_run
-from pml_ext_search.collection import Embedded
+from pml_ext import load_run, registry
+from pml_ext_search.embedded import Embedded
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.gallery import Gallery
 from pml_ext_search.trained import TrainedRun
@@ -129,3 +130,15 @@ def make(runs: tuple[Path, Path], tmp_path: Path) -> Callable[..., TrainedRun]:
 def command(pml_ext_command: Command) -> Command:
     """Runs the command line in this process, under a shorter name."""
     return pml_ext_command
+
+
+@pytest.fixture
+def block(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Leaves a plugin out for the rest of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def leave_out(name: str) -> None:
+            monkeypatch.setenv("PML_EXT_BLOCK", name)
+            stack.enter_context(registry.isolated())
+
+        yield leave_out

@@ -18,9 +18,12 @@ from filelock import FileLock
 
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
-from pml_ext_search import embedding
-from pml_ext_search.collection import ClassFolders, Collection, StoreWarning, recorded_by
+from pml_ext_search import embedding, folder_pass
+from pml_ext_search.class_folders import ClassFolders
+from pml_ext_search.collection import Collection
+from pml_ext_search.database import recorded_by
 from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import _class_levels
 
 from .conftest import flip, full, killed
@@ -214,7 +217,7 @@ def test_precision_and_preprocessing_are_of_the_identity(runs):
 
 
 def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, command, runs, monkeypatch):
-    monkeypatch.setattr(embedding, "WRITTEN", 64)
+    monkeypatch.setattr(folder_pass, "WRITTEN", 64)
     write_some(images, range(300))
     real = os.fsync
     written = []
@@ -239,8 +242,8 @@ def test_a_full_disk_is_one_line_and_what_was_written_stays(make, images, comman
 def test_a_killed_process_goes_on_from_its_last_rows(make, images, monkeypatch):
     """Killed with its workers at work; benchmarks/embedding_kills.py kills the command three times."""
     write_some(images, range(100))
-    monkeypatch.setattr(embedding, "WRITTEN", 20)
-    monkeypatch.setattr(embedding, "SECONDS", math.inf)
+    monkeypatch.setattr(folder_pass, "WRITTEN", 20)
+    monkeypatch.setattr(folder_pass, "SECONDS", math.inf)
     killed(lambda: make(workers=2).embed_folder(images, batch_size=10), 3)
     kept = rows(images)
     vectors = images.parent / "store" / "vectors.f32"
@@ -336,7 +339,7 @@ def test_readers_go_on_while_a_large_write_is_not_committed(make, images, tmp_pa
     write_some(images, range(5))
     run = make()
     run.embed_folder(images)
-    monkeypatch.setattr("pml_ext_search.collection._LOCK_TIMEOUT", 0)
+    monkeypatch.setattr("pml_ext_search.database.LOCK_TIMEOUT", 0)
     with run.collection.transaction(write=True) as current:
         many = [(b"%0200d" % number, 1, 1, 0, 0) for number in range(40_000)]  # more than SQLite's cache has
         current.connection.executemany("INSERT INTO embedded VALUES (?, ?, ?, ?, ?)", many)

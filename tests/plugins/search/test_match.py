@@ -1,6 +1,7 @@
 """Answers to many queries, written to a file."""
 
 import json
+import sys
 
 import pytest
 
@@ -38,3 +39,30 @@ def test_wrong_files_of_answers(runs, folder, tmp_path, command):
     told = command("query", runs[0], folder, "-o", tmp_path / "answers.txt")
     assert (told.returncode, "wanted a file that ends in .parquet or .jsonl" in told.stderr) == (2, True)
     assert "-o wants one folder" in command("query", runs[0], "-o", tmp_path / "answers.jsonl").stderr
+
+
+def test_lines_need_neither_pyarrow_nor_the_plugin_of_parts(runs, folder, tmp_path, command, block, monkeypatch):
+    block("parts")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    own = ("--store", tmp_path / "own")
+    command("index", runs[0], folder, *own)
+    out = tmp_path / "answers.jsonl"
+    done = command("query", runs[0], folder / "3", *own, "-k", 2, "-o", out, "--json")
+    assert done.returncode == 0, done.stderr
+    assert len(out.read_text().splitlines()) == json.loads(done.stdout)["queries"] > 0
+    told = command("query", runs[0], folder / "3", *own, "-o", tmp_path / "answers.parquet")
+    assert (told.returncode, "-o FILE.parquet needs the package 'pyarrow'" in told.stderr) == (2, True)
+
+
+def test_without_the_plugin_of_parts_the_rest_says_what_is_missing(runs, folder, tmp_path, command, block):
+    block("parts")
+    missing = "needs the plugin 'parts', which is blocked (by PML_EXT_BLOCK)"
+    for arguments, what in (
+        (("embed", runs[0], folder, "--part", "1/2", "-o", tmp_path / "parts"), "embed --part"),
+        (("embed", runs[0], folder, "--on", "ray", "-o", tmp_path / "parts"), "embed --on ray"),
+        (("index", runs[0], "--from", tmp_path / "parts"), "--from PARTS"),
+    ):
+        told = command(*arguments)
+        assert (told.returncode, f"{what} {missing}" in told.stderr) == (2, True)
+    assert command("embed", runs[0], folder, "--store", tmp_path / "own", "-o", tmp_path / "all.npz").returncode == 0

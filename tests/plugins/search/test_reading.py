@@ -19,7 +19,7 @@ from pml_ext.errors import ConfigError, DataError
 from pml_ext.networks.trunks import builtin_trunk
 from pml_ext_search import reading
 from pml_ext_search.embedding import SkippedImage
-from pml_ext_search.reading import default_workers
+from pml_ext_search.reading import default_workers, listed
 
 from .drawings import write_some
 
@@ -220,6 +220,16 @@ def test_single_images_become_a_list():
     for wrong in (5, {"a": 1}, b"photo.png"):
         with pytest.raises(TypeError, match=f"wanted a path, .* or several of one kind; not a {type(wrong).__name__}"):
             reading.as_images(wrong)
+
+
+def test_listed_files_lie_below_a_folder_of_this_machine(tmp_path):
+    with pytest.raises(ConfigError, match="below a folder of this machine"):
+        listed(["1.png"], "s3://bucket/photos")
+    with pytest.raises(ConfigError, match="is not below"):
+        listed(["../1.png"], tmp_path)
+    listing = listed([tmp_path / "a" / "1.png", tmp_path / "b" / "2.png"])
+    assert (listing.folder, listing.names) == (tmp_path.resolve(), ["a/1.png", "b/2.png"])
+    assert listed("s3://bucket/photos") == "s3://bucket/photos"
 
 
 @pytest.mark.parametrize("size", [(1100, 1060), (1600, 1200), (2113, 2083)])

@@ -44,10 +44,10 @@ def test_an_address_has_a_scheme_and_is_no_folder(tmp_path, monkeypatch):
     assert found == [True, False, False, False, False]
 
 
-def test_without_the_plugin_of_stores_the_rest_runs(command, runs, folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("PML_EXT_BLOCK", "stores")
+def test_without_the_plugin_of_stores_the_rest_runs(command, runs, folder, tmp_path, block):
+    block("stores")
     own = ("--store", tmp_path / "own")
-    told = command("index", runs[0], folder, *own, "--to", "lancedb:secret")
+    told = command("index", runs[0], folder, *own, "--to", f"lancedb:{tmp_path}/secret")
     assert told.returncode == 2
     wanted = "the store lancedb:... needs the plugin 'stores', which is blocked (by PML_EXT_BLOCK)"
     assert wanted in told.stderr
@@ -55,5 +55,5 @@ def test_without_the_plugin_of_stores_the_rest_runs(command, runs, folder, tmp_p
     assert command("index", runs[0], folder, *own).returncode == 0
     photo = folder / "3" / "0003.png"
     assert command("query", runs[0], photo, *own, "--json").returncode == 0
-    told = command("query", runs[0], photo, "--store", "lancedb:secret")
+    told = command("query", runs[0], photo, "--store", f"lancedb:{tmp_path}/secret")
     assert (told.returncode, wanted in told.stderr) == (2, True)

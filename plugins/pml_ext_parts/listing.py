@@ -1,0 +1,100 @@
+"""Listing of images, without reading them, and cutting the listing into segments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pml_ext.tool import (
+    IMAGE_ENDINGS,
+    MISSING,
+    DataError,
+    FileStat,
+    ImageListing,
+    file_stat,
+    is_inside,
+    needs_extra,
+    one_line,
+    shortened,
+)
+
+from .segments import Segment, Work, filesystem
+
+BATCH = 64  # images per batch; segments end where batches end
+FILES = 1024  # maximum number of segments of a listing; in tables each row group is a segment, in tar files each shard
+
+
+def listed(images: ImageListing | str) -> Work:
+    """Cut a listing into segments.
+
+    ``images`` is a listing of files, or text: an address of a folder that pyarrow's file systems know, such as
+    ``s3://bucket/photos``; a Parquet table of ``path`` and ``image`` (bytes); tar shards of webdataset,
+    ``photos-{000..015}.tar``.
+    """
+    if not isinstance(images, str):
+        return _cut(str(images.folder), images.names, images.stats, images.others)
+    if images.endswith(".parquet"):
+        return _listed_table(Path(images).resolve())
+    if images.endswith(".tar"):
+        return _listed_shards(images)
+    return _listed_address(images.rstrip("/"))
+
+
+def _listed_table(file: Path) -> Work:
+    from .tables import OF_IMAGES, column, opened
+
+    segments = []
+    stat = file_stat(file) or MISSING
+    for group in range(opened(file, OF_IMAGES).num_row_groups):
+        names = tuple(column(file, group, "path"))
+        for name in names:
+            if not isinstance(name, str) or not is_inside(name):
+                found = shortened(repr(name), 100)
+                raise DataError(
+                    f"{file}: the path {found}; wanted one relative to the folder of the images, cats/1.jpg"
+                )
+        segments.append(Segment(str(file), names, (stat,), group))
+    return Work(str(file.parent), segments)
+
+
+def _listed_shards(pattern: str) -> Work:
+    with needs_extra("webdataset", "tar shards"):
+        from braceexpand import braceexpand
+    shards = [Path(shard).resolve() for shard in braceexpand(pattern)]
+    segments = []
+    for shard in shards:
+        if not shard.is_file():
+            raise DataError(f"{shard}: no such shard")
+        segments.append(Segment(str(shard), stats=(file_stat(shard) or MISSING,)))
+    return Work(str(shards[0].parent), segments)
+
+
+def _listed_address(place: str) -> Work:
+    system, root = filesystem(place)  # raises an error without pyarrow
+    import pyarrow.fs
+
+    try:
+        found = system.get_file_info(pyarrow.fs.FileSelector(root, recursive=True))
+    except OSError as error:
+        raise DataError(f"{place}: cannot be listed ({one_line(error)})") from None
+    stats: dict[str, FileStat] = {}
+    for file in found:
+        name = file.path[len(root) + 1 :]
+        is_hidden = name.startswith(".") or "/." in name
+        if file.is_file and not is_hidden and name.lower().endswith(IMAGE_ENDINGS):
+            stats[name] = (file.size or 0, file.mtime_ns or 0)
+    names = sorted(stats, key=lambda name: name.split("/"))
+    return _cut(place, names, [stats[name] for name in names])
+
+
+def _cut(place: str, names: Sequence[str], stats: Sequence[FileStat], others: Mapping[str, str] | None = None) -> Work:
+    if not names:
+        raise DataError(f"{place}: no image by its name")
+    batches_per_segment = math.ceil(len(names) / (BATCH * FILES))
+    length = BATCH * batches_per_segment
+    segments = []
+    for start in range(0, len(names), length):
+        end = start + length
+        segments.append(Segment(place, tuple(names[start:end]), tuple(stats[start:end])))
+    return Work(place, segments, others or {})

@@ -1,0 +1,100 @@
+"""Embedding with Ray Data: workers embed segments of a listing, and the calling process writes the files."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pml_ext.tool import DataError, FileEmbedder, needs_extra, one_line, threads_for, write_atomically
+
+from .segments import Work
+from .tables import META
+from .writing import pending, tables
+
+with needs_extra("ray", "--on ray"):
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+
+class Embedder:
+    """A worker's network, which embeds one segment per call."""
+
+    def __init__(self, load: Callable[[], FileEmbedder], work: Any) -> None:
+        import ray
+
+        self._embedder = load()
+        self._work = ray.get(work)
+        self._class_of = self._embedder.class_namer(self._work.names())
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a segment's number, its number of images, its Parquet file as bytes, and why files are left out."""
+        ((number, table),) = tables(self._embedder, self._work, [row["number"]], self._class_of)
+        file = io.BytesIO()
+        parquet.write_table(table, file)
+        return {"number": number, "images": table.num_rows, "file": file.getvalue(), "skipped": _skipped_of(table)}
+
+
+def _skipped_of(table: pyarrow.Table) -> str:
+    """Return why images of a segment were left out, by name, as JSON."""
+    return json.dumps(json.loads(table.schema.metadata[META])["skipped"])
+
+
+def write_on_ray(
+    embedder: FileEmbedder,
+    load: Callable[[], FileEmbedder],
+    work: Work,
+    part: int,
+    parts: int,
+    out: Path,
+    address: str | None,
+    jobs: int,
+    gpus: float,
+) -> int:
+    """Embed a part of a listing with Ray Data workers, as :func:`~.writing.write_part`; return the number of images.
+
+    Each worker embeds with what ``load`` returns. Workers read the run and the images by their paths, so both must be
+    on storage that all machines share. A worker that dies is replaced, and its segments are embedded again.
+    """
+    with needs_extra("ray", "--on ray"):
+        import ray
+        import ray.data
+    numbers = pending(work, part, parts, out, embedder.identity)
+    if part == 1:
+        embedder.warn_of_skipped(work.others)
+    if not numbers:
+        return 0
+    options: dict[str, Any] = {}
+    if not address:  # a cluster of this machine alone, also where another one runs, or RAY_ADDRESS names one
+        address = "local"
+        options = {"num_cpus": jobs, "include_dashboard": False}
+    environment = {"env_vars": {"OMP_NUM_THREADS": str(threads_for(jobs))}}
+    ray.init(address=address, runtime_env=environment, log_to_driver=False, **options)
+    images = 0
+    shared = ray.put(work)
+    try:
+        found = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
+        done = found.map(
+            Embedder,
+            fn_constructor_args=(load, shared),
+            concurrency=jobs,
+            num_cpus=1,
+            num_gpus=gpus or None,
+        )
+        for row in done.iter_rows():
+            write_atomically(out / work.file(row["number"]), functools.partial(_write_bytes, content=row["file"]))
+            embedder.warn_of_skipped(json.loads(row["skipped"]))
+            images += row["images"]
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None) or error
+        raise DataError(f"Ray: {one_line(cause)}; files that were written stay, type the command again") from None
+    finally:
+        ray.shutdown()
+    return images
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
+    path.write_bytes(content)

@@ -1,0 +1,64 @@
+"""The service ``parts``: :class:`pml_ext.retrieval.parts.PartsService`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from pml_ext.tool import FileEmbedder, ImageListing, RowsOfFolder, Written
+
+from .embedding import embedded_segments
+from .listing import listed
+from .segments import Work
+
+
+def write(embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:
+    """Embed a part of the images into files.
+
+    For any number of parts the files are bitwise identical, if all processes have the same number of threads. An
+    existing file is not written again, so that a killed part resumes when it is called again.
+    """
+    from .writing import write_part
+
+    work = listed(images)
+    return _written(work, part, parts, write_part(embedder, work, part, parts, out))
+
+
+def write_on_ray(
+    embedder: FileEmbedder,
+    load: Callable[[], FileEmbedder],
+    images: ImageListing | str,
+    part: int,
+    parts: int,
+    out: Path,
+    address: str | None,
+    jobs: int,
+    gpus: float,
+) -> Written:
+    """Embed as :func:`write`, with workers of Ray Data, each of which calls ``load``, a function of a module."""
+    from . import on_ray
+
+    work = listed(images)
+    with contextlib.redirect_stdout(sys.stderr):  # Ray prints its progress on stdout
+        embedded = on_ray.write_on_ray(embedder, load, work, part, parts, out, address, jobs, gpus)
+    return _written(work, part, parts, embedded)
+
+
+def _written(work: Work, part: int, parts: int, images: int) -> Written:
+    return Written(images, files=len(work.part(part, parts)), files_of_all_parts=len(work.segments))
+
+
+def read(place: Path, identity: str, by: str) -> RowsOfFolder:
+    """Read all files of a folder; DataError if one is missing, damaged, or of another network."""
+    from . import reading
+
+    return reading.read(place, identity, by)
+
+
+def embedded(embedder: FileEmbedder, images: str) -> RowsOfFolder:
+    """Embed images without writing files; with a warning for each that is skipped."""
+    work = listed(images)
+    segments = embedded_segments(embedder, work, range(len(work.segments)))
+    return RowsOfFolder(work.folder, (segment.rows for segment in segments), {})

@@ -1,0 +1,88 @@
+"""Writing of embeddings: a Parquet file for each segment of a part."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pml_ext.tool import ConfigError, DataError, FileEmbedder, check_writable, needs_extra, write_atomically
+
+from .embedding import ClassNamer, embedded_segments
+from .segments import Work
+from .tables import META, about
+
+with needs_extra("parquet", "a Parquet file"):
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+
+def pending(work: Work, part: int, parts: int, out: Path, identity: str) -> list[int]:
+    """Return a part's segments that are not written, or whose images have changed.
+
+    Create the folder. Raise ConfigError if it has files of another listing or another run.
+    """
+    numbers = work.part(part, parts)
+    check_writable("-o", out)
+    file = min(out.glob("embeddings-*.parquet"), default=None)  # reading.py checks the others
+    if file is not None:
+        found = about(file)
+        if (found["identity"], found["listing"]) != (identity, work.digest):
+            if found["identity"] != identity:
+                what = "another run"
+            else:
+                what = "another listing of images"
+            raise ConfigError(f"{file} is of {what}; type -o FOLDER for another folder, or delete {out}")
+    out.mkdir(parents=True, exist_ok=True)
+    return [number for number in numbers if not _is_written(work, number, out, identity)]
+
+
+def _is_written(work: Work, number: int, out: Path, identity: str) -> bool:
+    """Return whether a segment's file is there, for these images as they are now."""
+    try:
+        found = about(out / work.file(number))
+    except DataError:
+        return False
+    return (found["identity"], found["segment"]) == (identity, work.segments[number].digest)
+
+
+def write_part(embedder: FileEmbedder, work: Work, part: int, parts: int, out: Path) -> int:
+    """Embed a part of a listing; return the number of newly embedded images."""
+    numbers = pending(work, part, parts, out, embedder.identity)
+    if part == 1:
+        embedder.warn_of_skipped(work.others)
+    images = 0
+    for number, table in tables(embedder, work, numbers, embedder.class_namer(work.names())):
+        write_atomically(out / work.file(number), functools.partial(parquet.write_table, table))
+        images += table.num_rows
+    return images
+
+
+def tables(
+    embedder: FileEmbedder, work: Work, numbers: Sequence[int], class_of: ClassNamer
+) -> Iterator[tuple[int, pyarrow.Table]]:
+    """Embed segments; yield the number and the table of each."""
+    columns = {
+        "path": pyarrow.string(),
+        "class": pyarrow.string(),
+        "size": pyarrow.int64(),
+        "time": pyarrow.int64(),
+        "embedding": pyarrow.list_(pyarrow.float32(), embedder.size),
+    }
+    for number, embedded, skipped in embedded_segments(embedder, work, numbers):
+        about_segment = {
+            "identity": embedder.identity,
+            "by": embedder.by,
+            "folder": work.folder,
+            "listing": work.digest,
+            "segment": work.segments[number].digest,
+            "number": number,
+            "segments": len(work.segments),
+            "skipped": skipped,
+        }
+        schema = pyarrow.schema(columns.items(), {META: json.dumps(about_segment)})
+        rows = []
+        for name, (size, time), point in zip(*embedded, strict=True):
+            rows.append({"path": name, "class": class_of(name), "size": size, "time": time, "embedding": point})
+        yield number, pyarrow.Table.from_pylist(rows, schema)

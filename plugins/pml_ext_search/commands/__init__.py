@@ -1,0 +1,1 @@
+"""The commands ``embed``, ``index``, ``query`` and ``cluster``, a module each."""

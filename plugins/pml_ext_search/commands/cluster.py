@@ -1,0 +1,80 @@
+"""``pml-ext cluster``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from pml_ext.tool import (
+    AsJson,
+    ComparedBy,
+    ImageFolder,
+    OnDevice,
+    RunFolder,
+    StoreFolder,
+    Workers,
+    print_result,
+    printable,
+)
+
+from .loading import embedding_run
+
+if TYPE_CHECKING:
+    from ..clusters import Clusters
+
+
+def cluster(
+    run: RunFolder,
+    folder: ImageFolder,
+    clusters: Annotated[str, Option(metavar="N|auto", help="Number (k-means), or auto (HDBSCAN).")],
+    out: Annotated[Path | None, Option("--out", "-o", help="The folder to write (default RUN/clusters).")] = None,
+    smallest: Annotated[int | None, Option(help="With --clusters auto: smallest cluster size (default 5).")] = None,
+    by: ComparedBy = None,
+    workers: Workers = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Cluster a folder's images into a CSV table and contact sheets. HDBSCAN's outliers are cluster -1."""
+    number: int | str = clusters
+    if clusters.removeprefix("-").isdecimal():
+        number = int(clusters)
+    with embedding_run(run, folder, device, workers, store, by) as trained:
+        result = trained.cluster(folder, number, out, smallest=smallest)
+    sheets = {number: str(sheet) for number, sheet in result.sheets.items()}
+    shown = [dataclasses.asdict(each) | {"sheet": sheets.get(each.number)} for each in result.clusters]
+    about = {"folder": str(folder), "method": result.grouping.method, "table": str(result.table), "clusters": shown}
+    found = 0
+    noise = 0
+    for each in result.clusters:
+        if each.number >= 0:
+            found += 1
+        else:
+            noise += len(each.members)
+    text = f"{found} clusters by {result.grouping.method}"
+    if clusters == "auto":
+        text += f"; {noise} images in none (cluster -1)"
+    lines = [text, f"table and {len(result.sheets)} contact sheets: {out or run / 'clusters'}"]
+    columns, rows = _cluster_rows(result)
+    right = [0, 1, 3] if "share" in columns else [0, 1]
+    print_result(as_json, about, *lines, columns=columns, rows=rows, right=right)
+
+
+def _cluster_rows(result: Clusters) -> tuple[list[str], list[list[str]]]:
+    """Return the columns and rows of the printed table of clusters."""
+    paths = result.grouping.embedded.paths
+    with_classes = any(each.share is not None for each in result.clusters)
+    columns = ["cluster", "images", "for example"]
+    if with_classes:
+        columns = ["cluster", "images", "class", "share", "for example"]
+    rows = []
+    for each in result.clusters:
+        row = [str(each.number), str(len(each.members))]
+        if with_classes:
+            row += [printable(each.name) or "(no folder)", f"{each.share or 0:.0%}"]
+        examples = ", ".join(paths[member] for member in each.members[:3])
+        rows.append([*row, printable(examples)])
+    return columns, rows

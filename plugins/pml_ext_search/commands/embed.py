@@ -1,0 +1,169 @@
+"""``pml-ext embed``."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+
+from typer import Argument, Option
+
+from pml_ext.tool import (
+    AsJson,
+    By,
+    ComparedBy,
+    ConfigError,
+    Device,
+    OnDevice,
+    PartsService,
+    Progress,
+    RayAddress,
+    RunFolder,
+    StoreFolder,
+    Workers,
+    Written,
+    check_writable,
+    print_result,
+    service,
+)
+
+from .loading import embedding_run, load_for_command, read_list
+
+if TYPE_CHECKING:
+    from ..trained import TrainedRun
+
+_SOURCES = (
+    "A folder of images, sub-folders included; with --part and --on also an address such as s3://bucket/photos, a "
+    "Parquet table of path and image, or shards-{000..015}.tar."
+)
+
+
+def embed(
+    run: RunFolder,
+    folder: Annotated[str, Argument(help=_SOURCES)],
+    out: Annotated[Path, Option("--out", "-o", help="The .npz file to write; with --part and --on, a folder.")],
+    part: Annotated[str | None, Option(metavar="K/N", help="Embed the K-th of N parts, for index --from.")] = None,
+    listing: Annotated[
+        Path | None, Option("--list", metavar="FILE", help="With --part or --on: a file with one path per line.")
+    ] = None,
+    on: Annotated[Literal["here", "ray"], Option(help="Embed with workers of Ray Data, into Parquet files.")] = "here",
+    ray_address: RayAddress = None,
+    jobs: Annotated[int | None, Option("--jobs", "-j", min=1, help="Number of Ray workers (default 2).")] = None,
+    num_gpus: Annotated[float | None, Option(help="GPUs per Ray worker (default 0).")] = None,
+    by: ComparedBy = None,
+    workers: Workers = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Embed the images of a folder into a file.
+
+    For several devices, type torchrun --nproc-per-node N -m pml_ext embed RUN FOLDER -o FILE; this also works for
+    index and cluster.
+    """
+    if on == "here" and (ray_address, jobs, num_gpus) != (None, None, None):
+        raise ConfigError("--ray-address, --jobs and --num-gpus go with --on ray")
+    if part is None and on == "here":
+        if listing is not None:
+            raise ConfigError("--list goes with --part or --on ray; type --part 1/1 for all of it")
+        _embed_to_file(run, Path(folder), out, workers, store, device, as_json, by)
+        return
+    if store is not None or (workers is not None and on == "ray"):
+        raise ConfigError("--store goes without --part and --on ray, and --workers without --on ray")
+    number, parts = _part_numbers(part or "1/1")
+    options = _RayOptions(device, ray_address, jobs or 2, num_gpus or 0.0) if on == "ray" else None
+    sources = None if listing is None else read_list(listing)
+    with Progress() as bar:
+        trained = load_for_command(run, device, workers, listener=bar.embedding, by=by)
+        written = _write_part(trained, folder, sources, number, parts, out, options)
+    text = f"{written.images} images embedded now, {written.files} of {written.files_of_all_parts} files: {out}"
+    if part is not None:
+        text = f"part {number} of {parts}: {text}"
+    about = {
+        "folder": str(out),
+        "new": written.images,
+        "files": written.files,
+        "files_of_all_parts": written.files_of_all_parts,
+    }
+    print_result(as_json, about, text)
+
+
+class _RayOptions(NamedTuple):
+    """How Ray embeds."""
+
+    device: Device  # of each worker
+    address: str | None
+    jobs: int
+    gpus: float
+
+
+def _write_part(
+    trained: TrainedRun,
+    folder: str,
+    sources: list[str] | None,
+    part: int,
+    parts: int,
+    out: Path,
+    ray: _RayOptions | None,
+) -> Written:
+    """Embed a part of a folder, or of the files of a list, into files; with ``ray``, by its workers."""
+    from ..reading import listed
+    from ..trained import load_embedder
+
+    embedder = trained.images  # refuses a run of vectors
+    service_of_parts: PartsService = service("parts", "embed --part" if ray is None else "embed --on ray")
+    images = listed(folder) if sources is None else listed(sources, folder)
+    if ray is None:
+        return service_of_parts.write(embedder, images, part, parts, out)
+    load = functools.partial(load_embedder, str(trained.folder.resolve()), ray.device, embedder.by)
+    return service_of_parts.write_on_ray(embedder, load, images, part, parts, out, ray.address, ray.jobs, ray.gpus)
+
+
+def _embed_to_file(
+    run: Path,
+    folder: Path,
+    out: Path,
+    workers: int | None,
+    store: Path | None,
+    device: Device,
+    as_json: bool,
+    by: By | None,
+) -> None:
+    from ..saving import save_embeddings
+
+    if out.suffix != ".npz":
+        raise ConfigError(f"-o {out}: wanted a file that ends in .npz, or a folder and --part 1/1")
+    check_writable("-o", out, file=True)
+    with embedding_run(run, folder, device, workers, store, by) as trained:
+        if trained.takes_vectors:
+            _embed_vectors_to_file(trained, folder, out, store, as_json)
+            return
+        embedded = trained.embed_folder(folder)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_embeddings(embedded, out)
+    images, size = embedded.embeddings.shape
+    about = {"file": str(out), "images": images, "size": size, "new": embedded.new, "skipped": embedded.skipped}
+    print_result(as_json, about, f"{images} embeddings of size {size}, {embedded.new} of them new: {out}")
+
+
+def _embed_vectors_to_file(trained: TrainedRun, path: Path, out: Path, store: Path | None, as_json: bool) -> None:
+    """Embed a file of vectors into another, without the collection."""
+    from ..vectors import save_vectors
+
+    if store is not None:
+        raise ConfigError("--store goes with images; embeddings of vectors are written to the file alone")
+    embedded = trained.vectors.embedded(path)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_vectors(embedded, out)
+    count, size = embedded.embeddings.shape
+    print_result(
+        as_json, {"file": str(out), "vectors": count, "size": size}, f"{count} embeddings of size {size}: {out}"
+    )
+
+
+def _part_numbers(part: str) -> tuple[int, int]:
+    """Return K and N of ``K/N``."""
+    number, _, parts = part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal()):
+        raise ConfigError(f"--part {part}: wanted K/N, such as 3/16")
+    return int(number), int(parts)

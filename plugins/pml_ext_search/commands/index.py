@@ -1,0 +1,137 @@
+"""``pml-ext index``."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Exit, Option
+
+from pml_ext.tool import (
+    AsJson,
+    ComparedBy,
+    ConfigError,
+    OnDevice,
+    RunFolder,
+    StoreFolder,
+    Workers,
+    first_of,
+    print_result,
+    printable,
+    say,
+)
+
+from .loading import STORES, IndexedFolder, embedding_run, load_for_command
+
+if TYPE_CHECKING:
+    from ..gallery import Gallery
+    from ..trained import TrainedRun
+
+_LISTED = 10  # maximum missing or changed images listed by name
+
+
+def index(
+    run: RunFolder,
+    folder: IndexedFolder = None,
+    factory: Annotated[
+        str,
+        Option("--index", metavar="exact|FACTORY", help="A faiss factory, as IVF64,Flat (default: exact to 200,000)."),
+    ] = "",
+    parts: Annotated[
+        Path | None, Option("--from", metavar="PARTS", help="Use the embeddings of embed --part; embed nothing.")
+    ] = None,
+    to: Annotated[str | None, Option(metavar="STORE", help=f"Also write changes to a database: {STORES}.")] = None,
+    check: Annotated[bool, Option("--check", help="Only verify the index and its image files.")] = False,
+    by: ComparedBy = None,
+    workers: Workers = None,
+    store: StoreFolder = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Index the images of a folder, or the vectors of a file, or update the index."""
+    if workers is not None and (check or parts is not None):
+        raise ConfigError("--workers is for reading images to embed; leave it out with --check or --from")
+    if check:
+        if folder is not None or factory or parts is not None or to is not None:
+            raise ConfigError("--check reads the index as it is; leave out FOLDER, --index, --from and --to")
+        _check_index(load_for_command(run, device, store=store, by=by).gallery(), as_json)
+        return
+    opened: AbstractContextManager[TrainedRun]
+    if parts is None:
+        opened = embedding_run(run, folder, device, workers, store, by)
+    else:
+        opened = nullcontext(load_for_command(run, device, store=store, by=by))
+    with opened as trained:
+        store_to_fill = None
+        if to is not None:
+            store_to_fill = trained.open_store(to)  # raises an error before anything is embedded
+        if parts is None:
+            gallery = trained.index(folder, factory)
+        else:
+            gallery = trained.write_index(parts, folder, factory)
+    about = _about_index(gallery)
+    what = f"{gallery.noun} indexed"
+    if gallery.by == "features":
+        what += " by the features before the head"
+    lines = [f"{len(gallery)} {what}: {gallery.place}"]
+    if gallery.changes is not None:
+        lines.append(str(gallery.changes))
+    faiss = gallery.faiss
+    if faiss is not None and faiss.recall is not None:
+        name = gallery.factory
+        if faiss.setting:
+            name += f" with {faiss.setting} {faiss.effort}"
+        lines.append(_recall_text(name, faiss.recall))
+    if store_to_fill is not None:
+        stored = store_to_fill.update(gallery.embedded)
+        recall = store_to_fill.recall_at_10(gallery.embedded)
+        about["store"] = {"to": store_to_fill.shown, **stored._asdict(), "recall_at_10": recall}
+        kind = store_to_fill.shown.partition(":")[0]
+        lines.append(f"{kind}: {stored}")
+        if recall is not None:
+            lines.append(_recall_text(kind, recall))
+    print_result(as_json, about, *lines)
+
+
+def _about_index(gallery: Gallery) -> dict[str, Any]:
+    """Return what ``index --json`` prints."""
+    new, changed, gone, as_before = gallery.changes or (len(gallery), 0, 0, 0)
+    effort = None
+    recall = None
+    if gallery.faiss is not None:
+        effort = gallery.faiss.effort
+        recall = gallery.faiss.recall
+    return {
+        "index": str(gallery.place),
+        "folder": str(gallery.folder),
+        "by": gallery.by,
+        "images": len(gallery),
+        "new": new,
+        "changed": changed,
+        "gone": gone,
+        "as_before": as_before,
+        "search": gallery.factory or "exact",
+        "effort": effort,
+        "recall_at_10": recall,
+    }
+
+
+def _recall_text(name: str, recall: float) -> str:
+    return f"{name}: recall@10 {recall:.3f} of exact search, on a sample of the images"
+
+
+def _check_index(gallery: Gallery, as_json: bool) -> None:
+    """Print which images of an index are gone or changed; exit code 1 if there are some."""
+    gone, changed = gallery.check()
+    lines = [f"{len(gallery)} {gallery.noun}, all files as they were written: {gallery.place}"]
+    for what, paths in (("gone", gone), ("changed", changed)):
+        if paths:
+            lines.append(f"{len(paths)} {what}: {printable(first_of(paths, _LISTED))}")
+    about = {"index": str(gallery.place), "images": len(gallery), "gone": gone, "changed": changed}
+    print_result(as_json, about, *lines)
+    if gone or changed:
+        say(
+            f"{len(gone)} {gallery.noun} gone and {len(changed)} changed since they were indexed; type: {gallery.again}"
+        )
+        raise Exit(1)

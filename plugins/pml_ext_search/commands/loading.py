@@ -1,0 +1,67 @@
+"""Loading of runs for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Exit
+
+from pml_ext.tool import By, ConfigError, Device, Progress, process_number
+
+if TYPE_CHECKING:
+    from ..embedding import Listener
+    from ..trained import TrainedRun
+
+IndexedFolder = Annotated[
+    Path | None,
+    Argument(metavar="[FOLDER]", help="Image folder, or a file of vectors (default: the indexed one)."),
+]
+STORES = "lancedb:DIR, pgvector:postgresql://..., qdrant:DIR|URL"
+
+
+@contextmanager
+def embedding_run(
+    run: Path, folder: Path | None, device: Device, workers: int | None, store: Path | None, by: By | None = None
+) -> Iterator[TrainedRun]:
+    """Load a run that embeds a folder's images, with progress on stderr.
+
+    Under torchrun each rank embeds a part; rank 0 continues with all embeddings, the others exit.
+    """
+    from pml_ext.tool import choose_device, process_group
+
+    with process_group(choose_device(device).partition(":")[0]):
+        if process_number() != 0:
+            trained = load_for_command(run, device, workers, store, by=by)
+            if not trained.takes_vectors:  # a single process embeds vectors faster than it could share them
+                trained.embed_folder(trained.indexed_folder() if folder is None else folder)
+            raise Exit
+        with Progress() as bar:
+            yield load_for_command(run, device, workers, store, bar.embedding, by)
+
+
+def load_for_command(
+    run: Path,
+    device: Device,
+    workers: int | None = None,
+    store: Path | None = None,
+    listener: Listener | None = None,
+    by: By | None = None,
+) -> TrainedRun:
+    """Load a run for retrieval; on a CPU, the process reuses freed memory from then on."""
+    from pml_ext.tool import choose_device, keep_freed_memory
+
+    from ..trained import load_run
+
+    keep_freed_memory(choose_device(device))
+    return load_run(run, device, workers, store, listener, by)
+
+
+def read_list(listing: Path) -> list[str]:
+    """Return the lines of a file of paths."""
+    try:
+        return [line for line in listing.read_text("utf-8", errors="surrogateescape").split("\n") if line]
+    except OSError as error:
+        raise ConfigError(f"--list {listing}: cannot be read ({error.strerror or error})") from None

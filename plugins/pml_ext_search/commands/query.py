@@ -1,0 +1,223 @@
+"""``pml-ext query``."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Argument, Option
+
+from pml_ext.tool import (
+    AsJson,
+    ComparedBy,
+    ConfigError,
+    OnDevice,
+    Progress,
+    RunFolder,
+    Workers,
+    check_writable,
+    counted,
+    one_line,
+    print_json,
+    print_result,
+    print_table,
+    printable,
+    say,
+    stdout,
+)
+
+from .loading import STORES, load_for_command, read_list
+
+if TYPE_CHECKING:
+    from ..query import Answer
+    from ..trained import TrainedRun
+
+
+def query(
+    run: RunFolder,
+    images: Annotated[
+        list[str] | None,
+        Argument(
+            metavar="IMAGE...",
+            help="Images to find; with -o a folder. Of a run of vectors: ids of the index, or a file of vectors.",
+        ),
+    ] = None,
+    k: Annotated[int | None, Option("-k", help="Number of answers (default 8).")] = None,
+    metric: Annotated[
+        Literal["euclidean", "learned"], Option(help="Of the embeddings, or the run's learned metric.")
+    ] = "euclidean",
+    shortlist: Annotated[
+        int | None, Option(help="With the learned metric: number of nearest images to re-rank (default: all).")
+    ] = None,
+    rerank: Annotated[
+        Literal["average", "alpha", "k-reciprocal"] | None,
+        Option(help="Rank again without training: query expansion, or overlap of neighborhoods."),
+    ] = None,
+    within: Annotated[str | None, Option(metavar="CLASS", help="Search only in this class (a sub-folder).")] = None,
+    radius: Annotated[
+        float | None, Option(help="Maximum distance of an answer; with --duplicates, of duplicates (default 0.1).")
+    ] = None,
+    duplicates: Annotated[bool, Option("--duplicates", help="Find near-duplicates in the index.")] = False,
+    picture: Annotated[
+        Path | None, Option(help="The PNG file (default RUN/query.png; none with --json or a store).")
+    ] = None,
+    listing: Annotated[
+        Path | None, Option("--list", metavar="FILE", help="With -o: a file with one path per line.")
+    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", help="Query a folder into this .parquet or .jsonl.")] = None,
+    store: Annotated[str | None, Option(metavar="FOLDER|STORE", help=f"Another collection, or {STORES}.")] = None,
+    by: ComparedBy = None,
+    workers: Workers = None,
+    device: OnDevice = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Find the nearest images of an image."""
+    stored, collection = _place_of(store)
+    reranks = shortlist is not None or rerank is not None or metric != "euclidean"
+    answers_each = 8 if k is None else k
+    if out is not None:
+        if duplicates or picture or reranks:
+            text = "leave out --duplicates, --picture, --shortlist, --rerank and --metric"
+            raise ConfigError(f"-o uses Euclidean distance; {text}")
+        if len(images or []) != 1 and (listing is None or images):
+            raise ConfigError(f"-o wants one folder, or --list; type: pml-ext query {run} FOLDER -o {out}")
+        folder = images[0] if images else None
+        with Progress() as bar:
+            trained = load_for_command(run, device, workers, collection, bar.embedding, by)
+            about = _match_to_file(trained, folder, listing, out, answers_each, within, radius, stored)
+        print_result(as_json, about, f"{about['answers']} answers to {about['queries']} {_noun(trained)}: {out}")
+        return
+
+    if listing is not None or workers is not None:
+        raise ConfigError("--list and --workers go with -o FILE")
+    if stored and duplicates:
+        raise ConfigError("--duplicates compares the images of an index; leave out --store STORE")
+    if bool(images) == duplicates:
+        raise ConfigError(f"wanted images or ids to look for, or --duplicates; type: pml-ext query {run} IMAGE")
+    if duplicates:
+        if picture or within or k is not None or reranks:
+            raise ConfigError("--duplicates compares all indexed images; leave out all options but --radius")
+        _print_duplicates(load_for_command(run, device, store=collection, by=by), radius, as_json)
+        return
+
+    from ..query import check_options
+
+    check_options(stored, metric, shortlist, rerank, radius)
+    if picture is not None:
+        check_writable("--picture", picture, file=True)
+    trained = load_for_command(run, device, store=collection, by=by)
+    if trained.takes_vectors and picture is not None:
+        raise ConfigError(f"--picture: {run} was trained on vectors, which have no pictures; leave it out")
+    if picture is None and not (trained.takes_vectors or as_json or stored):
+        picture = run / "query.png"
+        check_writable("--picture", picture, file=True)
+
+    queries: list[str] | list[Path] = images or []
+    if not trained.takes_vectors:
+        queries = [Path(image) for image in images or []]
+    answers = trained.query(queries, answers_each, metric, shortlist, within, radius, stored, rerank)
+    if not as_json:
+        _print_answers(trained, answers, metric, radius)
+    written = None
+    if picture is not None:
+        written = _write_picture(trained, answers, picture)
+    if as_json:
+        about = {"run": str(run), "metric": metric, "picture": None if written is None else str(written)}
+        print_json([dataclasses.asdict(answer) | about for answer in answers])
+    elif written is not None:
+        stdout().print(f"picture: {written}")
+
+
+def _place_of(store: str | None) -> tuple[str | None, Path | None]:
+    """Return the address of a store, or the folder of another collection, of which ``--store`` names one."""
+    from ..stored import is_store
+
+    if store is None:
+        return None, None
+    if is_store(store):
+        return store, None
+    return None, Path(store)
+
+
+def _match_to_file(
+    trained: TrainedRun,
+    folder: str | None,
+    listing: Path | None,
+    out: Path,
+    k: int,
+    within: str | None,
+    radius: float | None,
+    stored: str | None,
+) -> dict[str, Any]:
+    """Write the answers to all queries of a folder, a file of vectors or a list; return what ``-o`` prints."""
+    items: str | list[str] = folder or ""
+    if listing is not None:
+        items = read_list(listing)
+    elif trained.takes_vectors:
+        folder = None
+    queries, answers = trained.match(items, out, k, within, radius, stored, folder)
+    return {"file": str(out), "queries": queries, "answers": answers}
+
+
+def _print_duplicates(trained: TrainedRun, radius: float | None, as_json: bool) -> None:
+    """Print groups of indexed images that are within a radius of each other."""
+    from ..query import RADIUS
+
+    if radius is None:
+        radius = RADIUS
+    groups = trained.duplicates(radius)
+    rows = []
+    for number, group in enumerate(groups, start=1):
+        rows += [[str(number), printable(path)] for path in group]
+    found = f"{counted(len(groups), 'group')} of {len(rows)} {_noun(trained)}"
+    print_result(
+        as_json,
+        {"radius": radius, "groups": groups},
+        f"{found} within {radius:g} of another (--radius)",
+        columns=["group", _name_column(trained)],
+        rows=rows,
+        right=[0],
+    )
+
+
+def _print_answers(trained: TrainedRun, answers: list[Answer], metric: str, radius: float | None) -> None:
+    """Print a row per answer, and the queries without one."""
+    rows = []
+    for answer in answers:
+        found = zip(answer.paths, answer.classes, answer.distances, strict=True)
+        for rank, (path, class_name, distance) in enumerate(found, start=1):
+            row = [printable(answer.query), str(rank), printable(path), f"{distance:.4f}"]
+            if trained.takes_vectors:
+                row.insert(3, printable(class_name))
+            rows.append(row)
+    columns = ["query", "rank", _name_column(trained), "distance" if metric == "euclidean" else "score"]
+    if trained.takes_vectors:  # whose class is not a part of the name
+        columns.insert(3, "class")
+    print_table(columns, rows, right=[1, len(columns) - 1])
+    noun = "vector" if trained.takes_vectors else "image"
+    for answer in answers:
+        if radius is not None and not answer.paths:
+            say(f"{printable(answer.query)}: no {noun} within {radius:g} (--radius)")
+
+
+def _write_picture(trained: TrainedRun, answers: list[Answer], place: Path) -> Path | None:
+    """Draw queries and answers; warn and return None if that fails, since the answers are printed already."""
+    from pml_ext.tool import write_atomically
+
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(place, functools.partial(trained.picture(answers).savefig, format="png"))
+    except Exception as error:
+        say(f"warning: no picture: {one_line(error)}")
+        return None
+    return place
+
+
+def _name_column(trained: TrainedRun) -> str:
+    return "id" if trained.takes_vectors else "path"
+
+
+def _noun(trained: TrainedRun) -> str:
+    return "vectors" if trained.takes_vectors else "images"

@@ -1,0 +1,67 @@
+"""What recipes name: losses, miners, data sets, trunks, and the plugins that have them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .. import registry
+from ..errors import ConfigError, PmlExtError, UnknownNameError
+from .read import read_tables
+from .tables import NAMES_ALONE
+
+# tables with another name than the kind that they name
+_KINDS_OF_TABLES = {"data": "data set", "track": "tracker", "transforms": "transform"}
+
+
+def names_in(recipe: str) -> set[tuple[str, str]]:
+    """Return kind and name, ``("loss", "cbml")``, of everything that a registered recipe names; empty if unreadable."""
+    with contextlib.suppress(ConfigError, UnknownNameError):
+        return set(_names(read_tables(recipe)))
+    return set()
+
+
+def plugins_in(tables: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """Return ``{plugin: {"distribution": ..., "version": ...}}`` of a recipe's plugins, without the core and PML."""
+    plugins = {}
+    for kind, name in sorted(set(_names(tables))):
+        with contextlib.suppress(PmlExtError):  # no plugin has "shuffle" and "folder:PATH"
+            plugin, _ = registry.find(kind, name)
+            version = registry.version_of(plugin)
+            if version:
+                plugins[plugin] = version
+    return plugins
+
+
+def _names(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield kind and name of everything named in the value of a key; keys of ``[sweep]`` have dots."""
+    values = value if isinstance(value, list) else [value]
+    last = key.rpartition(".")[2]
+    for each in values:
+        if isinstance(each, dict):
+            for inner, inner_value in each.items():
+                if inner == "origin":  # texts about settings
+                    continue
+                inner_key = inner if "." in inner else f"{last}.{inner}"
+                yield from _names(inner_value, inner_key)
+        elif isinstance(each, str):
+            kind = _kind_named_by(key)
+            if kind:
+                yield kind, each
+
+
+def _kind_named_by(key: str) -> str:
+    """Return the kind of the thing that a key names, ``"loss"`` for ``loss.name``; "" for other keys."""
+    owner, dot, last = key.rpartition(".")
+    if last in NAMES_ALONE:
+        return last
+    if last == "transforms":
+        return "transform"
+    if last != "name" or not dot:
+        return ""
+    table = owner.rpartition(".")[2].rpartition("_")[2]
+    kind = _KINDS_OF_TABLES.get(table, table)
+    if kind in ("data set", "trunk", "transform", "tracker", *registry.KINDS):
+        return kind
+    return ""

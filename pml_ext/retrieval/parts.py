@@ -1,0 +1,112 @@
+"""Parts: the embeddings of large collections in files, written by any number of processes and read into an index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from ..files.stat import FileStat
+from .stores import Vectors
+
+
+class ImageListing(Protocol):
+    """Images below a folder, in order; none has been opened."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder, without links."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The path of each image, relative to the folder."""
+
+    @property
+    def stats(self) -> Sequence[FileStat]:
+        """Size and time of each image."""
+
+    @property
+    def others(self) -> Mapping[str, str]:
+        """Why each other file is not read as an image."""
+
+
+class FileEmbedder(Protocol):
+    """A trained network, with what names the classes of its images."""
+
+    @property
+    def identity(self) -> str:
+        """A digest of weights, preprocessing and precision."""
+
+    @property
+    def by(self) -> str:
+        """``"embeddings"``, or ``"features"`` of the trunk."""
+
+    @property
+    def size(self) -> int:
+        """The length of an embedding."""
+
+    def embed_files(
+        self, files: Sequence[Any], batch_size: int, workers: int | None = None, with_progress: bool = True
+    ) -> Iterator[list[Vectors | str]]:
+        """Embed paths, or open files, in batches; yield the embedding of each, or why it is unreadable."""
+
+    def class_namer(self, paths: Iterable[str]) -> Callable[[str], str]:
+        """Return a function from the path of an image to its class, for a folder that has these paths."""
+
+    def warn_of_skipped(self, skipped: Mapping[str, str]) -> None:
+        """Warn of each image that was left out; the reason contains its path."""
+
+
+class EmbeddedRows(NamedTuple):
+    """Some images of a listing, and their embeddings."""
+
+    names: list[str]
+    stats: list[FileStat]  # of images in tables and shards: size, and CRC-32 in place of a time
+    embeddings: Vectors  # [N, D]
+
+
+class RowsOfFolder(NamedTuple):
+    """Embedded images, some at a time."""
+
+    folder: str  # root of the relative paths
+    rows: Iterator[EmbeddedRows]
+    skipped: Mapping[str, str]  # why images were left out, as far as it is known before the rows are read
+
+
+class Written(NamedTuple):
+    """What a call that embeds a part has written."""
+
+    images: int  # embedded now
+    files: int  # of this part
+    files_of_all_parts: int
+
+
+class PartsService(Protocol):
+    """The service ``"parts"``.
+
+    ``images`` is a listing, or text: the address of a folder, such as ``s3://bucket/photos``, a Parquet table of
+    ``path`` and ``image`` (bytes), or tar shards of webdataset, ``photos-{000..015}.tar``.
+    """
+
+    def write(self, embedder: FileEmbedder, images: ImageListing | str, part: int, parts: int, out: Path) -> Written:
+        """Embed a part of the images into files."""
+
+    def write_on_ray(
+        self,
+        embedder: FileEmbedder,
+        load: Callable[[], FileEmbedder],
+        images: ImageListing | str,
+        part: int,
+        parts: int,
+        out: Path,
+        address: str | None,
+        jobs: int,
+        gpus: float,
+    ) -> Written:
+        """Embed as :meth:`write`, with workers of Ray Data, each of which calls ``load``, a function of a module."""
+
+    def read(self, place: Path, identity: str, by: str) -> RowsOfFolder:
+        """Read all files of a folder; DataError if one is missing, damaged, or of another network."""
+
+    def embedded(self, embedder: FileEmbedder, images: str) -> RowsOfFolder:
+        """Embed images without writing files; with a warning for each that is skipped."""

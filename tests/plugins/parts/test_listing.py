@@ -1,0 +1,92 @@
+"""Listings: of files, tables, shards and addresses."""
+
+import io
+import tarfile
+
+import numpy as np
+import pytest
+
+from pml_ext.errors import DataError
+from pml_ext_parts.listing import listed
+
+from .rows import rows_of
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs the extra parquet")
+parquet = pytest.importorskip("pyarrow.parquet")
+pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
+
+
+def test_a_list_a_table_and_shards_have_the_folders_embeddings(make, whole, folder, tmp_path, runs, command):
+    wanted = dict(zip(*map(rows_of(whole).get, ("path", "embedding")), strict=True))
+    names = list(wanted)[::3]
+    (tmp_path / "a list.txt").write_text("".join(f"{name}\n" for name in [*names, "gone.png"]))
+    command("embed", runs[0], folder, "--list", tmp_path / "a list.txt", "--part", "1/1", "-o", tmp_path / "listed")
+    content = [(folder / name).read_bytes() for name in names]
+    table = pyarrow.table({"path": names, "image": pyarrow.array(content, pyarrow.binary())})
+    parquet.write_table(table, tmp_path / "images.parquet", row_group_size=30)
+    make().embed_part(tmp_path / "images.parquet", out=tmp_path / "of table")
+    make().embed_part(f"file://{folder}", out=tmp_path / "of address")
+    assert rows_of(tmp_path / "of address") == rows_of(whole)
+    for place in ("listed", "of table"):
+        found = rows_of(tmp_path / place)
+        assert found["path"] == names
+        assert np.allclose(found["embedding"], [wanted[name] for name in names], atol=1e-6)
+    pytest.importorskip("webdataset", reason="needs the extra webdataset")
+    for shard in range(2):
+        with tarfile.open(tmp_path / f"shard-{shard}.tar", "w") as tar:
+            for name in names[shard::2]:
+                entry = tarfile.TarInfo(name)
+                entry.size = (folder / name).stat().st_size
+                tar.addfile(entry, io.BytesIO((folder / name).read_bytes()))
+    make().embed_part(str(tmp_path / "shard-{0..1}.tar"), out=tmp_path / "of shards")
+    found = rows_of(tmp_path / "of shards")
+    order = [*names[::2], *names[1::2]]
+    assert [path.partition(".tar/")[2] for path in found["path"]] == order
+    assert found["class"] == [name.partition("/")[0] for name in order]
+    assert np.allclose(found["embedding"], [wanted[name] for name in order], atol=1e-6)
+    run = make("shards")
+    run.write_index(tmp_path / "of shards")
+    (answer,) = run.query(folder / names[0], k=3, within=names[0][0])
+    assert answer.distances[0] < 1e-3
+    assert answer.classes == [names[0][0]] * 3
+    assert run.gallery().check() == ([], [])
+    (tmp_path / "shard-1.tar").unlink()
+    gone, changed = run.gallery().check()
+    assert (len(gone), changed) == (len(names[1::2]), [])
+
+
+def test_a_table_that_cannot_be_read_is_left_to_its_owner(tmp_path):
+    (tmp_path / "images.parquet").mkdir()
+    (tmp_path / "other.parquet").write_bytes(b"no table")
+    for file in ("images.parquet", "other.parquet"):
+        with pytest.raises(DataError, match="or cut .*; wanted one Parquet file with the columns path and image"):
+            listed(str(tmp_path / file))
+
+
+def test_images_of_a_table_tell_no_progress_of_their_batch(make, folder, tmp_path):
+    told = []
+    names = [path.name for path in sorted(folder.glob("3/*.png"))[:2]]
+    content = [(folder / "3" / name).read_bytes() for name in names]
+    table = pyarrow.table({"path": names, "image": pyarrow.array(content, pyarrow.binary())})
+    parquet.write_table(table, tmp_path / "images.parquet")
+    make(listener=told.append).embed_part(tmp_path / "images.parquet", out=tmp_path / "parts")
+    assert told == []
+
+
+def test_a_table_or_shard_that_was_written_again_is_embedded_again(make, folder, tmp_path):
+    one, other = (file.read_bytes() for file in sorted(folder.glob("*/*.png"))[:150:149])
+    run = make("again")
+    embedded = []
+    for content in (one, other):
+        parquet.write_table(pyarrow.table({"path": ["a/1.png"], "image": [content]}), tmp_path / "images.parquet")
+        embedded.append(run.embed_part(tmp_path / "images.parquet", out=tmp_path / "of table"))
+    found = rows_of(tmp_path / "of table")["embedding"][0]
+    (tmp_path / "other.png").write_bytes(other)
+    assert np.allclose(found, run.embed(tmp_path / "other.png")[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["/photos/1.png", "s3://bucket/1.png", "../1.png", "", None])
+def test_paths_of_a_table_stay_in_the_folder(make, tmp_path, name):
+    parquet.write_table(pyarrow.table({"path": pyarrow.array([name], pyarrow.string())}), tmp_path / "images.parquet")
+    with pytest.raises(DataError, match="wanted one relative to the folder of the images"):
+        listed(str(tmp_path / "images.parquet"))

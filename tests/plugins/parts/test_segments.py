@@ -1,0 +1,52 @@
+"""Segments: the images of an address and of shards."""
+
+import io
+import shutil
+import tarfile
+from types import SimpleNamespace
+
+import pytest
+
+from pml_ext.errors import DataError
+from pml_ext_parts.listing import listed
+
+from .rows import rows_of
+
+pytest.importorskip("pyarrow", reason="needs the extra parquet")
+pytestmark = pytest.mark.filterwarnings("ignore::pml_ext_search.SkippedImage")
+
+
+def test_an_object_that_is_gone_is_skipped_and_a_failure_named(make, folder, tmp_path):
+    shutil.copytree(folder / "3", tmp_path / "photos")
+    address = f"file://{tmp_path / 'photos'}"
+    (segment,) = listed(address).segments
+    first = tmp_path / "photos" / segment.names[0]
+    first.unlink()
+    content = [image.read() for _, _, image in segment.images()]
+    assert content[0] == b""
+    assert content[1] == (tmp_path / "photos" / segment.names[1]).read_bytes()
+
+    def slow_down(path):
+        raise OSError("slow down")
+
+    with pytest.raises(DataError, match=rf"{address}/a.png: cannot be read \(.*slow down\)"):
+        segment._content_of("a.png", SimpleNamespace(open_input_file=slow_down), "")
+
+
+def shard_of(place, names, content):
+    with tarfile.open(place, "w") as tar:
+        for name in names:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+
+
+def test_names_in_shards_are_as_tar_and_cameras_write_them(make, folder, tmp_path):
+    pytest.importorskip("webdataset", reason="needs the extra webdataset")
+    content = next(folder.glob("3/*.png")).read_bytes()
+    shard_of(tmp_path / "one.tar", ["./cats/1.png", "/dogs/2.png", "cats/IMG.2023.PNG", "cats/notes.txt"], content)
+    make().embed_part(str(tmp_path / "one.tar"), out=tmp_path / "parts")
+    found = rows_of(tmp_path / "parts")
+    names = ["cats/1.png", "dogs/2.png", "cats/IMG.2023.png"]  # webdataset gives endings in small letters
+    assert [path.partition(".tar/")[2] for path in found["path"]] == names
+    assert found["class"] == ["cats", "dogs", "cats"]

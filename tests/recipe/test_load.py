@@ -1,0 +1,137 @@
+"""Recipes with everything that goes over them, checked."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from pml_ext.errors import ConfigError, RecipeWarning
+from pml_ext.recipe import load_recipes
+from pml_ext.recipe.tables import merged
+from pml_ext.training.launch import QUICK
+
+from ..overrides import typed
+
+
+def one(name: str, *overrides: str):
+    recipes = load_recipes(name, typed(overrides))
+    assert len(recipes) == 1
+    return next(iter(recipes.values()))
+
+
+def write(folder: Path, text: str, name: str = "mine.toml") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_extends_merges_and_another_name_replaces():
+    recipe = one("cbml/digits")
+    assert recipe.loss.name == "cbml"
+    assert recipe.loss.miner is None  # the parent's miner belongs to the parent's loss
+    assert recipe.sampler == one("pml/multi-similarity/digits").sampler
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"q": 2}}) == {"a": {"name": "x", "p": 1, "q": 2}}
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "y"}}) == {"a": {"name": "y"}}
+    assert merged({"a": {"name": "x", "p": 1}}, {"a": {"name": "x", "p": 3}}) == {"a": {"name": "x", "p": 3}}
+
+
+def test_overrides():
+    assert one("cbml/digits", "loss.mvc_weight=0.25").loss.settings["mvc_weight"] == 0.25
+    assert one("cbml/digits", "loss.averaging=sqrt").loss.settings["averaging"] == "sqrt"
+    assert one("cbml/digits", "evaluation.recall_at=[1, 2, 4, 8, 16]").evaluation.recall_at == [1, 2, 4, 8, 16]
+    assert one("cbml/digits", "loss.name=pml/contrastive").loss.settings == {}
+    assert one("cbml/digits", "data.name=digits-unseen", "model.trunk=mlp").model.trunk.name == "mlp"
+    both = "loss.name=pml/contrastive", "loss.neg_margin=0.5"
+    assert one("cbml/digits", *both) == one("cbml/digits", *reversed(both))
+    assert one("cbml/digits", *both).loss.settings == {"neg_margin": 0.5}
+
+
+def test_more_than_anybody_means_is_refused_in_a_line(tmp_path):
+    deep = ".".join("a" * 100_000)
+    lists = "\n".join(f'"loss.{key}" = {list(range(100_000))}' for key in ("beta_pos", "beta_neg"))
+    for text, message in (
+        (
+            f'extends = "cbml/digits"\n[sweep]\n{lists}\n',
+            r"\[sweep\] has 10,000,000,000 variants; wanted at most 10,000",
+        ),
+        (f'extends = "cbml/digits"\nloss.{deep} = 1\n', "mine.toml: a key is nested too deep"),
+        (f'extends = "cbml/digits"\n[loss."a".{deep}]\n', "mine.toml: a key is nested too deep"),
+        (f'description = "{"many words. " * 1000}"\nextends = "cbml/digit"\n', "no recipe 'cbml/digit'"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_recipes(write(tmp_path, text), check=False)
+        assert len(str(caught.value)) <= 600
+    for override, message in (
+        (f"{deep}=1", r"^--set a.a.a.*: nested too deep; wanted a key of few parts"),
+        (f"loss={{{deep}=1}}", r"^--set loss={a.a.a.*: nested too deep; wanted a key of few parts"),
+        (f"schedule.epochs={2**62}", rf"epochs: found {2**62}; .* less than or equal to 1000000000$"),
+        (f"sampler.batch_size={2**62}", "less than or equal to 1000000000"),
+        (f"data.workers={2**62}", "less than or equal to 1000000000"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            load_recipes("cbml/digits", typed([override]), check=False)
+        assert len(str(caught.value)) <= 600
+
+
+def test_a_recipe_survives_being_written(tmp_path):
+    recipe = one("pml/proxy-anchor/digits", "evaluation.validation=0.3", "evaluation.select=map_at_r")
+    file = write(tmp_path, tomli_w.dumps(recipe.as_dict()))
+    assert one(file).as_dict() == recipe.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "texts", "error"),
+    [
+        ("cbml/digits", ["loss.optimizer.lr=3"], "--set loss.optimizer.lr=3: .*: cbml has no parameters here"),
+        ("cbml/digits", ["loss.optimizer.scheduled=true"], "--set loss.optimizer.scheduled=true: .* has no parameters"),
+        (
+            "cbml/digits",
+            ["loss.embedding_reg_weight=2"],
+            "--set loss.embedding_reg_weight=2: .*: cbml has no embedding_regularizer here",
+        ),
+        ("pml/proxy-anchor/digits", ["loss.weight_reg_weight=2"], "pml/proxy-anchor has no weight_regularizer here"),
+        ("cbml/digits", ["schedule={name='cosine', epochs=3, gamma=0.5}"], "schedule.gamma: goes with name = 'multi-"),
+        (
+            "cbml/digits",
+            ["model.embedder=none", "optimizer.head_lr_factor=3"],
+            "--set optimizer.head_lr_factor=3: .*: embedder = 'none' is not trained",
+        ),
+    ],
+)
+def test_settings_without_effect_are_refused(recipe, texts, error):
+    with pytest.raises(ConfigError, match=error):
+        load_recipes(recipe, typed(texts))
+
+
+def test_settings_of_a_loss_with_parameters_have_an_effect():
+    recipe = one("pml/proxy-anchor/digits", "loss.optimizer.lr=3", "loss.optimizer.scheduled=true")
+    assert recipe.loss.optimizer == {"lr": 3, "scheduled": True}
+
+
+def test_a_file_is_checked_below_quick(tmp_path):
+    file = write(tmp_path, 'extends = "cbml/digits"\n[evaluation]\ntraining_images = "../.."\n')
+    with pytest.raises(ConfigError, match=r"^.*mine\.toml: evaluation\.training_images: found '\.\./\.\.'"):
+        load_recipes(file, typed(QUICK))
+    assert one("cbml/digits", *QUICK).evaluation.training_images == 0
+    assert load_recipes(file, typed(["evaluation.training_images=5"]))
+
+
+def test_images_stay_whatever_the_folder_is_called():
+    given = one("pml/photographs-pretrained").data
+    for name in ("folder:mine", "table:mine.csv"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", RecipeWarning)
+            data = one("pml/photographs-pretrained", f"data.name={name}").data
+        assert data.images == given.images
+        assert (data.images.resize, data.images.random_crop_scale, data.images.flip) == (160, [0.25, 1.0], True)
+    assert one("pml/photographs", "data.name=folder:mine").data.settings["image_size"] == 64
+
+
+def test_what_another_name_leaves_out_is_said():
+    with pytest.warns(RecipeWarning) as said:
+        one("pml/photographs-pretrained", "data.name=digits", "model.views=1")
+    (line,) = {str(each.message) for each in said}
+    assert line.startswith("--set data.name=digits leaves out the recipe's data.images.resize, data.images.crop, ")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RecipeWarning)
+        one("cbml/digits", "loss.mvc_weight=0.3", "data.workers=2")
