@@ -213,6 +213,7 @@ def _read_npz(path: Path) -> Columns:
             raise DataError(f"{path}: a single array; wanted numpy.savez(FILE, embeddings=..., labels=...)")
         with opened as archive:
             for name in _used(archive.files):
+                assert archive.zip is not None  # it is open
                 _check_claimed_size(path, archive.zip, name)
                 columns[name] = _array_of(path, archive, name)
             return columns, _unused(archive.files)
