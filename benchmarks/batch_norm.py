@@ -23,7 +23,7 @@ from pml_ext.training.evaluation import evaluate_split
 from pml_ext.training.loop import train_run
 from pml_ext.training.run import Run
 
-RECIPE = "pml/photographs-pretrained"
+RECIPE = "fit/photographs-pretrained"
 METRIC = "map_at_r"
 BY_BATCH = "batch"
 KEPT = "kept"

@@ -16,7 +16,7 @@ from PIL import Image
 
 from pml_ext.data.thumbnail import thumbnail
 from pml_ext_search.clusters import contact_sheet, group
-from pml_ext_search.collection import Embedded
+from pml_ext_search.embedded import Embedded
 
 
 def seconds(what: str, call: Callable[[], object]) -> None:

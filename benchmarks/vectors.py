@@ -59,7 +59,7 @@ def trained_run(place: Path) -> Path:
     results.write_run_report = lambda *_: None
     settings = {"data.name": f"vectors:{place / 'few.npz'}", "sampler.batch_size": 40, **OVERRIDES}
     try:
-        train("pml/vectors", out=place / "run", overrides=settings, device="cpu")
+        train("fit/vectors", out=place / "run", overrides=settings, device="cpu")
     finally:
         results.write_run_report = real
     return place / "run"

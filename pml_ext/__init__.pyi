@@ -25,7 +25,6 @@ from pml_ext_triplets.miners import AnchorSwapMiner as AnchorSwapMiner
 from pml_ext_triplets.miners import LocalPositiveMiner as LocalPositiveMiner
 from pml_ext_triplets.samplers import HardNegativePoolSampler as HardNegativePoolSampler
 
-from . import choice as choice
 from . import cli as cli
 from . import data as data
 from . import distances as distances

@@ -32,11 +32,14 @@ if TYPE_CHECKING:
     from .cli.output import say as say
     from .cli.output import stderr as stderr
     from .cli.output import stdout as stdout
+    from .cli.results import print_results as print_results
     from .data import Steps as Steps
     from .data import VectorFile as VectorFile
+    from .data import hold_out_classes as hold_out_classes
     from .data import image_tensor as image_tensor
     from .data import is_vector_file as is_vector_file
     from .data import open_image as open_image
+    from .data import prepare as prepare
     from .data import read_image as read_image
     from .data import read_vectors as read_vectors
     from .data.folder import CLUSTERS_COLUMNS as CLUSTERS_COLUMNS
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
     from .data.folder import is_run as is_run
     from .data.folder import listed_sheets as listed_sheets
     from .data.reading import IMAGE_ENDINGS as IMAGE_ENDINGS
+    from .data.splits import classes_of_two as classes_of_two
     from .data.thumbnail import placeholder as placeholder
     from .data.thumbnail import thumbnail as thumbnail
     from .distributed import from_rank_0 as from_rank_0
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from .distributed.threads import threads_for as threads_for
     from .errors import ConfigError as ConfigError
     from .errors import DataError as DataError
+    from .errors import MissingExtraError as MissingExtraError
     from .errors import PluginError as PluginError
     from .errors import PmlExtError as PmlExtError
     from .errors import StoppedError as StoppedError
@@ -86,6 +91,7 @@ if TYPE_CHECKING:
     from .evaluation import kmeans as kmeans
     from .evaluation import neighbors_under as neighbors_under
     from .evaluation import reranked_under as reranked_under
+    from .evaluation.calculator import RetrievalAccuracyCalculator as RetrievalAccuracyCalculator
     from .evaluation.figures import BLUE as BLUE
     from .evaluation.figures import GRAY as GRAY
     from .evaluation.figures import WRONG as WRONG
@@ -131,6 +137,7 @@ if TYPE_CHECKING:
     from .networks.network import Network as Network
     from .networks.network import Preprocessing as Preprocessing
     from .networks.network import VectorInput as VectorInput
+    from .networks.trunks import whitened_components as whitened_components
     from .pml import BaseDistance as BaseDistance
     from .recipe import Override as Override
     from .recipe import Recipe as Recipe
@@ -147,10 +154,17 @@ if TYPE_CHECKING:
     from .recipe import plugins_in as plugins_in
     from .recipe import preprocessing_of as preprocessing_of
     from .recipe import ranges_of as ranges_of
+    from .recipe import read_tables as read_tables
     from .recipe import reported_phases as reported_phases
+    from .recipe import tables_of as tables_of
     from .recipe import tables_of_papers as tables_of_papers
     from .recipe import validate as validate
+    from .recipe.build import VECTORS as VECTORS
+    from .recipe.schema import MOST as MOST
+    from .recipe.schema import DataTable as DataTable
     from .recipe.schema import TuneTable as TuneTable
+    from .recipe.schema import problem_of as problem_of
+    from .recipe.tables import name_or_value as name_or_value
     from .registry.lazy import lazily as lazily
     from .registry.services import service as service
     from .report import ReportFigure as ReportFigure
@@ -174,25 +188,45 @@ if TYPE_CHECKING:
     from .retrieval.run import SearchService as SearchService
     from .retrieval.stores import Numbers as Numbers
     from .retrieval.stores import Vectors as Vectors
+    from .testing.named import Named as Named
+    from .testing.named import requires_no_options as requires_no_options
+    from .testing.named import takes_arguments as takes_arguments
+    from .testing.subject import SkipCheck as SkipCheck
+    from .training import activations as activations
+    from .training import signals as signals
+    from .training.batches import embed_batches as embed_batches
     from .training.database import write_csv as write_csv
     from .training.evaluation import nearest as nearest
     from .training.features import FeatureCache as FeatureCache
     from .training.finished import is_finished as is_finished
     from .training.finished import read_metrics as read_metrics
+    from .training.finished import tables_of_run as tables_of_run
+    from .training.folder import CHOICE as CHOICE
     from .training.folder import METRICS as METRICS
+    from .training.folder import RECIPE as RECIPE
+    from .training.folder import TRIALS as TRIALS
     from .training.folder import check_unchanged as check_unchanged
+    from .training.launch import QUICK as QUICK
     from .training.launch import execute as execute
+    from .training.launch import locked as locked
     from .training.launch import train as train
     from .training.listener import Listener as Listener
     from .training.loaded import LoadedRun as LoadedRun
     from .training.loader import WorkerDataset as WorkerDataset
     from .training.loader import data_loader as data_loader
+    from .training.loop import train_run as train_run
     from .training.opened import open_run as open_run
+    from .training.plan import LOCK as LOCK
     from .training.plan import Plan as Plan
+    from .training.plan import check_folder as check_folder
+    from .training.plan import default_folder as default_folder
+    from .training.plan import restarted as restarted
+    from .training.run import Run as Run
     from .training.series import metric_by_epoch as metric_by_epoch
     from .training.signals import PASSED_ON as PASSED_ON
     from .training.signals import handle_signals as handle_signals
     from .training.summary import spread as spread
+    from .training.trackers import import_tracker as import_tracker
     from .training.trackers import phases_of as phases_of
     from .training.trial import train_and_validate as train_and_validate
     from .whitening import TotalWhitening as TotalWhitening

@@ -143,17 +143,20 @@ def make_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
 
 
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def runs(make_once: Callable[[str, Callable[[Path], Any]], tuple[Path, Any]]) -> tuple[Path, Path]:
     """Two runs that were trained on the digits, which tests leave as they are."""
+    place, _ = make_once("runs", _train_two)
+    return place / "one", place / "other"
+
+
+def _train_two(place: Path) -> None:
     from pml_ext.training.launch import train
 
-    place = tmp_path_factory.mktemp("runs")
     quick = ("schedule.epochs=3", "schedule.milestones=[2]", "sampler.iterations=8", "model.trunk.width=16")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pml_ext.training.results.write_run_report", lambda *_: None)
         for name, seed in (("one", 0), ("other", 1)):
             train("triplets/digits", out=place / name, seed=seed, overrides=typed(quick), device="cpu")
-    return place / "one", place / "other"
 
 
 @pytest.fixture

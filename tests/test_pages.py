@@ -36,13 +36,13 @@ def test_the_lines_of_the_page_on_vectors_run(pml_ext_command, tmp_path, monkeyp
             continue
         for line in block.splitlines():
             _, command, *given = shlex.split(line)
-            if command == "train":
+            if command in ("fit", "train"):
                 given += ["--quick", "--set", "schedule.epochs=2", "--device", "cpu"]
                 given += [] if "cbml/digits" not in given else ["--set", "schedule.milestones=[1]"]
             done = pml_ext_command(command, *given)
             assert done.returncode == 0, f"{line}: {done.stderr}"
             commands.append(command)
-    assert commands == ["train", "train", "index", "query", "query", "query", "export"]
+    assert commands == ["fit", "train", "index", "query", "query", "query", "export"]
     assert lines["answer"].paths  # type: ignore[attr-defined]
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1797
 

@@ -117,6 +117,17 @@ class BrowsedRun:
             return self.nearest_to_file(self.folder / str(image), k)
         return self._nearest(self.embeddings[number], number, k)
 
+    def others_of_class(self, path: str) -> int:
+        """Return how many other images have the class of an image, given by its path; 0 for one without a class."""
+        number = self.numbers.get(path)
+        if number is None or not self.classes[number]:
+            return 0
+        return self._class_sizes[self.classes[number]] - 1
+
+    @functools.cached_property
+    def _class_sizes(self) -> Counter[str]:
+        return Counter(self.classes)
+
     def nearest_to_file(self, file: Path, k: int) -> list[Neighbor]:
         """Return the nearest images of a photograph; raise DataError if it cannot be read."""
         (point,) = self.run.embed(file).cpu()

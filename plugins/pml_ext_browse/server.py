@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import socket
 import tempfile
+import threading
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -138,4 +140,20 @@ def serve(
         if open_browser:
             webbrowser.open(address)
         settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, ws="none")
-        uvicorn.Server(settings).run(sockets=[bound])
+        server = uvicorn.Server(settings)
+        with _ended_by_hangup(server):
+            server.run(sockets=[bound])
+
+
+@contextlib.contextmanager
+def _ended_by_hangup(server: uvicorn.Server) -> Iterator[None]:
+    """Let SIGHUP end a server as uvicorn lets SIGTERM: an event loop drops errors of callbacks."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or not hasattr(signal, "SIGHUP") or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, server.handle_exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

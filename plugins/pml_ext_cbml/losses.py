@@ -48,7 +48,7 @@ def _gives_cosines(distance: BaseDistance) -> bool:
 
 
 def _fit_again(loss: CBMLLoss, _: Any) -> None:
-    loss._fitted = False  # the next call takes the loaded estimates
+    loss.wants_before_call = True  # the next call takes the loaded estimates
 
 
 class CBMLLoss(Float64Buffers, PairLoss):
@@ -175,7 +175,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
                 raise ValueError(f"statistics={statistics!r} are of cosine similarities; give four numbers")
             self.register_buffer("estimates", torch.full((6,), torch.nan, dtype=torch.float64))
             self.register_load_state_dict_post_hook(_fit_again)
-        self._fitted = self.estimated is None
+        self.wants_before_call = self.estimated is not None  # until they are estimated
         self.alpha_pos = alpha_pos
         self.beta_pos = beta_pos
         self.alpha_neg = alpha_neg
@@ -209,28 +209,24 @@ class CBMLLoss(Float64Buffers, PairLoss):
             raise ValueError("Sec. 4.4 F has delta in the exponents; leave it out")
         return cls(**(statistics.exponents() | settings))
 
-    def forward(
+    def before_call(
         self,
         embeddings: Tensor,
-        labels: Tensor | None = None,
-        indices_tuple: tuple[Tensor, ...] | None = None,
-        ref_emb: Tensor | None = None,
-        ref_labels: Tensor | None = None,
-        relation: Relation | None = None,
-    ) -> Any:
-        """Return the reduced loss; arguments as in PairLoss.
+        labels: Tensor | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        relation: Relation | None,
+    ) -> None:
+        """Estimate ``"auto"`` statistics in the first call in training.
 
-        ``"auto"`` statistics are estimated in the first call in training. Calls before it, in evaluation or without
-        gradients, use those of their own batch.
+        Calls before it, in evaluation or without gradients, use those of their own batch.
         """
-        if not self._fitted:
-            if relation is not None or self.relation is not None:
-                raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
-            if ref_emb is None:
-                run_eagerly(self._fit, embeddings, labels)
-            else:
-                run_eagerly(self._fit, ref_emb, ref_labels)
-        return super().forward(embeddings, labels, indices_tuple, ref_emb, ref_labels, relation)
+        if relation is not None:
+            raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants classes; give four numbers")
+        if ref_emb is None:
+            run_eagerly(self._fit, embeddings, labels)
+        else:
+            run_eagerly(self._fit, ref_emb, ref_labels)
 
     def _fit(self, embeddings: Tensor, labels: Tensor | None) -> None:
         """Use the loaded estimates, or estimate from the first batch in training (gathered over processes).
@@ -240,7 +236,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         """
         if self.estimates.isfinite().all():
             self._use(PairStatistics(*self.estimates.tolist()))
-            self._fitted = True
+            self.wants_before_call = False
             return
         if labels is None:
             raise ValueError(f"statistics={self.estimated!r} of CBMLLoss wants labels in the first call")
@@ -256,7 +252,7 @@ class CBMLLoss(Float64Buffers, PairLoss):
         if learns:
             self.estimates.copy_(torch.tensor(dataclasses.astuple(known), dtype=torch.float64))
             self._use(PairStatistics(*self.estimates.tolist()))  # the digits that a resumed run has
-            self._fitted = True
+            self.wants_before_call = False
 
     def _use(self, known: PairStatistics) -> None:
         """Set the exponentials of the next calls by statistics."""

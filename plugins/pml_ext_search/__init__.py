@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from .clusters import Grouping as Grouping
     from .clusters import group as group
     from .collection import Collection as Collection
-    from .collection import Embedded as Embedded
-    from .collection import RetrievalWarning as RetrievalWarning
-    from .collection import StoreWarning as StoreWarning
+    from .embedded import Embedded as Embedded
     from .embedding import Progress as Progress
     from .embedding import SkippedImage as SkippedImage
     from .faiss_index import FaissIndex as FaissIndex
     from .gallery import Gallery as Gallery
+    from .problems import RetrievalWarning as RetrievalWarning
+    from .problems import StoreWarning as StoreWarning
     from .query import RADIUS as RADIUS
     from .query import Answer as Answer
     from .saving import save_embeddings as save_embeddings

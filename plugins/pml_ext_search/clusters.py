@@ -33,7 +33,7 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import Embedded
+from .embedded import Embedded
 from .pictures import PictureReader
 
 AUTO = "auto"

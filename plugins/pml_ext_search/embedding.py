@@ -39,14 +39,11 @@ from pml_ext.tool import (
     use_channels_last,
 )
 
-from .collection import (
-    LAYOUT,
-    ClassFolders,
-    Collection,
-    StoreWarning,
-    Transaction,
-)
+from .class_folders import ClassFolders
+from .collection import LAYOUT, Collection
+from .problems import StoreWarning
 from .reading import Images, as_images, as_tensor, default_workers, read_batches
+from .transaction import Transaction
 
 READ = 64  # images per batch of a reading worker
 SEVERAL = 8  # minimum new files of a batch to store; for fewer, the transaction costs more

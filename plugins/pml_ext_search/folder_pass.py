@@ -23,7 +23,9 @@ from pml_ext.tool import (
     share_of,
 )
 
-from .collection import ClassFolders, Embedded, is_below
+from .class_folders import ClassFolders
+from .collection import is_below
+from .embedded import Embedded
 from .embedding import READ, Batch, ImageEmbedder
 from .reading import Listing, list_folder
 

@@ -35,16 +35,12 @@ from pml_ext.tool import (
     unknown,
 )
 
-from .collection import (
-    Collection,
-    Embedded,
-    Image,
-    Index,
-    RetrievalWarning,
-    Transaction,
-    in_shard,
-)
+from .collection import Collection
+from .embedded import Embedded
+from .problems import RetrievalWarning
 from .query import RADIUS, Answer, QueryOptions, answers_of, check_query
+from .state import Image, Index, in_shard
+from .transaction import Transaction
 from .vectors import changes_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import torch
 
 from pml_ext.tool import ConfigError, DataError, FileStat, RowsOfFolder, check_writable, path_bytes, shortened
 
-from .collection import ClassFolders, Embedded
+from .class_folders import ClassFolders
+from .embedded import Embedded
 from .embedding import ImageEmbedder
 
 

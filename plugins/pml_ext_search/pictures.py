@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pml_ext.tool import DataError, image_tensor, placeholder, thumbnail
 
-from .collection import RetrievalWarning
+from .problems import RetrievalWarning
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

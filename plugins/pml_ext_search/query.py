@@ -12,7 +12,8 @@ from torch import Tensor
 from pml_ext.plugin import SearchFilter, SearchResult
 from pml_ext.tool import ConfigError, utf8_of
 
-from .collection import Image, RetrievalWarning
+from .problems import RetrievalWarning
+from .state import Image
 
 if TYPE_CHECKING:
     from pml_ext.tool import BaseDistance, KReciprocal, QueryExpansion

@@ -8,7 +8,7 @@ import numpy as np
 
 from pml_ext.tool import write_atomically
 
-from .collection import Embedded
+from .embedded import Embedded
 
 
 def save_embeddings(embedded: Embedded, path: Path) -> None:

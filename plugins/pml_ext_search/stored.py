@@ -12,8 +12,8 @@ from torch import Tensor
 from pml_ext.plugin import SearchFilter
 from pml_ext.tool import ConfigError, Mirror, StoresService, printable, service, shortened, utf8_of
 
-from .collection import Image
 from .query import Answer, QueryOptions, answers_of
+from .state import Image
 
 if TYPE_CHECKING:
     from .gallery import Gallery

@@ -32,7 +32,8 @@ from pml_ext.tool import (
     unknown,
 )
 
-from .collection import COLLECTION, Embedded, recorded_by
+from .database import COLLECTION, recorded_by
+from .embedded import Embedded
 from .embedding import SEVERAL, ImageEmbedder, Listener
 from .faiss_index import EXACT, new_index
 from .folder_pass import FolderPass

@@ -26,7 +26,9 @@ from pml_ext.tool import (
     write_atomically,
 )
 
-from .collection import LAYOUT, Collection, Embedded, Image
+from .collection import LAYOUT, Collection
+from .embedded import Embedded
+from .state import Image
 
 _BLOCK = 1 << 15  # vectors that go through the head together
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pml_ext.plugin import Store, hookimpl, lazily
 
 if TYPE_CHECKING:
-    from pml_ext.tool import StoresService
+    from pml_ext.tool import Named, StoresService
 
     from .contract import check_contract as check_contract
     from .mirror import MirroredStore as MirroredStore
@@ -41,6 +41,19 @@ def _qdrant(address: str, table: str, size: int) -> Store:
     from .qdrant import Qdrant
 
     return Qdrant(address, table, size)
+
+
+@hookimpl
+def pml_ext_checks() -> dict[str, Callable[..., Any]]:
+    """Return the check of stores of all plugins."""
+    return {"store": check_store}
+
+
+def check_store(named: Named) -> str:
+    """A store keeps and finds what is written, in a temporary folder; one that needs a server is not tried."""
+    from .contract import check_in_folder
+
+    return check_in_folder(named)
 
 
 @hookimpl

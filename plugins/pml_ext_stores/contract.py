@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import gc
+import tempfile
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pml_ext.plugin import Rows, SearchFilter
-from pml_ext.tool import ConfigError, DataError, PluginError, one_line
+from pml_ext.tool import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    Named,
+    PluginError,
+    SkipCheck,
+    one_line,
+    requires_no_options,
+    shortened,
+    takes_arguments,
+)
 
 from .checked import TOLERANCE, CheckedStore, checked
 
@@ -22,6 +35,24 @@ _FILTERS = (SearchFilter(), SearchFilter("cats"), SearchFilter(_CLASSES[1], 1.2)
 
 class AddressError(DataError):
     """An address at which a store opens no table."""
+
+
+def check_in_folder(named: Named) -> str:
+    """Return :func:`check_contract` of a store in a temporary folder; SkipCheck for one that needs a server."""
+    takes_arguments(named.value, "address", "table", "size")
+    requires_no_options(named.value, positions=3)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        address = str(Path(folder) / "store")
+        try:
+            return check_contract(named.value, address)
+        except MissingExtraError as error:
+            raise SkipCheck(str(error)) from None
+        except AddressError as error:
+            reason = shortened(str(error).replace(address, "FOLDER"), 200)
+            text = f"a folder is no address for it ({reason}); in a test with its server, call"
+            raise SkipCheck(f"{text} pml_ext_stores.contract.check_contract(factory, address)") from None
+        except PluginError as error:  # about an answer
+            raise AssertionError(str(error)) from error
 
 
 def check_contract(factory: Callable[..., Any], address: str) -> str:

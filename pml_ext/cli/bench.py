@@ -22,7 +22,7 @@ ROUNDS = 10
 MOST_TRAFFIC = 300.0  # matrices, up to which a loss is measured at the last of these shapes
 STEPS = 60
 LARGEST = 32768
-COLUMNS = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "limit ms", "per s", "rounds"]
+COLUMNS = ["shape", "loss", "ms", "x floor", "peak MiB", "matrices", "operators", "limit ms", "per s", "rounds"]
 
 
 def bench(
@@ -135,8 +135,10 @@ def _bench_recipe(
 def _cells(row: Row) -> list[str]:
     """Return the cells of a row of the table; numbers that were not measured are empty."""
     cells = [row.shape, row.loss]
-    for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic, row.limit):
+    for number in (row.milliseconds, row.to_floor, row.peak_bytes / 2**20, row.traffic):
         cells.append(f"{number:.2f}" if number else "")
+    cells.append(str(row.operators or ""))
+    cells.append(f"{row.limit:.2f}" if row.limit else "")
     cells.append(f"{row.per_second:,.0f}" if row.per_second else "")
     cells.append(row.failed or str(row.rounds))
     return cells

@@ -196,6 +196,9 @@ Columns = tuple[dict[str, Any], list[str]]
 _STARTS = (b"\x93NUMPY", b"PK\x03\x04", b"PK\x05\x06")  # of .npy files, and of archives with and without files
 
 
+_DAMAGED = (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+
 def _read_npz(path: Path) -> Columns:
     columns: dict[str, Any] = {}
     with path.open("rb") as file:
@@ -211,7 +214,7 @@ def _read_npz(path: Path) -> Columns:
             for name in _used(archive.files):
                 columns[name] = _array_of(path, archive, name)
             return columns, _unused(archive.files)
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+    except (*_DAMAGED, MemoryError) as error:  # a damaged header may claim any size
         raise _unreadable(path, error) from None
 
 

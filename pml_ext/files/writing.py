@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import re
 import shlex
+import socket
+import stat
 import tempfile
 import threading
 import tomllib
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ..errors import ConfigError, DataError, UnwritableError
+from ..errors import ConfigError, DataError, UnwritableError, shortened
 
-_TEMPORARY = re.compile(r"\.(.+)\.\d+(-\d+)?\.tmp")
+_TEMPORARY = re.compile(r"\.(.+)\.(\d+)(-\d+)*\.tmp")
+_MACHINE = zlib.crc32(socket.gethostname().encode())  # in names of temporary files, since others may share the folder
 
 
 class DamagedError(ValueError):
@@ -40,11 +45,16 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
     ``ready(temporary_path)`` is called after fsync. An error removes the temporary file; with ``ready``, Ctrl-C keeps
     it. Raise UnwritableError, with the path, if writing fails.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}-{_MACHINE}.tmp")
     with writing(path):
         path.parent.mkdir(exist_ok=True)
+        if ready is None:  # checksums.recover() looks at what others left behind
+            _remove_left_behind(path)
         try:
+            temporary.touch()
+            mode = stat.S_IMODE(temporary.stat().st_mode)
             write(temporary)
+            temporary.chmod(mode)  # some libraries write a file that its owner alone can read
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             if ready:
@@ -56,6 +66,26 @@ def write_atomically(path: Path, write: Callable[[Path], Any], ready: Callable[[
                     temporary.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+
+
+def _remove_left_behind(path: Path) -> None:
+    """Delete the temporary files of killed processes of this machine that were writing the same file."""
+    if os.name != "posix":  # elsewhere, a process cannot be asked for without a signal
+        return
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*-{_MACHINE}.tmp"):
+        match = _TEMPORARY.fullmatch(temporary.name)
+        if match is not None and match[1] == path.name and not _is_running(int(match[2])):
+            temporary.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # of another user
+        return True
+    return True
 
 
 def _sync_folder(folder: Path) -> None:
@@ -177,9 +207,15 @@ def check_writable(option: str, place: Path, file: bool = False) -> None:
     """Raise ConfigError if a folder, or a file, cannot be written; create nothing."""
     kind = "FILE" if file else "FOLDER"
     wanted = f"type {option} {kind}"
-    if file and place.is_dir():
+    try:
+        place_stat = place.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        place_stat = None
+    except OSError as error:  # such as a name that is too long
+        raise ConfigError(f"{shortened(place, 200)} cannot be written ({error.strerror}); {wanted}") from None
+    if place_stat is not None and file and stat.S_ISDIR(place_stat.st_mode):
         raise ConfigError(f"{place} is a folder; {wanted}")
-    if not file and place.is_file():
+    if place_stat is not None and not file and stat.S_ISREG(place_stat.st_mode):
         raise ConfigError(f"{place} is a file; {wanted}")
     folder = place.parent if file else place
     try:

@@ -9,10 +9,10 @@ from .calling import check_call as check_call
 from .calling import check_module as check_module
 from .calling import relation_of as relation_of
 from .calling import unwrapped as unwrapped
+from .compilation import Compilation as Compilation
 from .listed import takes_conflicts as takes_conflicts
 from .listed import why_unusable as why_unusable
 from .memory import CrossBatchMemory as CrossBatchMemory
-from .pair_loss import Compilation as Compilation
 from .pair_loss import PairLoss as PairLoss
 from .pair_loss import PairLossSettings as PairLossSettings
 from .pairs import Pairs as Pairs

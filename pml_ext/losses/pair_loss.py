@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 from typing import Any, ClassVar, Unpack
 
@@ -36,27 +35,16 @@ from ..pairwise import (
     with_bad_input,
 )
 from ..pml import BaseDistance, BaseMetricLossFunction, LossSettings
-from ..reducers import has_uniform_weights, reduce_uniformly, reducer_of, require_sums
+from ..reducers import require_sums
 from ..relations import Related, Relation, related
 from ..settings import check_keywords, check_tile_size, number_settings, settings_repr
+from .compilation import Compilation, CompiledLoss
 from .joined_terms import JoinedTerms
 from .pairs import Pairs, Terms, reduced
+from .statistics import LossStatistics
 
 _REQUIRED = {"similarities": require_similarity, "distances": require_distance}
 _ALWAYS_DENSE = 1 << 18  # matrix entries up to which no device computes in tiles
-
-
-class Compilation(enum.Enum):
-    """How ``torch.compile`` treats the equation of a loss."""
-
-    ONE_GRAPH = "one graph"
-    """No shape of the equation depends on the labels; it is a part of the graph as it is."""
-
-    ALL_ENTRIES = "all entries"
-    """``pairs.listed`` has all matrix entries, so that no shape depends on the labels; the equation is in the graph."""
-
-    EAGER = "eager"
-    """The loss runs outside of the graph."""
 
 
 @dataclasses.dataclass
@@ -95,7 +83,7 @@ class PairLossSettings(LossSettings, total=False):
     relation: Relation | None
 
 
-class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
+class PairLoss(CompiledLoss, LossStatistics, BaseMetricLossFunction):  # type: ignore[misc]
     """Base of losses over the pairs or triplets of a batch. A subclass writes its settings and its equation.
 
     The base checks the batch, disables autocast, converts half precision to float32, computes the distance matrix and
@@ -113,6 +101,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         sums_triplets: whether values are sums over each pair's triplets, unless triplets are listed. PML's reducers of
             single values are then refused.
         counts_repeats: whether the equation uses ``pairs.counts``, and so counts a pair as often as it is listed.
+        wants_before_call: whether the next call begins with :meth:`before_call`; an instance may set it.
         takes_all_pairs: whether an :class:`AllPairsExceptSelf` may be the ``indices_tuple``, as a memory passes it.
 
     Args:
@@ -134,6 +123,7 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
     counts_repeats: ClassVar[bool] = False
     takes_all_pairs: ClassVar[bool] = True
     sums_triplets: ClassVar[bool] = False
+    wants_before_call: bool = False
 
     def __init__(
         self, tile_size: int | None = None, relation: Relation | None = None, **kwargs: Unpack[LossSettings]
@@ -149,21 +139,13 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
         self._check_relation(relation)
         self.tile_size = tile_size
         self.relation = relation
-        self._sums: dict[str, tuple[Tensor, Tensor]] = {}  # totals and counts of statistics in the current tile
+        self._sums = {}
         self.add_to_recordable_attributes(list_of_names=number_settings(type(self)), is_stat=False)
         self.add_to_recordable_attributes(list_of_names=list(self.statistic_names), is_stat=True)
 
     def equation(self, pairs: Pairs) -> Terms:
         """Return unreduced values, made by :func:`per_anchor`, :func:`per_pair` or :func:`per_triplet`."""
         raise NotImplementedError
-
-    def compilation(self, rows: int, by_labels: bool) -> Compilation:
-        """Return how ``torch.compile`` treats the equation for a matrix with this number of rows.
-
-        ``by_labels``: whether pairs follow only from the batch's labels. ``ALL_ENTRIES`` becomes ``EAGER`` for a
-        reducer that does not weight all values equally.
-        """
-        return Compilation.ONE_GRAPH
 
     # A call
 
@@ -187,6 +169,8 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             relation = self.relation
         else:
             self._check_relation(relation)
+        if self.wants_before_call:
+            self.before_call(embeddings, labels, ref_emb, ref_labels, relation)
         if indices_tuple is not None:
             indices_tuple = check_indices_tuple(indices_tuple)
         given_labels = labels
@@ -223,6 +207,16 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             value = self.reducer(terms, embeddings, labels)
             return with_bad_input(value, embeddings, ref_emb if has_references else None)
 
+    def before_call(
+        self,
+        embeddings: Tensor,
+        labels: Tensor | None,
+        ref_emb: Tensor | None,
+        ref_labels: Tensor | None,
+        relation: Relation | None,
+    ) -> None:
+        """Prepare for a call, by its arguments as they are given; called while ``wants_before_call``."""
+
     def _check_relation(self, relation: Any) -> None:
         if relation is None:
             return
@@ -233,31 +227,6 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
                 f"{type(self).__name__} has no weights of pairs in its equation; take a relation with graded=False, or "
                 "CBMLLoss, TiledMultiSimilarityLoss, TiledContrastiveLoss or TiledSupConLoss"
             )
-
-    def _compilation_of_call(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> Compilation:
-        """Return the :meth:`compilation` of a call.
-
-        Listed triplets, recorded statistics and reducers that see single values need shapes that depend on the labels.
-        """
-        by_labels = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
-        compilation = self.compilation(len(embeddings), by_labels)
-        if compilation is not Compilation.ALL_ENTRIES:
-            return compilation
-        if isinstance(indices_tuple, Related):
-            listed = indices_tuple.indices_tuple
-        else:
-            listed = indices_tuple
-        lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
-        if lists_pairs and (len(listed) == 3 or self.counts_repeats):
-            return Compilation.EAGER
-        if self.collect_stats or not self._weighs_equally():
-            return Compilation.EAGER
-        return Compilation.ALL_ENTRIES
-
-    def _weighs_equally(self, gradient_device: torch.device | None = None) -> bool:
-        """Return whether the reducers of all sub-losses do; see :func:`has_uniform_weights`."""
-        reducers = [reducer_of(self.reducer, name) for name in self._sub_loss_names()]
-        return all(has_uniform_weights(reducer, gradient_device) for reducer in reducers)
 
     def compute_loss(
         self, embeddings: Tensor, labels: Tensor | None, indices_tuple: Any, ref_emb: Tensor, ref_labels: Tensor | None
@@ -394,15 +363,6 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             return self._reduced_uniformly(terms)
         return terms
 
-    def _reduced_uniformly(self, terms: Terms) -> Terms:
-        """Return the value of each term, whose losses are padded with zeros."""
-        values = {}
-        for name, info in terms.items():
-            reducer = reducer_of(self.reducer, name)
-            value = reduce_uniformly(reducer, info["losses"], info["count"], info["divisor"])
-            values[name] = reduced(value)["loss"]
-        return values
-
     def _in_tiles(self, inputs: LossInputs, size: int) -> Terms:
         """Return the terms of :meth:`_whole`, computed ``size`` anchors at a time."""
         order = None
@@ -464,47 +424,6 @@ class PairLoss(BaseMetricLossFunction):  # type: ignore[misc]
             first_statistic = len(results) - 2 * len(self.statistic_names)
             self._add_statistics(results[first_statistic:])
         return joined.terms(results)
-
-    # Statistics
-
-    def record(self, **statistics: Tensor | tuple[Tensor, Tensor | float]) -> None:
-        """Set statistics by name if ``collect_stats``: tensors, to be averaged, or pairs (total, divisor)."""
-        if not self.collect_stats:
-            return
-        for name, value in statistics.items():
-            if isinstance(value, tuple):
-                total, count = value
-            else:
-                total = value.sum()
-                count = value.numel()
-            divisor = torch.as_tensor(count, dtype=total.dtype, device=total.device)
-            self._sums[name] = (total.detach(), divisor)
-
-    def _statistics(self, like: Tensor) -> list[Tensor]:
-        """Return the current tile's totals and counts of statistics, one entry each."""
-        values: list[Tensor] = []
-        if not self.collect_stats:
-            return values
-        none = (like.new_zeros(()), like.new_zeros(()))
-        for name in self.statistic_names:
-            for value in self._sums.get(name, none):
-                values.append(value.detach().reshape(1).to(like.dtype))
-        return values
-
-    def _add_statistics(self, results: tuple[Tensor, ...]) -> None:
-        """Set statistics from the totals and counts of all tiles, two results for each name."""
-        sums = {}
-        for number, name in enumerate(self.statistic_names):
-            total = results[2 * number].sum()
-            count = results[2 * number + 1].sum()
-            sums[name] = (total, count)
-        self._set_statistics(sums)
-
-    def _set_statistics(self, sums: dict[str, tuple[Tensor, Tensor]]) -> None:
-        """Set statistics from totals and counts; then forget these, which belong to a call."""
-        self._sums = {}
-        for name, (total, count) in sums.items():
-            setattr(self, name, total / count.clamp(min=1))
 
     def get_default_distance(self) -> BaseDistance:
         """Return cosine similarity, or the Euclidean distance of normalized embeddings."""

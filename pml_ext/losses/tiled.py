@@ -17,7 +17,8 @@ from ..pairwise import in_parts, log_one_plus_exp, log_sum_exp, log_sums_exp, ma
 from ..pml import BaseDistance, BaseReducer, MultipleReducers
 from ..reducers import SumOfReducers, SumOverDivisorReducer, reduced_rows, reducer_of, row_sums, takes_row_sums
 from ..settings import check_number
-from .pair_loss import Compilation, LossInputs, PairLoss, PairLossSettings
+from .compilation import Compilation
+from .pair_loss import LossInputs, PairLoss, PairLossSettings
 from .pairs import Pairs, Terms, per_anchor, per_pair, per_triplet, reduced
 
 _ENTRIES = 1 << 23  # entries of gathered rows held at a time

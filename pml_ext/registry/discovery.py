@@ -91,6 +91,7 @@ TABLES = {
     "command": HookTable("pml_ext_commands", _KEBAB, _is_command, _A_COMMAND),
     "store": HookTable("pml_ext_stores", _KEBAB, callable, "a function (and a name in kebab-case)"),
     "service": HookTable("pml_ext_services", _KEBAB, callable, "a function (and a name in kebab-case)"),
+    "check": HookTable("pml_ext_checks", _NAME, callable, "a function (and the name of a kind, such as 'store')"),
     "paper": HookTable("pml_ext_papers", _KEBAB, _is_file, _A_FILE),
 }
 

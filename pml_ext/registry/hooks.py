@@ -129,6 +129,16 @@ def pml_ext_services() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empt
 
 
 @hookspec
+def pml_ext_checks() -> Mapping[str, Callable[..., Any]]:  # type: ignore[empty-body]
+    """Return the conformance checks of kinds that this tool uses, by kind: ``{"store": check_store}``.
+
+    ``pml-ext check`` calls ``check_store(named)`` with a :class:`pml_ext.tool.Named`, the name and the factory of a
+    plugin. It returns a line about what was tried, raises AssertionError with a finding, and
+    :class:`pml_ext.tool.SkipCheck` with the reason why it cannot try.
+    """
+
+
+@hookspec
 def pml_ext_commands() -> Mapping[str, Command]:  # type: ignore[empty-body]
     """Return commands of ``pml-ext`` by name (kebab-case).
 

@@ -79,6 +79,7 @@ class Row:
     to_floor: float = 0.0  # the time divided by the floor's
     peak_bytes: int = 0  # peak memory beyond the inputs
     traffic: float = 0.0  # memory traffic of operators, in float32 matrices of batch x batch
+    operators: int = 0  # operators that compute or copy; views, empty tensors and the like are not counted
     limit: float = 0.0  # milliseconds for this traffic at copy bandwidth
     per_second: float = 0.0  # embeddings, or images of a network's step
     rounds: int = 0
@@ -224,6 +225,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
     copies: list[float] = []
     peaks = dict[str, int]()
     traffic = dict[str, int]()
+    operators = dict[str, int]()
     errors = dict[str, str]()
     for round_, (name, function) in itertools.product(range(repeats), functions.items()):
         if name in errors or (round_ >= 3 and sum(times[name]) > ENOUGH):
@@ -231,7 +233,9 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
         try:
             if round_ == 0:
                 peaks[name] = peak_bytes(function, *inputs)  # also warms up
-                traffic[name] = traffic_bytes(function, *inputs)
+                account = _account(function, *inputs)
+                traffic[name] = account.traffic
+                operators[name] = account.operators
             times[name].append(_seconds(function, *inputs))
         except (RuntimeError, MemoryError) as error:
             errors[name] = one_line(error)
@@ -250,6 +254,7 @@ def _measure(shape: Shape, functions: dict[str, Compute], repeats: int, device: 
             to_floor=median / lowest,
             peak_bytes=peaks[name],
             traffic=traffic[name] / (4 * shape.batch**2),
+            operators=operators[name],
             limit=traffic[name] * per_byte,
             per_second=1e3 * shape.batch / median,
             rounds=len(times[name]),
@@ -316,6 +321,11 @@ def traffic_bytes(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
     return _account(function, embeddings, labels).traffic
 
 
+def operators_of(function: Compute, embeddings: Tensor, labels: Tensor) -> int:
+    """Return how many operators compute or copy something in forward and backward."""
+    return _account(function, embeddings, labels).operators
+
+
 def _account(function: Compute, embeddings: Tensor, labels: Tensor) -> _Account:
     _seconds(function, embeddings, labels)
     account = _Account(embeddings, labels)
@@ -328,7 +338,7 @@ _FILLED = ("zeros", "ones", "full")  # prefixes of operators that write without 
 
 
 class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Total bytes of the operators' inputs and outputs, and peak bytes of live tensors."""
+    """Number of operators, total bytes of their inputs and outputs, and peak bytes of live tensors."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -337,6 +347,7 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, *inputs: Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.traffic: int = 0
+        self.operators: int = 0
         self.peak = self._now = 0
         self._known = {tensor.data_ptr() for tensor in inputs}  # addresses of live storages
 
@@ -354,6 +365,7 @@ class _Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
             else:
                 only_written = ()
             read = args[len(only_written) :], (kwargs or {}) | {"out": None}
+            self.operators += 1
             self.traffic += sum(x.nbytes for x in tree_leaves([read, result]) if isinstance(x, Tensor))
         return result
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import importlib
 import inspect
 import math
 import pickle
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 
 from .. import registry
-from ..errors import ConfigError, DataError, MissingExtraError, PluginError, PmlExtError, counted, shortened
+from ..errors import ConfigError, DataError, MissingExtraError, PmlExtError, counted
 from ..registry import settings_of
 from ..registry.discovery import TABLES
 from .batches import shuffle
@@ -53,6 +52,9 @@ class Named:
         if self.kind == "recipe":
             return f"{self.plugin} (recipes)"
         return f"{self.name} ({self.kind})"
+
+
+Contract = Callable[[Named], str | None]
 
 
 def find_named(what: str) -> list[Named]:
@@ -97,7 +99,7 @@ def _all_of(kind: str) -> list[Named]:
 def check_named(named: Named) -> list[CheckResult]:
     """Return the results of the contract of a named value."""
     results = []
-    for check in CONTRACTS[named.kind]:
+    for check in (*CONTRACTS[named.kind], *checks_of_tools(named.kind)):
         text = ""
         error: BaseException | None = None
         status = "passed"
@@ -118,7 +120,16 @@ def check_named(named: Named) -> list[CheckResult]:
     return results
 
 
-def _needs_no_options(factory: Callable[..., Any], filled: Iterable[str] = (), positions: int = 0) -> None:
+def checks_of_tools(kind: str) -> list[Contract]:
+    """Return the checks of a kind that plugins give by the hook ``pml_ext_checks``."""
+    checks = []
+    for name, check in registry.factories("check").items():
+        if name.rpartition(":")[2] == kind:
+            checks.append(check)
+    return checks
+
+
+def requires_no_options(factory: Callable[..., Any], filled: Iterable[str] = (), positions: int = 0) -> None:
     """Skip a factory that has options without a default, beside those filled by name or by their position."""
     missing = []
     for place, (name, parameter) in enumerate(settings_of(factory).items()):
@@ -128,7 +139,7 @@ def _needs_no_options(factory: Callable[..., Any], filled: Iterable[str] = (), p
         raise SkipCheck(_NEEDED.format(" and ".join(missing)))
 
 
-def _takes(factory: Callable[..., Any], *names: str) -> None:
+def takes_arguments(factory: Callable[..., Any], *names: str) -> None:
     """Fail if a factory cannot be called with these arguments by position."""
     try:
         inspect.signature(factory).bind_partial(*names)
@@ -148,8 +159,8 @@ def check_data_set(named: Named) -> str:
 
     It is called with an empty folder, so that nothing is downloaded.
     """
-    _takes(named.value, "root")
-    _needs_no_options(named.value, positions=1)
+    takes_arguments(named.value, "root")
+    requires_no_options(named.value, positions=1)
     with tempfile.TemporaryDirectory() as folder:
         try:
             one = _drawn(named.value, Path(folder))
@@ -213,8 +224,8 @@ def _check_images(split: str, images: Any, channels: int) -> None:
 
 def check_trunk(named: Named) -> str:
     """A trunk turns each image into a row of features, the same alone as in a batch, and can be trained and saved."""
-    _takes(named.value, "in_channels", "image_size")
-    _needs_no_options(named.value, positions=2)
+    takes_arguments(named.value, "in_channels", "image_size")
+    requires_no_options(named.value, positions=2)
     problems = []
     for channels, size in _SIZES:
         try:
@@ -264,7 +275,7 @@ def _check_network(named: Named, trunk: Any, channels: int, size: int) -> str:
 
 def check_transform(named: Named) -> str:
     """A transform gives uint8 of the same shape, draws from torch's generator alone, and can be sent to workers."""
-    _needs_no_options(named.value)
+    requires_no_options(named.value)
     transform = named.value()
     if not callable(transform):
         raise AssertionError(f"it returns {type(transform).__name__}; wanted a function of an image")
@@ -337,7 +348,7 @@ def check_metric(named: Named) -> str:
 def check_tracker(named: Named) -> None:
     """A tracker is built from a folder and a recipe, logs numbers, NaN too, and ends in each of three ways."""
     filled = {"folder": Path(), "recipe": {"loss.name": "cbml"}, "iteration": 0, "epoch": 0}
-    _needs_no_options(named.value, filled)
+    requires_no_options(named.value, filled)
     known = settings_of(named.value)
     endings: dict[str, dict[str, Any]] = {"finished": {"after": {"recall_at_1": 0.5}}, "stopped": {}, "failed": {}}
     for status, metrics in endings.items():
@@ -352,28 +363,6 @@ def check_tracker(named: Named) -> None:
             if hasattr(tracker, "flush"):
                 tracker.flush()
             tracker.finish(status, metrics, Path(folder) / "report.html")
-
-
-def check_store(named: Named) -> str:
-    """A store keeps and finds what is written, in a temporary folder; one that needs a server is not tried.
-
-    The contract belongs to the tool that uses stores, which the layer does not import by itself.
-    """
-    _takes(named.value, "address", "table", "size")
-    _needs_no_options(named.value, positions=3)
-    contract = importlib.import_module("pml_ext_stores.contract")
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        address = str(Path(folder) / "store")
-        try:
-            return str(contract.check_contract(named.value, address))
-        except MissingExtraError as error:
-            raise SkipCheck(str(error)) from None
-        except contract.AddressError as error:
-            reason = shortened(str(error).replace(address, "FOLDER"), 200)
-            text = f"a folder is no address for it ({reason}); in a test with its server, call"
-            raise SkipCheck(f"{text} pml_ext_stores.contract.check_contract(factory, address)") from None
-        except PluginError as error:  # about an answer
-            raise AssertionError(str(error)) from error
 
 
 def check_command(named: Named) -> None:
@@ -411,14 +400,13 @@ def check_recipe(named: Named) -> str:
     return f"{named.name}: {counted(len(variants), 'run')}"
 
 
-Contract = Callable[[Named], str | None]
 CONTRACTS: dict[str, list[Contract]] = {
     "data set": [check_documentation, check_data_set],
     "trunk": [check_documentation, check_trunk],
     "transform": [check_documentation, check_transform],
     "metric": [check_documentation, check_metric],
     "tracker": [check_documentation, check_tracker],
-    "store": [check_documentation, check_store],
+    "store": [check_documentation],  # the tool that uses stores has a check of them
     "command": [check_documentation, check_command],
     "recipe": [check_recipe],
 }

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, needs_extra, one_line, shortened
 from ..evaluation.metrics import title_of
-from ..files import DamagedError, read_json, write_atomically
+from ..files import DamagedError, check_writable, read_json, write_atomically
 from ..files.checksums import SUMS, is_unchanged, read_sums, recover, replace_file, sha256_of, write_sums
 from ..networks.cut import HEAD
 from ..networks.network import By, Network, Preprocessing, VectorInput
@@ -63,6 +63,7 @@ def write_export(
         from safetensors.torch import save_file
     if onnx:
         require_packages(("onnx", "onnxruntime", "onnxscript"), "onnx", "export --onnx")
+    check_writable("-o", folder)
     folder.mkdir(parents=True, exist_ok=True)
     _check_folder(folder, (WEIGHTS, ABOUT, *([ONNX] if onnx else [])))
     seen = network.preprocessing

@@ -15,7 +15,8 @@ from ..files.checksums import SUMS, read_sums, replace_file, sha256_of, write_su
 METRICS = "metrics.json"
 RECIPE = "recipe.toml"
 REPORT = "report.html"
-CHOICE = "choice.json"  # what pml-ext train --images has chosen, from the end of its trials on
+CHOICE = "choice.json"  # what a tool has chosen to train, before the run writes its recipe
+TRIALS = "trials"  # a folder of a tool's trials, before it has chosen
 NETWORK = "network.json"
 FILES = ("checkpoints", "figures", METRICS, NETWORK, RECIPE, "records", REPORT, "tensorboard")
 # What processes write under temporary names first.

@@ -13,7 +13,7 @@ from ..files import DamagedError, check_writable, final_path, read_toml
 from ..files.checksums import SUMS
 from ..recipe import Override, Overrides, Recipe, flat, load_recipes, overrides_of
 from .finished import LAST, check_against_sums, read_metrics, tables_of_run
-from .folder import CHOICE, FILES, METRICS, RECIPE
+from .folder import CHOICE, FILES, METRICS, RECIPE, TRIALS
 from .verdict import is_trained
 
 LOCK = ".lock"
@@ -46,7 +46,7 @@ def plan(
     overrides = tuple(overrides_of(overrides))
     recipes = load_recipes(name, overrides, begins_first=True)
     if out is None:
-        out = _default_folder(name, seed)
+        out = default_folder(name, seed)
     _check_free(out, resume)
     recorded = _recorded_name(name, out)
     file = name if recorded else None
@@ -91,7 +91,7 @@ def _recorded_name(name: str, out: Path) -> str | None:
     return recorded
 
 
-def _default_folder(name: str, seed: int) -> Path:
+def default_folder(name: str, seed: int) -> Path:
     """Return the folder of a run that begins now, ``runs/NAME-SEED-TIME``."""
     time = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     if name.endswith(".toml"):
@@ -159,7 +159,7 @@ def _check_only_files_of_a_run(folder: Path) -> None:
     """Raise ConfigError for a folder without a run that has other files than a run would write."""
     if (folder / LAST).exists() or (folder / METRICS).exists():
         return
-    known = {*FILES, CHOICE, LOCK, SUMS}
+    known = {*FILES, CHOICE, TRIALS, LOCK, SUMS}
     names = set()
     for path in folder.iterdir():
         final = final_path(path)  # of a temporary file

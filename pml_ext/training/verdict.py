@@ -37,7 +37,7 @@ _PHASES_OF_VECTORS = {
     "shortlist": "trained head, learned metric on a shortlist",
 }
 STAGES = ("head", "blocks")  # phases before the whole network trains
-_WITHOUT_FINE_TUNING = "Train without its last stage (--images FOLDER without --fine-tune) to keep that."
+_WITHOUT_FINE_TUNING = "Train without its last stage (in pml-ext fit, without --fine-tune) to keep that."
 
 
 def phase_titles(noun: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ def test_command_writes_a_table_or_json(pml_ext_command):
     done = pml_ext_command(*quick)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB matrices limit ms per s rounds"
+    assert " ".join(lines[0].split()) == "shape loss ms x floor peak MiB matrices operators limit ms per s rounds"
     assert len(lines) == 2 + 2 * 3
     assert len({len(line.rstrip()) for line in lines}) == 1
     assert "measuring at 16x8x4, 2 rounds" in done.stderr
@@ -53,7 +53,7 @@ def test_a_recipe_has_a_step_and_a_bare_loop(pml_ext_command):
 
 def test_a_loss_that_failed_has_no_numbers():
     row = Row("8x4x2", "mine", failed="ValueError: no")
-    assert bench._cells(row) == ["8x4x2", "mine", "", "", "", "", "", "", "ValueError: no"]
+    assert bench._cells(row) == ["8x4x2", "mine", "", "", "", "", "", "", "", "ValueError: no"]
 
 
 def test_the_default_run_ends_with_a_network(pml_ext_command, monkeypatch):

@@ -50,12 +50,15 @@ def test_without_the_extra_it_says_what_to_install(tmp_path):
     [
         (["train", "cbml/digit"], "no recipe 'cbml/digit'; nearest: cbml/digits"),
         (["train", "cbml/omniglot-small", "--data", "{tmp}/absent", "--out", "{tmp}/x"], "absent"),
-        (["train"], "no recipe given; wanted a recipe or --images FOLDER"),
+        (
+            ["train"],
+            "no recipe given; wanted one, such as pml-ext train cbml/digits, or for data",
+        ),
         (["train", "cbml/digits", "--set", "loss=cbml"], "loss=cbml: loss is a table; type --set loss.name=cbml"),
         (["train", "cbml/digits", "--set", "data.name={tmp}"], "type --set data.name=folder:"),
         (["train", "cbml/digits", "--set", "schedule.epochs=x"], "epochs=x: schedule.epochs: found 'x'"),
         (["train", "cbml/digits", "--set", "schedule.epoch=3"], "--set schedule.epoch=3: schedule: no key 'epoch'"),
-        (["train", "--images", "table:{tmp}/none.csv"], "none.csv: no such folder or table"),
+        (["fit", "table:{tmp}/none.csv"], "none.csv: no such folder or file"),
         (["show", "cbmll"], "nearest: cbml"),
         (["data", "--download"], "want the name of a data set"),
         (["index", "{tmp}", "{tmp}", "--check"], "--check reads the index as it is"),

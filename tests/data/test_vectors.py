@@ -2,6 +2,7 @@
 
 import json
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -248,3 +249,12 @@ def test_a_split_of_both_is_refused(tmp_path, option):
         vectors(path=str(file), **option)
     with pytest.raises(ConfigError, match="train_fraction of vectors must be above 0 and below 1, not 0"):
         vectors(path=str(npz(tmp_path)), train_fraction=0)
+
+
+def test_a_header_that_claims_more_than_memory_is_one_line(tmp_path):
+    header = {"descr": "<f4", "fortran_order": False, "shape": (2**44, 4)}
+    with zipfile.ZipFile(tmp_path / "mine.npz", "w") as archive, archive.open("embeddings.npy", "w") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        file.write(bytes(1000))
+    with pytest.raises(DataError, match=r"mine.npz: cannot be read as a .npz file \(.*Unable to allocate"):
+        read_vectors(tmp_path / "mine.npz")

@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import re
+import signal
 import stat
 import threading
 
@@ -57,7 +58,7 @@ def test_an_error_removes_the_half_and_ctrl_c_may_keep_it(tmp_path, kind, ready)
     left = [name for name in names(tmp_path) if name != "one"]
     assert file.read_text() == "old"
     assert len(left) == (kind is KeyboardInterrupt and ready is not None)
-    assert all(re.fullmatch(r"\.one\.\d+-\d+\.tmp", name) for name in left)
+    assert all(re.fullmatch(r"\.one\.\d+-\d+-\d+\.tmp", name) for name in left)
 
 
 def test_disk_errors_have_the_path(tmp_path):
@@ -177,3 +178,42 @@ def test_what_cannot_be_written_is_told_before(tmp_path):
     ):
         with pytest.raises(ConfigError, match=f"^{re.escape(str(place))} {text}$"):
             check_writable("--out", place, is_file)
+
+
+def killed_while_writing(file):
+    def half(temporary):
+        temporary.write_text("ha")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    write_atomically(file, half)
+
+
+def test_what_a_killed_process_left_behind_is_removed_by_the_next(tmp_path):
+    file = tmp_path / "answers [1].jsonl"
+    process = multiprocessing.get_context("fork").Process(target=killed_while_writing, args=(file,))
+    process.start()
+    process.join(60)
+    (left,) = names(tmp_path)
+    assert final_path(tmp_path / left) == file
+    other_machine = tmp_path / re.sub(r"-\d+\.tmp$", "-7.tmp", left)
+    other_machine.write_text("in use")
+    in_use = tmp_path / re.sub(rf"\.{process.pid}-\d+", f".{os.getpid()}-1", left)
+    in_use.write_text("of another thread")
+    write_text(file, "whole")
+    assert names(tmp_path) == sorted([file.name, other_machine.name, in_use.name])
+
+
+def test_a_file_has_the_usual_mode_whatever_its_library_does(tmp_path):
+    def private(temporary):
+        temporary.unlink(missing_ok=True)
+        os.close(os.open(temporary, os.O_CREAT | os.O_WRONLY, 0o600))
+
+    write_atomically(tmp_path / "private", private)
+    (tmp_path / "usual").write_text("")
+    assert (tmp_path / "private").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_name_that_is_too_long_is_one_line(tmp_path, is_file):
+    with pytest.raises(ConfigError, match=r"cannot be written \(File name too long\); type -o F"):
+        check_writable("-o", tmp_path / ("x" * 300), file=is_file)

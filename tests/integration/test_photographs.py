@@ -14,7 +14,8 @@ from pml_ext.networks.efficientnet_lite import VARIANTS
 PAGE = Path(__file__).parents[2] / "docs" / "photographs.md"
 LITE0 = VARIANTS["efficientnet-lite0"]
 SMALL_IMAGES = ("--set", "data.image_size=16")
-SMALLER = {"train": ("--set", "sampler.iterations=2", *SMALL_IMAGES), "probe": SMALL_IMAGES}
+FEW_STEPS = ("--set", "sampler.iterations=2", *SMALL_IMAGES)
+SMALLER = {"fit": FEW_STEPS, "train": (*FEW_STEPS, "--set", "sampler.batch_size=8"), "probe": SMALL_IMAGES}
 
 
 @pytest.mark.timeout(900)

@@ -1,11 +1,10 @@
-"""``pml-ext train --vectors``: what fits a file of vectors, and what of a recipe makes no sense for vectors."""
+"""Recipes on a file of vectors: what of a recipe makes no sense for vectors."""
 
 import numpy as np
 import pytest
 
-from pml_ext.errors import ConfigError, DataError
+from pml_ext.errors import ConfigError
 from pml_ext.recipe import build_dataset, build_network, load_recipe, load_recipes, reported_phases, vector_input_of
-from pml_ext.recipe.vectors import describe_vectors, settings_for_vectors
 
 from ..overrides import typed
 
@@ -17,46 +16,9 @@ def file_of(place, classes=4, each=10, size=6, **columns):
     return place / "mine.npz"
 
 
-def test_few_classes_are_divided_by_image(tmp_path):
-    found = describe_vectors(file_of(tmp_path))
-    assert f"data.name=vectors:{tmp_path / 'mine.npz'}" in found.data
-    assert "data.split=image" in found.data
-    assert found.head == ["model.embedder=mlp", "model.embedding_size=6"]
-    assert found.batches == ["sampler.m=5", "sampler.batch_size=20", "sampler.iterations=20"]
-    assert found.description[0].endswith("mine.npz: 40 vectors of 6 numbers, 4 classes of 10")
-    assert "20 vectors to train, 20 others of the same classes to test" in found.description[1]
-    assert "--set data.split=class" in found.description[1]
-
-
-def test_many_classes_are_held_out_and_get_a_linear_head(tmp_path):
-    found = describe_vectors(file_of(tmp_path, classes=30, size=200))
-    assert "data.split=class" in found.data
-    assert found.head == ["model.embedder=linear", "model.embedding_size=128"]
-    assert "15 classes to train, 15 others, never trained on, to test" in found.description[1]
-
-
-def test_the_split_of_the_file_and_of_the_user_stay(tmp_path):
-    parts = np.resize(["train", "train", "test", "validation"], 40)
-    found = describe_vectors(file_of(tmp_path, split=parts))
-    assert not any(setting.startswith("data.split") for setting in found.data)
-    assert "evaluation.select_on=split" in found.data
-    assert "train 20 of 4 classes, validation 10 of 4 classes, test 10 of 4 classes" in found.description[1]
-    assert describe_vectors(file_of(tmp_path), {"data.split": "class"}).data == [
-        f"data.name=vectors:{tmp_path}/mine.npz"
-    ]
-
-
-def test_a_file_written_as_in_a_recipe_and_below_a_folder(tmp_path):
-    file_of(tmp_path)
-    found = describe_vectors("vectors:mine.npz", root=tmp_path)
-    assert found.name == "vectors:mine.npz"
-    with pytest.raises(DataError, match=r"other.npz: no such file"):
-        describe_vectors(tmp_path / "other.npz")
-
-
-@pytest.mark.parametrize("recipe", ["pml/vectors", "cbml/digits", "density/digits", "cbml/frozen", "triplets/digits"])
+@pytest.mark.parametrize("recipe", ["fit/vectors", "cbml/digits", "density/digits", "cbml/frozen", "triplets/digits"])
 def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
-    settings = settings_for_vectors(recipe, describe_vectors(file_of(tmp_path)))
+    settings = [f"data.name=vectors:{file_of(tmp_path)}", "data.split=image", "model.trunk=identity"]
     (built,) = load_recipes(recipe, typed(settings)).values()
     splits = build_dataset(built.data, None)
     network = build_network(built.model, vector_input_of(built, splits))
@@ -86,9 +48,9 @@ def test_recipes_of_images_train_heads_on_vectors(tmp_path, recipe):
     ],
 )
 def test_settings_of_images_are_refused_by_name(tmp_path, setting, message):
-    fitting = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path)))
+    fitting = [f"data.name=vectors:{file_of(tmp_path)}", "data.split=image"]
     with pytest.raises(ConfigError, match=message) as raised:
-        load_recipe("pml/vectors", typed([*fitting, setting]))
+        load_recipe("fit/vectors", typed([*fitting, setting]))
     assert "\n" not in str(raised.value)
 
 
@@ -101,16 +63,4 @@ def test_the_trunk_of_vectors_refuses_images():
 def test_a_path_alone_is_answered_with_the_name(tmp_path):
     file = file_of(tmp_path)
     with pytest.raises(ConfigError, match=f"for your own data type --set data.name=vectors:{file}"):
-        load_recipe("pml/vectors", typed([f"data.name={file}"]))
-
-
-def test_a_sampler_of_the_user_has_no_fitting_batches(tmp_path):
-    override = "sampler.name=shuffle"
-    settings = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path), typed([override])))
-    assert load_recipe("pml/vectors", typed([*settings, override])).sampler.name == "shuffle"
-
-
-def test_a_table_goes_over_the_fitting_settings(tmp_path):
-    settings = settings_for_vectors("pml/vectors", describe_vectors(file_of(tmp_path)))
-    recipe = load_recipe("pml/vectors", typed([*settings, "model={embedding_size=3}", "sampler={m=2, batch_size=8}"]))
-    assert (recipe.model.embedding_size, recipe.sampler.batch_size) == (3, 8)
+        load_recipe("fit/vectors", typed([f"data.name={file}"]))

@@ -78,6 +78,32 @@ def test_traffic_of_a_loss_is_bounded(name, most):
     assert benchmark.traffic_bytes(function, x, torch.arange(1024) // 4) / (4 * 1024**2) <= most
 
 
+def test_operators_that_compute_are_counted():
+    def step(embeddings, labels):
+        return (embeddings.view(-1) * 2).exp().sum()
+
+    x = torch.ones(4, 2).requires_grad_()
+    forward = 3  # product, exponential, sum
+    backward = 3  # the gradient's 1, products by the exponential and by 2
+    assert forward + backward <= benchmark.operators_of(step, x, torch.arange(4)) <= forward + backward + 1
+
+
+OPERATORS = {  # of forward and backward at 32 x 64 in torch 2.15; other versions of torch differ by some
+    "cbml": 95,
+    "angular": 57,
+    "n-pair": 47,
+    "n-pair-angular": 80,
+    "batch-all-triplets": 63,
+    "tiled-multi-similarity": 55,
+}
+
+
+@pytest.mark.parametrize(("name", "known"), OPERATORS.items())
+def test_a_loss_has_no_more_operators(name, known):
+    (row,) = (row for row in bench([name], [Shape(32, 64, 4)], repeats=1, device="cpu") if row.loss == name)
+    assert row.operators <= 1.1 * known
+
+
 def test_much_traffic_is_left_out_of_larger_batches():
     losses = ["softmax", "cbml"]
     shapes = [Shape(8, 4, 2), Shape(16, 4, 2)]

@@ -8,7 +8,7 @@ import torch
 
 from pml_ext import registry
 from pml_ext.plugin import Command, DataError, DataSplits, LabeledImages
-from pml_ext.testing.named import CONTRACTS, Named, check_named, find_named, find_named_by_name
+from pml_ext.testing.named import CONTRACTS, Named, check_named, checks_of_tools, find_named, find_named_by_name
 
 
 def shapes(root=None, seed=0, channels=1, dtype=torch.uint8, offset=0):
@@ -235,6 +235,40 @@ def test_ours_keep_their_contracts():
         assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
     for named in find_named("compare"):
         assert [(r.check, r.text) for r in check_named(named) if r.fails] == []
+
+
+CHECKS = """
+from pml_ext.plugin import hookimpl
+from pml_ext.tool import SkipCheck
+
+
+def check_size(named):
+    if named.value is None:
+        raise SkipCheck("nothing to try")
+    assert named.value < 5, "it is too large"
+    return "tried"
+
+
+@hookimpl
+def pml_ext_checks():
+    return {"store": check_size}
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "text"),
+    [(3, "passed", "tried"), (7, "failed", "too large"), (None, "skipped", "nothing to try")],
+)
+def test_a_plugin_checks_a_kind_of_its_own(install_plugin, isolated_registry, value, status, text):
+    install_plugin("sizes", CHECKS)
+    results = {result.check: result for result in check_named(Named("store", "mine", value, "mine"))}
+    assert results["check_size"].status == status
+    assert text in results["check_size"].text
+
+
+def test_no_check_of_stores_without_a_plugin_that_has_one(isolated_registry, monkeypatch):
+    monkeypatch.setenv("PML_EXT_BLOCK", "stores")
+    assert [check.__name__ for check in checks_of_tools("store")] == []
 
 
 def test_what_has_no_docstring_is_named():

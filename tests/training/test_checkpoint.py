@@ -1,13 +1,14 @@
 """Checkpoints: they hold the state of any sampler, run no code, and name in a line what is damaged."""
 
 import collections
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import samplers
 
-from pml_ext.errors import DataError, PluginWarning
+from pml_ext.errors import DataError, PluginWarning, UnwritableError
 from pml_ext.training import checkpoint
 
 ANEW = r"delete the folder .*checkpoints and train with --resume"
@@ -143,3 +144,20 @@ def test_torch_alone_reads_the_checkpoints_of_a_run(finished):
         assert state["of"]
         names.append(path.stem)
     assert {"last", "previous", "model"} <= set(names)
+
+
+def test_a_full_disk_is_told_as_the_system_says_it(folder, monkeypatch):
+    checkpoint.save(folder / "last.pt", a_state("last"))
+    open_file = Path.open
+
+    def opened(path, mode="r", *arguments, **options):
+        if path.name.startswith(".last.pt.") and mode == "wb":
+            return open_file(Path("/dev/full"), mode, *arguments, **options)
+        return open_file(path, mode, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(UnwritableError, match=r"last.pt: cannot be written \(No space left on device\)"):
+        checkpoint.save(folder / "last.pt", a_state("other"))
+    monkeypatch.undo()
+    assert "weights of last" in checkpoint.load(folder / "last.pt")
+    assert [path.name for path in folder.iterdir()] == ["last.pt"]

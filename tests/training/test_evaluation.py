@@ -36,7 +36,7 @@ def test_a_run_leaves_out_a_querys_group(tmp_path):
             "sampler.batch_size=8",
         )
         (recipe,) = load_recipes(
-            "pml/photographs", typed([f"data.name=table:{tmp_path / column}.csv", *settings])
+            "fit/photographs", typed([f"data.name=table:{tmp_path / column}.csv", *settings])
         ).values()
         run = Run(recipe, column, tmp_path / column)
         found[column] = nearest(run, run.queries)

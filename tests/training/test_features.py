@@ -12,7 +12,6 @@ from PIL import Image
 from torch import nn
 
 from pml_ext.data import LabeledImages
-from pml_ext.distributed import synchronize_batch_norm
 from pml_ext.errors import ConfigError, DataError, UnwritableError
 from pml_ext.networks.trunks import embedder, fit_whitened_pca, whitened_components
 from pml_ext.recipe import load_recipe, reported_phases
@@ -22,7 +21,7 @@ from pml_ext.training.launch import train
 from pml_ext.training.opened import open_run
 from pml_ext.training.verdict import better_features
 from pml_ext_search import folder_pass, reading
-from pml_ext_search.collection import StoreWarning
+from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import load_run
 
 from ..overrides import typed
@@ -284,25 +283,6 @@ def test_processes_share_the_store_of_rank_0(tmp_path, monkeypatch, sees):
             ConfigError, match=r"process 1 does not see .*; wanted a folder that all of them share: XDG"
         ):
             second._share_store()
-
-
-def batch_norms():
-    return nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Flatten())
-
-
-def timm_batch_norms():
-    layers = pytest.importorskip("timm.layers", reason="the extra timm is not installed")
-    return nn.Sequential(layers.BatchNormAct2d(4), nn.Flatten())
-
-
-@pytest.mark.parametrize("build", [batch_norms, timm_batch_norms])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_features_are_found_after_a_run_of_several_processes(build, device):
-    trunk = build()
-    plain = cache(trunk).store.folder
-    joined = synchronize_batch_norm(trunk, torch.device(device))
-    assert "Sync" in str(joined) or "Joined" in str(joined)
-    assert cache(joined).store.folder == plain
 
 
 @pytest.mark.usefixtures("without_report")

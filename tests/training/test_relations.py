@@ -54,7 +54,7 @@ def test_a_run_on_a_table_of_label_sets(listed, tmp_path):
     settings = [f"data.name=table:{listed}", "data.relation={name='shared-label', graded=false}", *QUICK]
     settings += ["loss={name='pml/contrastive'}", "evaluation.ndcg_at=[10]"]
     settings += ["sampler={name='m-per-label', m=4, batch_size=16}"]
-    after = train("pml/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
+    after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
     assert {"recall_at_1", "ndcg_at_10", "map_at_r", "nmi"} <= after.keys()
     assert after["recall_at_1"] > 0.3  # two random sets share a label more often than not
     with pytest.raises(DataError, match="data.relation=shared-label takes labels separated by"):
@@ -71,7 +71,7 @@ def test_a_run_on_a_table_of_numbers(tmp_path):
     settings = [f"data.name=table:{tmp_path / 'mine.csv'}", "data.shared_classes=true", *QUICK]
     settings += ["data.relation={name='near', within=2, graded=true}", "loss={name='cbml'}", "evaluation.ndcg_at=[5]"]
     settings += ["sampler={name='pml/m-per-class', m=2, batch_size=16}"]
-    after = train("pml/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
+    after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
     assert 0 < after["ndcg_at_5"] <= 1
 
 
@@ -80,7 +80,7 @@ def test_a_run_on_a_folder_as_a_tree(tree, tmp_path):
     settings = [f"data.name=folder:{tree}", "data.levels=2", "data.split=image", "evaluation.ndcg_at=[5]", *QUICK]
     settings += ["data.relation={name='hierarchy', graded=true}", "loss={name='cbml'}"]
     settings += ["sampler={name='tree', m=2, batch_size=12, parents=3}"]
-    after = train("pml/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
+    after = train("fit/photographs", out=tmp_path / "run", overrides=typed(settings), device="cpu")[0]["after"]
     assert after["recall_at_1"] >= after["recall_at_1_level_2"]
     assert 0 < after["ndcg_at_5"] <= 1
     splits = folder(path=str(tree), split="image", levels=2)

@@ -84,7 +84,7 @@ def test_what_the_whole_network_adds_is_said():
     behind = said(frozen=0.3, before=0.2, blocks=0.4, after=0.35)
     numbers = "Recall@1 is 35.0 %, and 40.0 % before the whole network trained."
     assert behind.startswith(f"The trained network is behind the last blocks: {numbers} ")
-    assert behind.endswith("--images FOLDER without --fine-tune) to keep that.")
+    assert behind.endswith("(in pml-ext fit, without --fine-tune) to keep that.")
     whitened = said(frozen=0.3, pca=0.6, before=0.2, head=0.4, after=0.5)
     assert whitened.startswith("The trained network is behind the frozen trunk, PCA: Recall@1 is 50.0 %, and 60.0 %")
     ahead_of_head_alone = said(frozen=0.6, before=0.2, head=0.4, after=0.5)
@@ -106,7 +106,7 @@ def test_the_smallest_error_rate_is_the_best_value():
 
 def test_pairs_behind_the_untrained_head_are_named():
     (recipe,) = load_recipes(
-        "pml/vectors", {"data.name": "pairs:mine.csv", "data.vectors": "a.npz"}, check=False
+        "fit/vectors", {"data.name": "pairs:mine.csv", "data.vectors": "a.npz"}, check=False
     ).values()
     phases = {"raw": {"verification_roc_auc": 0.9}, "after": {"verification_roc_auc": 0.8}}
     text = "The trained head is behind the raw vectors: ROC AUC of pairs is 80.0 %, and 90.0 % before training."

@@ -10,9 +10,9 @@ import pytest
 from pml_ext.errors import DataError
 from pml_ext.recipe import load_recipe
 from pml_ext.training import train
+from pml_ext.training.checks import check_validation
 from pml_ext.training.history import RunHistory
 from pml_ext.training.loop import train_run
-from pml_ext.training.outcome import check_validation
 from pml_ext.training.run import Run
 from pml_ext.training.validation import validate
 

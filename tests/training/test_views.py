@@ -11,10 +11,8 @@ from pml_ext.data import LabeledImages, build_transforms, prepare
 from pml_ext.recipe import load_recipe
 from pml_ext.training import run_data
 from pml_ext.training.batches import BatchReader, epoch_batches
-from pml_ext.training.feature_reader import FeatureReader
-from pml_ext.training.features import Features
+from pml_ext.training.checks import _normalized_together
 from pml_ext.training.launch import train
-from pml_ext.training.outcome import _normalized_together
 from pml_ext.training.profile import profile_recipe
 from pml_ext.training.run import Run
 
@@ -89,15 +87,6 @@ def test_two_views_differ_and_have_one_label(tmp_path, cached):
         assert torch.equal(labels[::2], labels[1::2])
         assert all(not torch.equal(first, second) for first, second in zip(one[::2], one[1::2], strict=True))
     assert drawn[0][0][1].tolist() == [2, 2, 0, 0, 1, 1]
-
-
-@pytest.mark.parametrize("kept", [2, 3, 5])
-def test_of_kept_views_a_batch_has_different_ones(kept):
-    features = [Features.of_vectors(torch.full((4, 1), float(number))) for number in range(kept)]
-    reader = FeatureReader(features, np.arange(4), CPU)
-    rows = torch.cat([batch.images for batch in reader.read(epoch_batches([[0, 1, 2, 3]] * 50, 0, 1, views=2))])
-    assert (rows[::2] != rows[1::2]).all()
-    assert set(rows.flatten().tolist()) == set(range(kept))
 
 
 class Watching(ContrastiveLoss):

@@ -91,6 +91,9 @@ def _check_matrix(distance: Any, x: Tensor, y: Tensor, where: str = "") -> None:
     normalized_x = distance.maybe_normalize(x[:count])
     normalized_y = distance.maybe_normalize(y[:count])
     pairs = distance.pairwise_distance(normalized_x, normalized_y)
+    shape_of_one = tuple(distance.pairwise_distance(normalized_x[:1], normalized_y[:1]).shape)
+    if shape_of_one != (1,):
+        raise AssertionError(f"pairwise_distance of one pair has the shape {shape_of_one}, not (1,); squeeze nothing")
     every_pair = [distance.pairwise_distance(normalized_x, normalized_y.roll(by, 0)) for by in range(count)]
     rows = torch.arange(count)
     for by, values in enumerate(every_pair):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ... import pml, registry
 from ...errors import ConfigError
-from ..batches import Batch, batch_of, sample_pairs, shuffle
+from ..batches import Batch, batch_of, new_leaf, sample_pairs, shuffle
 from ..calling import call_forms, is_random, outcome, seeded, takes_references
 from ..comparing import all_close, difference, difference_of_rows, gradients, sorted_rows, weighted
 from ..subject import (
@@ -67,6 +67,7 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
         _Case("classes of 1 to 4", ragged),
         _Case("tight classes", batch(3, 3, 2, spread=0.02, seed=2)),
         _Case("a batch with an image twice", twice, smooth=False),
+        _Case("a positive and a negative that are equal", _with_ties(batch(3, 3, 2)), smooth=False),
         _Case("one class", batch(4, seed=4)),
         _Case("a batch without positives", batch(1, 1, 1, 1, seed=5)),
     ]
@@ -84,6 +85,25 @@ def _cases(subject: Subject, wanted: Sequence[str] = ()) -> list[_Case]:
             named["ref_labels"] = references.labels
         cases.insert(1, _Case("references", plain, named))
     return cases
+
+
+def _with_ties(batch: Batch) -> Batch:
+    """Return a batch in which similarities of positives and negatives are equal to the last digit.
+
+    A row has four coordinates of 1 or -1, so that sums of products, in any order, have no rounding errors. The first
+    image of each class is also one of the next class.
+    """
+    size = batch.embeddings.shape[1]
+    generator = torch.Generator().manual_seed(8)
+    signs = 2.0 * torch.randint(2, (len(batch.labels), 4), generator=generator) - 1
+    points = torch.zeros_like(batch.embeddings)
+    points[:, : min(4, size)] = signs[:, : min(4, size)].to(points)
+    classes = sorted(set(batch.labels.tolist()))
+    firsts = [int(torch.where(batch.labels == label)[0][0]) for label in classes]
+    lasts = [int(torch.where(batch.labels == label)[0][-1]) for label in classes]
+    for number, first in enumerate(firsts):
+        points[lasts[(number + 1) % len(classes)]] = points[first]
+    return Batch(new_leaf(points), batch.labels)
 
 
 def _takes(subject: Subject, name: str) -> bool:
@@ -193,14 +213,33 @@ def _zero_is_default(subject: Subject, settings: Values, name: str) -> bool:
 
 
 def declared(subject: Subject) -> dict[str, Any]:
-    """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none."""
+    """Return the defaults of a class's settings, without those of PML's base classes; for an instance, none.
+
+    A setting of a base class that the class itself passes on, as in ``super().__init__(alpha=3.0)``, is not its own.
+    """
     defaults: dict[str, Any] = {}
     if subject.cls is None:
         return defaults
     for name, parameter in registry.settings_of(subject.cls).items():
-        if parameter.default is not parameter.empty and name not in INHERITED:
+        is_own = parameter.default is not parameter.empty and name not in INHERITED
+        if is_own and not _is_passed_on(subject, name, parameter.default):
             defaults[name] = parameter.default
     return defaults
+
+
+def _is_passed_on(subject: Subject, name: str, default: Any) -> bool:
+    """Return whether a class gives its base class a setting itself, so that nobody else can."""
+    assert subject.cls is not None
+    constructor: Any = vars(subject.cls).get("__init__")
+    if constructor is None or name in inspect.signature(constructor).parameters:
+        return False
+    try:
+        subject.make({**subject.settings, name: default})
+    except TypeError as error:
+        return "multiple values for keyword argument" in str(error)
+    except Exception:  # a constructor may raise anything
+        return False
+    return False
 
 
 def variants(subject: Subject, settings: Values, name: str, listed: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
+from ...errors import one_line
 from ...registry import settings_of
 from ..batches import shuffle
-from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed
+from ..subject import BATCH_SIZE, CLASSES, SkipCheck, Subject, applies_to, set_seed, subject_of
 from .reference import declared, variants
 
 _PASSES = 4  # of check_sampler, so that what happens by chance happens
@@ -37,9 +41,7 @@ def check_sampler(subject: Subject) -> None:
         batches += batches_of_pass
     if _gives_triplets(batches, labels):  # an image may be in several
         batches = _in_threes(batches)
-    for batch in batches:
-        if len(set(batch)) != len(batch) and not _must_repeat(batch, labels):
-            raise AssertionError("an image comes twice in a batch, as a positive of itself at distance 0")
+    _check_no_image_twice(batches, labels)
     if subject.cls is None or "length_before_new_iter" not in settings_of(subject.cls):
         return
     length = max(24, 2 * _batch_size(subject))
@@ -117,13 +119,17 @@ def _in_threes(batches: list[list[int]]) -> list[list[int]]:
     return triplets
 
 
-def _must_repeat(batch: list[int], labels: Any) -> bool:
-    """Return whether a batch has more images of some class than the class has, so that one must come twice."""
-    if labels is None or labels.ndim != 1:
-        return False
-    sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
-    drawn = zip(*np.unique(labels[batch], return_counts=True), strict=True)
-    return any(count > sizes[label] for label, count in drawn)
+def _check_no_image_twice(batches: list[list[int]], labels: Any, where: str = "") -> None:
+    """Fail if a batch has an image twice, unless it has more images of the image's class than the class has."""
+    sizes: dict[Any, int] = {}
+    if labels is not None and labels.ndim == 1:
+        sizes = dict(zip(*np.unique(labels, return_counts=True), strict=True))
+    for batch in batches:
+        numbers, counts = np.unique(batch, return_counts=True)
+        for image in numbers[counts > 1].tolist():
+            if sizes and int((labels[batch] == labels[image]).sum()) > sizes[labels[image]]:
+                continue
+            raise AssertionError(f"an image comes twice in a batch, as a positive of itself at distance 0{where}")
 
 
 def _batches(sampler: Any, drawn: list[Any], size: int = 0) -> list[list[int]]:
@@ -241,7 +247,7 @@ class _Samplers:
 
 
 _NAMES = np.arange(6)  # of the classes of _Samplers, where they do not matter
-_MANY = np.arange(40).repeat(4)  # labels of 40 classes of four images
+_MANY = np.arange(41).repeat(4)  # labels of 41 classes, an odd number, of four images
 
 
 @applies_to("sampler")
@@ -282,7 +288,7 @@ def check_sampler_draws_many_classes(subject: Subject) -> None:
     """Every class is drawn at some time, also where a batch has few of them."""
     samplers = _Samplers(subject)
     if not samplers.takes_many_classes():
-        raise SkipCheck("it refuses 40 classes of four images")
+        raise SkipCheck("it refuses 41 classes of four images")
     _seed(0)
     sampler = samplers.of(_MANY)
     missing = set(_MANY.tolist())
@@ -291,7 +297,7 @@ def check_sampler_draws_many_classes(subject: Subject) -> None:
         if not missing:
             return
     shown = ", ".join(map(str, sorted(missing)[:3]))
-    raise AssertionError(f"200 passes never give {len(missing)} of 40 classes, such as {shown}; draw among all of them")
+    raise AssertionError(f"200 passes never give {len(missing)} of 41 classes, such as {shown}; draw among all of them")
 
 
 @applies_to("sampler")
@@ -302,6 +308,20 @@ def check_sampler_small_classes(subject: Subject) -> None:
         sampler, _ = samplers.renamed(_NAMES, in_order)
         batches = _batches(sampler, _pass(sampler))
         _check_sizes_of_batches(sampler, batches, ", where a class has fewer images than a batch takes of it")
+
+
+@applies_to("sampler")
+def check_sampler_uneven_classes(subject: Subject) -> None:
+    """A class whose size is no multiple of what a batch takes of it is not filled up with copies of an image."""
+    samplers = _Samplers(subject)
+    sampler = samplers.of(samplers.labels)
+    batches: list[list[int]] = []
+    for _ in range(_PASSES):
+        batches += _batches(sampler, _pass(sampler), _batch_size(subject))
+    labels = np.asarray(samplers.labels)
+    if _gives_triplets(batches, labels):
+        batches = _in_threes(batches)
+    _check_no_image_twice(batches, labels, ", of a class that has enough of them")
 
 
 @applies_to("sampler")
@@ -340,6 +360,40 @@ def check_sampler_settings(subject: Subject) -> None:
             raise AssertionError(f"the setting {name} changes nothing that it draws ({others[-1]!r}, for example)")
 
 
+@applies_to("sampler", slow=True)
+def check_sampler_hashing(subject: Subject) -> None:
+    """Generators in one state give the same indices in every process: texts hash to other numbers in each."""
+    samplers = _Samplers(subject)
+    if samplers.of(samplers.labels).__class__.__module__ == "__main__":
+        raise SkipCheck("its class is in the script that runs, which another process would run again")
+    labels = np.asarray(samplers.labels)
+    try:
+        given = pickle.dumps((subject.cls, {**subject.settings, "labels": labels}))
+    except Exception as error:  # what it is built from may be anything
+        raise SkipCheck(f"another process cannot get it: {one_line(error)}") from None
+    drawn = []
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
+        code = f"from {__name__} import _print_passes; _print_passes()"
+        done = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, env=environment)
+        if done.returncode:
+            raise SkipCheck(f"another process cannot draw: {done.stderr.decode(errors='replace').strip()[-200:]}")
+        drawn.append(done.stdout)
+    if drawn[0] != drawn[1]:
+        raise AssertionError(
+            "processes with other PYTHONHASHSEED draw other indices: it goes through a set of texts; sort them first"
+        )
+
+
+def _print_passes() -> None:
+    """Write what a sampler, whose class and settings are read from the standard input, draws in two passes."""
+    cls, settings = pickle.loads(sys.stdin.buffer.read())
+    subject = subject_of(cls)
+    _seed(0)
+    sampler = subject.make(settings)
+    sys.stdout.write(repr([_pass(sampler), _pass(sampler)]))
+
+
 @applies_to("sampler")
 def check_sampler_seed(subject: Subject) -> str | None:
     """One ``seed`` gives the same indices whatever else the process draws, and another seed gives others."""
@@ -357,5 +411,5 @@ def check_sampler_seed(subject: Subject) -> str | None:
         _seed(generators)
         drawn.append(_pass(samplers.of(_MANY, seed=3)))
     if drawn[0] != drawn[1]:
-        raise AssertionError("with one seed= it draws other indices of 40 classes where global generators differ")
+        raise AssertionError("with one seed= it draws other indices of 41 classes where global generators differ")
     return None

@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
-from pml_ext import load_run
-from pml_ext.errors import ConfigError, DataError
+from pml_ext import load_run, registry
+from pml_ext.errors import ConfigError, DataError, PluginError
 from pml_ext.files import write_json
 from pml_ext_browse import BrowsedRun, open_collections
-from pml_ext_search.collection import Embedded
+from pml_ext_search.embedded import Embedded
 
 
 def made(points, paths, folder="/nowhere", run=None):
@@ -180,3 +180,17 @@ def test_names_of_classes_are_compared_one_by_one(tmp_path):
     paths = ["beagle/1.png", "golden_retriever/1.png", "a-b/1.png", "a b/1.png", "cat/1.png"]
     collection = made(torch.eye(5), paths, run=tmp_path)
     assert collection.trained == {"beagle": True, "golden_retriever": True, "a-b": True, "a b": False, "cat": False}
+
+
+def test_without_the_plugin_of_search_the_page_says_what_is_missing(trained, monkeypatch):
+    monkeypatch.setenv("PML_EXT_BLOCK", "search")
+    with registry.isolated(), pytest.raises(PluginError, match="browse needs the plugin 'search', which is blocked"):
+        open_collections([trained / "one"], device="cpu")
+
+
+def test_the_others_of_a_class_are_counted(pair):
+    one, _ = pair
+    path = one.paths[0]
+    wanted = [name for name in one.classes if name == one.classes[0]]
+    assert one.others_of_class(path) == len(wanted) - 1
+    assert one.others_of_class("no such image") == 0

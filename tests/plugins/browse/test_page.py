@@ -37,6 +37,16 @@ def test_a_query_by_click(served):
     assert re.search(r"<b>[^<]+</b>/<wbr>[^<]+\.png", page)  # folder and name
 
 
+def test_a_class_of_few_images_is_counted_by_its_own(served):
+    """A class has about twenty images, of which all could be among the fifty nearest."""
+    page = html.unescape(ask(served, "/?run=0&image=5&k=50")[2].decode())
+    counts = re.findall(r": (\d+) of the (\d+) others of the same class", page)
+    assert len(counts) == 2
+    for right, others in counts:
+        assert 0 < int(right) <= int(others) < 25
+    assert page.count('type="number"') == 1
+
+
 def test_unseen_classes_only(served):
     """The run knows no class of the renamed ones; the other run has another half of the classes."""
     path = "price $5_$6/"

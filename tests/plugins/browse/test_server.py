@@ -32,6 +32,22 @@ def test_a_signal_closes_the_page_and_deletes_uploads(monkeypatch, tmp_path, nam
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no SIGHUP on this system")
+def test_a_signal_within_a_request_ends_the_page(monkeypatch):
+    """An event loop drops errors of its callbacks, in one of which a signal may arrive."""
+
+    async def answering(self):
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGHUP)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert self.should_exit
+
+    monkeypatch.setattr(server, "application", lambda collections, uploads: None)
+    monkeypatch.setattr(server.uvicorn.Server, "run", lambda self, sockets: asyncio.run(answering(self)))
+    with server.listening(0) as bound:
+        server.serve([], bound, False, lambda address: None)
+
+
 def test_an_upload_has_a_limit(served):
     for length in (str((64 << 20) + 1), "1" * 30, "x"):
         assert ask(served, "/upload", "POST", Content_Length=length)[0] in (400, 413), length

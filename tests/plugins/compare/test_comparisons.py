@@ -6,7 +6,6 @@ import pytest
 from scipy import stats
 
 from pml_ext.errors import ConfigError
-from pml_ext.training.summary import summarize
 from pml_ext_compare.comparisons import best_rows, chosen_baseline, compare
 from pml_ext_compare.groups import Group, groups_below
 from pml_ext_compare.statistics import paired_difference
@@ -150,19 +149,6 @@ def test_the_baseline_is_named_or_the_first_with_runs(folder):
         chosen_baseline([one, other], "cbml/a")
     with pytest.raises(ConfigError, match="failed has no finished run; seed 0: no such file"):
         compare([failed], ["nmi"])
-
-
-def test_the_summary_of_one_run_has_no_spread():
-    results = [{"recipe": name, "after": {"recall_at_1": 0.5}} for name in ("a@1", "a@2")]
-    assert summarize(results)["a@1"]["after"]["recall_at_1"] == {"mean": 0.5, "std": None}
-
-
-def test_a_metric_that_failed_in_one_run_is_not_summarized():
-    results = [
-        {"recipe": "a", "after": {"recall_at_1": 0.5, "theirs": 1.0}},
-        {"recipe": "a", "after": {"recall_at_1": 0.7}},
-    ]
-    assert summarize(results)["a"]["after"].keys() == {"recall_at_1"}
 
 
 def test_intervals_of_shares_are_cut_at_0_and_1(tmp_path):

@@ -12,7 +12,7 @@ from PIL import Image
 from pml_ext.errors import ConfigError
 from pml_ext.evaluation import purity
 from pml_ext_search.clusters import CELL, contact_sheet, group
-from pml_ext_search.collection import Embedded
+from pml_ext_search.embedded import Embedded
 from pml_ext_search.embedding import SkippedImage
 
 

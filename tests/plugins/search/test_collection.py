@@ -19,8 +19,11 @@ from filelock import FileLock
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import embedding, folder_pass
-from pml_ext_search.collection import ClassFolders, Collection, StoreWarning, recorded_by
+from pml_ext_search.class_folders import ClassFolders
+from pml_ext_search.collection import Collection
+from pml_ext_search.database import recorded_by
 from pml_ext_search.embedding import SkippedImage
+from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import _class_levels
 
 from .conftest import flip, full, killed
@@ -336,7 +339,7 @@ def test_readers_go_on_while_a_large_write_is_not_committed(make, images, tmp_pa
     write_some(images, range(5))
     run = make()
     run.embed_folder(images)
-    monkeypatch.setattr("pml_ext_search.collection._LOCK_TIMEOUT", 0)
+    monkeypatch.setattr("pml_ext_search.database.LOCK_TIMEOUT", 0)
     with run.collection.transaction(write=True) as current:
         many = [(b"%0200d" % number, 1, 1, 0, 0) for number in range(40_000)]  # more than SQLite's cache has
         current.connection.executemany("INSERT INTO embedded VALUES (?, ?, ?, ?, ?)", many)

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from pml_ext.errors import DataError
-from pml_ext_search.collection import StoreWarning, Transaction
 from pml_ext_search.embedding import SEVERAL
+from pml_ext_search.problems import StoreWarning
 from pml_ext_search.trained import TrainedRun
+from pml_ext_search.transaction import Transaction
 
 from .conftest import empty, flip, garbage, halve, made_up
 

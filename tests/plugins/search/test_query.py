@@ -14,9 +14,9 @@ from pml_ext import load_run
 from pml_ext.errors import ConfigError
 from pml_ext.plugin import SearchResult
 from pml_ext.training.launch import train
-from pml_ext_search.collection import Image
 from pml_ext_search.embedding import SkippedImage
 from pml_ext_search.query import QueryOptions, answers_of
+from pml_ext_search.state import Image
 
 from ...overrides import typed
 from .conftest import made_up

@@ -14,7 +14,8 @@ from PIL import Image
 from pml_ext import load_run
 from pml_ext.errors import ConfigError, DataError
 from pml_ext_search import embedding
-from pml_ext_search.collection import Collection, StoreWarning
+from pml_ext_search.collection import Collection
+from pml_ext_search.problems import StoreWarning
 
 from .conftest import write_digits
 

@@ -36,7 +36,7 @@ def file(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, file):
     place = tmp_path_factory.mktemp("run") / "run"
-    train("pml/vectors", out=place, overrides=typed([f"data.name=vectors:{file}", *QUICK]), device="cpu")
+    train("fit/vectors", out=place, overrides=typed([f"data.name=vectors:{file}", *QUICK]), device="cpu")
     return place
 
 
@@ -227,7 +227,7 @@ def test_groups_leave_out_their_own(file, tmp_path, without_report):
     for name, more in (("without", {}), ("with", {"groups": groups})):
         np.savez(tmp_path / f"{name}.npz", **columns, **more)
         settings = [f"data.name=vectors:{tmp_path / name}.npz", *QUICK, "schedule.epochs=1"]
-        (metrics,) = train("pml/vectors", out=tmp_path / name, overrides=typed(settings), device="cpu")
+        (metrics,) = train("fit/vectors", out=tmp_path / name, overrides=typed(settings), device="cpu")
         recalls.append(metrics["raw"]["recall_at_1"])
     digits = load_digits().data[:400]
     recipe_split = load_run(tmp_path / "with", "cpu").recipe
@@ -249,27 +249,27 @@ def test_the_vectors_of_validation_choose_the_epoch(file, tmp_path, without_repo
     np.savez(tmp_path / "parts.npz", **columns, split=parts)
     settings = [f"data.name=vectors:{tmp_path / 'parts.npz'}", "schedule.epochs=2", *BATCHES]
     choose = ["evaluation.select=map_at_r", "evaluation.select_on=split"]
-    (chosen,) = train("pml/vectors", out=tmp_path / "chosen", overrides=typed([*settings, *choose]), device="cpu")
+    (chosen,) = train("fit/vectors", out=tmp_path / "chosen", overrides=typed([*settings, *choose]), device="cpu")
     assert chosen["images"]["validation"]["images"] == 100
-    (last,) = train("pml/vectors", out=tmp_path / "last", overrides=typed(settings), device="cpu")
+    (last,) = train("fit/vectors", out=tmp_path / "last", overrides=typed(settings), device="cpu")
     assert "validation" not in last["images"]
     assert any("100 of vectors:" in text and "select_on=split" in text for text in last["warnings"])
     without = [f"data.name=vectors:{file}", "data.split=image", *choose]
     with pytest.raises(ConfigError, match="evaluation.select_on: found 'split', and vectors:.* has no validation"):
-        train("pml/vectors", out=tmp_path / "none", overrides=typed(without), device="cpu")
+        train("fit/vectors", out=tmp_path / "none", overrides=typed(without), device="cpu")
 
 
 def test_a_run_resumes_with_the_same_vectors_alone(file, tmp_path, without_report):
     shutil.copy(file, mine := tmp_path / "mine.npz")
     settings = [f"data.name=vectors:{mine}", *QUICK, "schedule.name=constant"]
-    train("pml/vectors", out=tmp_path / "run", overrides=typed([*settings, "schedule.epochs=1"]), device="cpu")
+    train("fit/vectors", out=tmp_path / "run", overrides=typed([*settings, "schedule.epochs=1"]), device="cpu")
     again = {"out": tmp_path / "run", "resume": True, "device": "cpu"}
-    train("pml/vectors", overrides=typed([*settings, "schedule.epochs=2"]), **again)
+    train("fit/vectors", overrides=typed([*settings, "schedule.epochs=2"]), **again)
     columns = dict(np.load(mine))
     columns["embeddings"][0] += 1
     np.savez(mine, **columns)
     with pytest.raises(DataError, match="the vectors are not those of this run: .* has other vectors or labels"):
-        train("pml/vectors", overrides=typed([*settings, "schedule.epochs=3"]), **again)
+        train("fit/vectors", overrides=typed([*settings, "schedule.epochs=3"]), **again)
 
 
 def test_the_head_is_exported(indexed, tmp_path, file):
@@ -322,7 +322,7 @@ def test_a_store_has_ids_and_classes(indexed, file, tmp_path, kind):
 def test_the_command_line_from_the_file_to_an_answer(pml_ext_command, file, tmp_path):
     out = tmp_path / "run"
     settings = ["--set", "schedule.epochs=1", "--quick", "--device", "cpu"]
-    trained = pml_ext_command("train", "--vectors", file, "--out", out, *settings)
+    trained = pml_ext_command("fit", file, "--out", out, *settings)
     assert trained.returncode == 0, trained.stderr
     assert "digits.npz: 400 vectors of 64 numbers, 10 classes of" in trained.stderr
     assert "trained head" in trained.stdout
@@ -350,8 +350,7 @@ def test_the_command_line_from_the_file_to_an_answer(pml_ext_command, file, tmp_
         ("embed RUN FOLDER -o out.npz", "not a regular file; wanted vectors:FILE"),
         ("index RUN FILE --workers 2", "--workers is for reading images"),
         ("index RUN FOLDER", "not a regular file; wanted vectors:FILE"),
-        ("train --vectors FILE --images FOLDER", "--images and --vectors both name the data; leave one out"),
-        ("train --vectors nothing.npz", "nothing.npz: no such file; wanted vectors:FILE"),
+        ("fit nothing.npz", "nothing.npz: no such file; wanted vectors:FILE"),
     ],
 )
 def test_what_needs_pixels_is_refused_in_one_line(pml_ext_command, indexed, file, tmp_path, monkeypatch, line, message):

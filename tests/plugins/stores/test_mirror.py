@@ -8,7 +8,7 @@ import torch
 
 from pml_ext.errors import ConfigError, PluginError, UnknownNameError
 from pml_ext.plugin import SearchResult
-from pml_ext_search.collection import Embedded
+from pml_ext_search.embedded import Embedded
 from pml_ext_stores import mirror
 from pml_ext_stores.checked import CheckedStore
 from pml_ext_stores.mirror import copy_to_store, recall_of

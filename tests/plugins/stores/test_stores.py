@@ -7,7 +7,7 @@ import pytest
 
 from pml_ext.errors import ConfigError, DataError
 from pml_ext.plugin import Rows, SearchFilter
-from pml_ext_search.collection import RetrievalWarning
+from pml_ext_search.problems import RetrievalWarning
 from pml_ext_stores.address import masked
 
 from .opened import opened, rows, table

@@ -11,9 +11,10 @@ from pytorch_metric_learning.regularizers import LpRegularizer
 
 from pml_ext.distances import GramCosineSimilarity
 from pml_ext.errors import ConfigError
+from pml_ext.plugin import PairLoss, masked_mean, per_anchor
 from pml_ext.testing import SkipCheck, check_component
 from pml_ext.testing.checks import reference as reference_checks
-from tests.testing.planted import correct, loop, planted_for, text_of
+from tests.testing.planted import correct, failing, loop, planted_for, text_of
 from tests.testing.planted import losses as bugs
 
 COMPARED = ["check_reference", "check_settings"]
@@ -28,7 +29,7 @@ def results(component, checks=("check_reference",), **given):
 def test_equal_under_every_setting():
     compared, varied = results(correct.Weighted, COMPARED, reference=loop, settings=KINDS, without_effect=["tile"])
     assert compared.status == varied.status == "passed"
-    assert compared.text == "equal in 63 comparisons"  # 7 tables of settings, on 9 batches, tuples and references each
+    assert compared.text == "equal in 70 comparisons"  # 7 tables of settings, on 10 batches, tuples and references each
     assert varied.text == "varied: alpha, beta, margin, weight, kind, tile"
 
 
@@ -105,7 +106,7 @@ def test_references_are_passed_to_a_reference_that_names_them():
         x, y = (torch.nn.functional.normalize(e) for e in (embeddings, embeddings if ref_emb is None else ref_emb))
         return x @ y.T
 
-    assert results(GramCosineSimilarity(), reference=similarity).text == "equal in 7 comparisons"
+    assert results(GramCosineSimilarity(), reference=similarity).text == "equal in 8 comparisons"
     assert results(LpDistance(), reference=similarity).status == "failed"
 
 
@@ -219,3 +220,46 @@ def test_a_bug_is_found_and_named(bug):
     text = text_of(bug)
     assert len(text) > 25
     assert re.search(bug.text, text), text
+
+
+class Ranked(PairLoss):
+    """The mean rank of an anchor's positives among its negatives, which weighs the positive."""
+
+    above = staticmethod(torch.gt)
+
+    def equation(self, pairs):
+        ranks = self.above(pairs.matrix[:, None, :], pairs.matrix[:, :, None]) & pairs.negatives[:, None]
+        weights = 1 + ranks.sum(2).to(pairs.matrix.dtype)
+        return per_anchor(masked_mean(-weights * pairs.matrix, pairs.positives))
+
+
+class RankedWithTies(Ranked):
+    above = staticmethod(torch.ge)
+
+
+def mean_rank(embeddings, labels):
+    points = embeddings / embeddings.norm(dim=1, keepdim=True)
+    matrix = points @ points.T
+    total = 0 * embeddings.sum()
+    for i in range(len(labels)):
+        positives = [j for j in range(len(labels)) if j != i and labels[j] == labels[i]]
+        negatives = [k for k in range(len(labels)) if labels[k] != labels[i]]
+        for j in positives:
+            rank = 1 + sum(bool(matrix[i, k] > matrix[i, j]) for k in negatives)
+            total = total - rank * matrix[i, j] / len(positives)
+    return total / len(labels)
+
+
+def test_a_tie_between_a_positive_and_a_negative_is_compared():
+    assert failing(Ranked, checks=["check_reference"], reference=mean_rank) == {}
+    found = failing(RankedWithTies, checks=["check_reference"], reference=mean_rank)
+    assert "a positive and a negative that are equal: the value is" in found["check_reference"]
+
+
+class GivesAlpha(correct.Deviance):
+    def __init__(self, **kwargs):
+        super().__init__(alpha=2.0, **kwargs)
+
+
+def test_a_setting_that_a_subclass_gives_its_parent_is_none_of_its_own():
+    assert failing(GivesAlpha, checks=["check_settings", "check_reference"], reference=loop) == {}

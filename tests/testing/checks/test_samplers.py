@@ -19,7 +19,7 @@ def test_a_bug_is_found_and_named(bug):
 
 def test_a_bug_in_what_many_passes_draw_fails_the_check_of_its_name():
     checks = [name for name in vars(samplers) if name.startswith("check_sampler_")]
-    assert len(checks) == 10
+    assert len(checks) == 12
     assert set(failing(others.SameEveryEpoch, checks=checks)) >= {"check_sampler_passes_differ"}
     waived = {"check_sampler_draws_many_classes": "it is made for few classes"}
     results = check_component(others.Of20Classes, on_fail=None, checks=checks, expected_failed_checks=waived)

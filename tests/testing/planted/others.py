@@ -110,7 +110,7 @@ plant(
     FewClasses,
     "draws among 20 classes alone",
     "check_sampler_draws_many_classes",
-    "20 of 40 classes",
+    "21 of 41 classes",
 )(some=lambda self, classes: FewClasses.some(self, classes[:20]))
 plant(
     "FewOfSmall",
@@ -124,7 +124,7 @@ plant(
     FewClasses,
     "draws from many classes by the global generator",
     "check_sampler_seed",
-    "other indices of 40 classes where global generators differ",
+    "other indices of 41 classes where global generators differ",
 )(
     some=lambda self, classes: (
         classes[torch.randperm(len(classes))[: self.batch_size // 4]]
@@ -173,7 +173,37 @@ plant("NoStateDict", FewClasses, "has no state dict", "check_sampler_state", "a 
 )
 
 
+@planted("fills a class up with its first image", "check_sampler_uneven_classes", "of a class that has enough of them")
+class FilledWithFirst(FewClasses):
+    def images(self, rows):
+        if len(rows) < 4:
+            return super().images(rows)
+        filled = [*rows.tolist(), *[int(rows[0])] * (-len(rows) % 4)]
+        start = 4 * int(torch.randint(len(filled) // 4, (), generator=self.generator))
+        return filled[start : start + 4]
+
+
+@planted("takes classes in pairs", "check_sampler_draws_many_classes", "never give 1 of 41 classes, such as 40")
+class ClassesInPairs(FewClasses):
+    def some(self, classes):
+        pairs = len(classes) // 2
+        count = max(1, self.batch_size // 8)
+        chosen = torch.randperm(pairs, generator=self.generator)[:count]
+        return classes[torch.stack([2 * chosen, 2 * chosen + 1], 1).flatten()]
+
+
+@planted("goes through a set of texts", "check_sampler_hashing", "it goes through a set of texts")
+class SetOfTexts(FewClasses):
+    def some(self, classes):
+        names = torch.tensor([int(name) for name in {str(label) for label in classes.tolist()}])
+        return FewClasses.some(self, names)
+
+
 # Distances.
+
+plant(
+    "OnePairSqueezed", LpDistance, "one pair is a scalar", "check_distance", r"one pair has the shape \(\), not \(1,\)"
+)(pairwise_distance=lambda self, x, y: LpDistance.pairwise_distance(self, x, y).squeeze())
 
 plant(
     "RootOfZero",

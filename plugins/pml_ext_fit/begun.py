@@ -1,0 +1,115 @@
+"""Runs on somebody's data that were begun before: their folders, what they chose, and what goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pml_ext.plugin import ConfigError, DataError
+from pml_ext.tool import (
+    CHOICE,
+    LOCK,
+    RECIPE,
+    TRIALS,
+    DamagedError,
+    StoppedError,
+    locked,
+    one_line,
+    read_json,
+    signals,
+    tables_of_run,
+    write_json,
+)
+
+from .candidates import Choice
+
+
+def begun_run(folder: Path, name: str, say: Callable[[str], None]) -> dict[str, Any] | None:
+    """Return the tables of the recipe of the run in a folder, with [run].
+
+    None without a run, or where its recipe is damaged. ConfigError for a run of other data than the data set ``name``.
+    """
+    if not (folder / RECIPE).is_file():
+        return None
+    try:
+        tables = tables_of_run(folder)
+    except DataError:
+        say(f"{folder / RECIPE} is damaged; it is written again")
+        return None
+    _check_data(folder, tables.get("data", {}).get("name"), name)
+    return tables
+
+
+def _check_data(folder: Path, found: Any, name: str) -> None:
+    if found != name:
+        raise ConfigError(f"{folder} holds a run of {found}, not of {name}; resume it with the same")
+
+
+def keep_choice(folder: Path, chosen: Choice, name: str) -> None:
+    """Write what was chosen for a data set, so that a run that is killed before it begins goes on without trials."""
+    write_json(folder / CHOICE, {"data": name, **asdict(chosen)})
+
+
+def kept_choice(folder: Path, name: str) -> Choice | None:
+    """Return the choice of :func:`keep_choice`; None without one; ConfigError for one of other data."""
+    file = folder / CHOICE
+    if not file.is_file():
+        return None
+    try:
+        kept = read_json(file)
+        _check_data(folder, kept["data"], name)
+        return Choice(kept["title"], kept["recipe"], dict(kept["settings"]))
+    except (DamagedError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        text = f"{file}: not what a command has chosen ({one_line(error)})"
+        raise DataError(f"{text}; delete it, and --resume makes the trials again") from None
+
+
+@contextlib.contextmanager
+def begun_folder(folder: Path) -> Iterator[None]:
+    """Create and lock the folder of a run for its trials, so that ``--resume`` goes on after a kill.
+
+    An error removes the folder again, if it was created here. A signal ends the trials by a StoppedError, which says
+    what to type.
+    """
+    created = not folder.exists()
+    try:
+        with signals.listening(), locked(folder):
+            yield
+    except StoppedError as error:
+        again = f"go on with the same command with --out {shlex.quote(str(folder))} --resume"
+        if (folder / CHOICE).is_file():
+            where = f"after the choice; {again}"
+        else:
+            where = f"in the trials, before anything was chosen; {again}, which makes them again"
+        raise signals.stopped(error.signal, where) from None
+    except Exception:
+        if created:
+            with contextlib.suppress(OSError):  # it has files
+                (folder / LOCK).unlink(missing_ok=True)
+                folder.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def folder_of_trials(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder in that of a run; it is removed afterwards, and what a killed process has left in it."""
+    place = folder / TRIALS
+    _remove(place)
+    place.mkdir()
+    try:
+        yield place
+    finally:
+        _remove(place)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder with all files, if there is one."""
+    if folder.exists():
+        shutil.rmtree(folder)

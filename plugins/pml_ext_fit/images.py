@@ -1,0 +1,216 @@
+"""What somebody's own images are like: the split, the image size and the batches that fit a folder or a table."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from pml_ext.plugin import DataError, LabeledImages
+from pml_ext.tool import Override, open_image, read_tables
+
+from .own_data import (
+    dataset_options,
+    describe_split,
+    fitting_batch,
+    fitting_split,
+    items_per_class,
+    parts_of,
+    range_of,
+    sampler_of,
+    takes_fitting_batches,
+)
+from .settings import Settings
+
+BATCH = 64  # images, at most
+SIDE = 64  # pixels, at most
+FEWEST_ITERATIONS = 20  # in an epoch of a recipe for photographs
+IN_MEMORY = 20_000 * 3 * SIDE * SIDE * 1.5  # bytes of images that are cached: 20,000 color photographs of 3:2
+SAMPLED_FILES = 200  # files whose size is looked at
+
+
+@dataclass(frozen=True)
+class OwnImages:
+    """What a folder or a table of images is like, and the settings that fit it."""
+
+    name: str  # of the data set
+    data: Settings  # the data set, its split and its cache
+    small: Settings  # size and augmentation of images for a small network that trains from scratch
+    description: list[str]  # two lines: the images, and their split
+    training_images: int
+    training_classes: int
+    images_per_class: float  # median of the training classes
+    tested_images: int
+    splits_by_class: bool
+    side: int  # pixels of a small network's images
+    aspect: float  # median of the longer side over the shorter
+    chosen_size: int | None  # pixels that ``data.image_size`` among the options says
+    sampler: str  # that the options name; "" for the recipe's
+
+    def batch_of(self, classes: int) -> tuple[int, int]:
+        """Return the number of classes in a batch, at most 16, and of images of each, for a number of ``classes``."""
+        return fitting_batch(classes, self.images_per_class, BATCH)
+
+    def batches_of(self, classes: int) -> Settings:
+        """Return the settings of :meth:`batch_of`."""
+        in_batch, per_class = self.batch_of(classes)
+        return {"sampler.m": per_class, "sampler.batch_size": in_batch * per_class}
+
+    def iterations(self, share: float = 1.0) -> int:
+        """Return the iterations of an epoch: a pass over a share of the training images, or more of few."""
+        classes, per_class = self.batch_of(self.training_classes)
+        return max(FEWEST_ITERATIONS, int(share * self.training_images) // (classes * per_class))
+
+    def with_training_images(self, images: LabeledImages) -> OwnImages:
+        """Return the same with the numbers of other training images, for example of those that can be read."""
+        _, counts = np.unique(images.labels, return_counts=True)
+        return replace(
+            self,
+            training_images=len(images),
+            training_classes=len(counts),
+            images_per_class=float(np.median(counts)),
+        )
+
+    def settings_of(self, recipe: str) -> Settings:
+        """Return the settings that fit the images; a recipe that sets the crop of photographs keeps its own.
+
+        They are stated again, since the name of the folder replaces the recipe's [data]. Batches fit the images if
+        the options choose no other sampler.
+        """
+        tables = read_tables(recipe)
+        image_settings = dict(tables.get("data", {}).get("images", {}))
+        batches: Settings = {}
+        if takes_fitting_batches(tables.get("sampler", {}), self.sampler):
+            batches = self.batches_of(self.training_classes)
+        if "crop" not in image_settings:
+            return self.data | self.small | batches
+        if self.chosen_size is not None:
+            image_settings["crop"] = self.chosen_size
+            image_settings["resize"] = self.chosen_size
+        settings = dict(self.data)
+        side = image_settings.get("resize") or image_settings["crop"]
+        if not _fits_in_memory(self.training_images + self.tested_images, side, self.aspect):
+            settings.pop("data.cache", None)
+        for name, value in image_settings.items():
+            settings[f"data.images.{name}"] = value
+        return settings | batches | {"sampler.iterations": self.iterations()}
+
+    @property
+    def last_line(self) -> str:
+        """A line about the batches of a small network, and the options that change them."""
+        classes, per_class = self.batch_of(self.training_classes)
+        return (
+            f"batches of {classes} classes x {per_class} images, {self.side} x {self.side} pixels; larger images: "
+            f"--set data.image_size={2 * self.side}, longer training: --set schedule.epochs=20"
+        )
+
+
+def describe_images(place: Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnImages:
+    """Look at a folder of images or a ``.csv`` table.
+
+    The ``overrides`` of ``data`` are followed. DataError: there are no images, or too few.
+    """
+    place = _existing(place)
+    overrides = list(overrides)
+    is_table = place.suffix.lower() == ".csv"
+    kind = "table" if is_table else "folder"
+    name = f"{kind}:{place}"
+    options = dataset_options(overrides)
+    data: Settings = {"data.name": name, "data.unreadable": "skip"}
+
+    is_divided = is_table or all((place / part).is_dir() for part in ("train", "test"))
+    split_is_chosen = is_divided or "split" in options
+    if not split_is_chosen:
+        split = fitting_split(place, parts_of(name, options | {"split": "image"}, root))
+        options["split"] = split
+        data["data.split"] = split
+    parts = parts_of(name, options, root)
+    images_per_class = items_per_class(parts)
+    trained_per_class = items_per_class(parts[:1])
+    image_sizes = _sample_of_sizes(parts)
+    aspect = float(np.median([max(size) / min(size) for size in image_sizes]))
+    chosen_size = options.get("image_size")
+    side = int(chosen_size or _fitting_side(image_sizes))
+    if _fits_in_memory(sum(len(part) for part in parts), side, aspect):
+        data["data.cache"] = "memory"
+    small: Settings = {
+        "data.image_size": side,
+        "data.images.resize": round(side * 8 / 7),
+        "data.images.random_crop": True,
+        "data.images.flip": True,
+    }
+    description = [
+        f"{place}: {len(images_per_class)} classes of {range_of(images_per_class)} images, {_size_range(image_sizes)}",
+        describe_split(parts, split_is_chosen),
+    ]
+    trained_labels = set(parts[0].labels.tolist())
+    tested_labels = set(parts[-1].labels.tolist())
+    return OwnImages(
+        name=name,
+        data=data,
+        small=small,
+        description=description,
+        training_images=len(parts[0]),
+        training_classes=len(trained_per_class),
+        images_per_class=float(np.median(trained_per_class)),
+        tested_images=sum(len(part) for part in parts[1:]),
+        splits_by_class=trained_labels.isdisjoint(tested_labels),
+        side=side,
+        aspect=aspect,
+        chosen_size=None if chosen_size is None else int(chosen_size),
+        sampler=sampler_of(overrides),
+    )
+
+
+def _existing(place: Path) -> Path:
+    """Return the path of a folder or table, also of one written as in a recipe, ``folder:PATH``; else DataError."""
+    kind, _, path = str(place).partition(":")
+    if kind in ("folder", "table") and not os.path.exists(place):
+        place = Path(path)
+    if not os.path.exists(place):
+        wanted = "wanted a folder of images, a .csv table of them, or a file of vectors"
+        raise DataError(f"{place}: no such folder or file; {wanted}")
+    return place
+
+
+def _sample_of_sizes(parts: list[LabeledImages]) -> list[tuple[int, int]]:
+    """Return width and height of a sample of the files; DataError if none can be read.
+
+    Of some broken files, nothing is said here: they are reported when the images are read.
+    """
+    files: list[Path] = []
+    for part in parts:
+        files += part.paths or []
+    step = max(1, len(files) // SAMPLED_FILES)
+
+    sizes = []
+    for file in files[::step]:
+        with contextlib.suppress(DataError), open_image(file) as image:
+            sizes.append(image.size)
+    if not sizes:
+        raise DataError(f"none of {len(files)} files can be read, {files[0]} first; wanted .jpg, .png, ... files")
+    return sizes
+
+
+def _fits_in_memory(images: int, side: int, aspect: float) -> bool:
+    """Return whether images are few and small enough to be cached; ``side`` is the shorter, in pixels."""
+    values_of_image = 3 * side * side * aspect
+    return images * values_of_image <= IN_MEMORY
+
+
+def _fitting_side(sizes: list[tuple[int, int]]) -> int:
+    """Return a multiple of 16 pixels, from 16 to 64, that the shorter sides of half of the images have."""
+    shorter = int(np.median([min(size) for size in sizes]))
+    return max(16, min(SIDE, shorter // 16 * 16))
+
+
+def _size_range(sizes: list[tuple[int, int]]) -> str:
+    smallest = "{} x {}".format(*min(sizes, key=np.prod))
+    largest = "{} x {}".format(*max(sizes, key=np.prod))
+    if smallest == largest:
+        return smallest
+    return f"{smallest} to {largest} pixels"

@@ -1,0 +1,117 @@
+"""What somebody's own data are like: the split and the batches that fit images or vectors with labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from pml_ext.plugin import ConfigError, DataError
+from pml_ext.tool import DataTable, Override, build_dataset, name_or_value, problem_of, tables_of
+
+if TYPE_CHECKING:
+    from pml_ext.plugin import LabeledImages
+
+MANY_CLASSES = 20  # classes from which on some are kept from training: fewer teach too little about others
+FEW_ITEMS = 4  # images of a class that can be divided, two to train and two to test
+MOST_PER_CLASS = 16  # in a batch
+
+
+def dataset_options(overrides: Iterable[Override]) -> dict[str, Any]:
+    """Return the arguments of the data set, such as ``split``, among the overrides of ``[data]``, and its relation."""
+    table = tables_of(overrides).get("data")
+    options: dict[str, Any] = {}
+    if not isinstance(table, dict):  # of a text, recipes say what is wanted
+        return options
+    for name, value in table.items():
+        if name == "relation" or name not in DataTable.model_fields:
+            options[name] = value
+    return options
+
+
+def sampler_of(overrides: Iterable[Override]) -> str:
+    """Return the name of the sampler that overrides choose; "" if they choose none."""
+    return str(name_or_value("sampler", tables_of(overrides)) or "")
+
+
+def takes_fitting_batches(sampler: Mapping[str, Any], chosen: str) -> bool:
+    """Return whether batches that fit the data are set in a recipe's ``[sampler]``: it has m, and is not replaced.
+
+    ``chosen`` is the name of the sampler that overrides choose, whose batches are theirs; "" for none.
+    """
+    return "m" in sampler and chosen in ("", sampler.get("name"))
+
+
+def parts_of(name: str, options: dict[str, Any], root: Path | None) -> list[LabeledImages]:
+    """Return the training images of a data set, and its tested splits."""
+    try:
+        table = DataTable(name=name, **options)
+    except ValidationError as error:
+        raise ConfigError(f"data.{problem_of(error)}") from None
+    splits = build_dataset(table, root)
+    return [splits.train, *splits.tested().values()]
+
+
+def items_per_class(parts: list[LabeledImages]) -> Any:
+    """Return the number of images of each class, in all parts."""
+    labels = np.concatenate([part.labels for part in parts])
+    _, counts = np.unique(labels, return_counts=True)
+    return counts
+
+
+def fitting_split(place: Path, parts: list[LabeledImages]) -> str:
+    """Return ``"class"`` where there are many classes, or few images of each; else ``"image"``."""
+    per_class = items_per_class(parts)
+    classes = len(per_class)
+    few_items = np.median(per_class) < FEW_ITEMS
+    if few_items and classes < FEW_ITEMS:
+        noun = noun_of(parts)
+        found = f"{classes} classes, most with fewer than {FEW_ITEMS} {noun}"
+        raise DataError(f"{place}: {found}; wanted two classes of {FEW_ITEMS} {noun}, or {FEW_ITEMS} classes")
+    if few_items or classes >= MANY_CLASSES:
+        return "class"
+    return "image"
+
+
+def describe_split(parts: list[LabeledImages], split_is_chosen: bool) -> str:
+    """Return a line about a split that the data or the user have chosen, or that this module has."""
+    train = parts[0]
+    trained_labels = set(train.labels.tolist())
+    if trained_labels & set(parts[-1].labels.tolist()):
+        tested = sum(len(part) for part in parts[1:])
+        text = f"{len(train):,} {noun_of(parts)} to train, {tested:,} others of the same classes to test"
+        other = "class"
+    else:
+        tested = len(items_per_class(parts)) - len(trained_labels)
+        text = f"{len(trained_labels)} classes to train, {tested} others, never trained on, to test"
+        other = "image"
+    if split_is_chosen:
+        return text
+    return f"{text}; otherwise: --set data.split={other}"
+
+
+def fitting_batch(classes: int, per_class: float, size: int) -> tuple[int, int]:
+    """Return the classes of a batch of at most ``size``, and the images of each, where so many classes train.
+
+    ``per_class`` is the median number of images of a class; a fourth of ``size`` is the most classes.
+    """
+    in_batch = min(classes, size // 4)
+    images = int(max(2, min(size // in_batch, MOST_PER_CLASS, per_class)))
+    return in_batch, images
+
+
+def range_of(counts: Any) -> str:
+    """Return the smallest and the largest number as a text."""
+    smallest = counts.min()
+    largest = counts.max()
+    if smallest < largest:
+        return f"{smallest} to {largest}"
+    return str(smallest)
+
+
+def noun_of(parts: list[LabeledImages]) -> str:
+    """Return what the parts have, ``"images"`` or ``"vectors"``, for texts."""
+    return "images" if parts[0].vector_size is None else "vectors"

@@ -1,0 +1,124 @@
+"""What somebody's own vectors are like: the split, the batches and the head that fit a file of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pml_ext.plugin import DataError, LabeledImages
+from pml_ext.tool import VECTORS, Override, VectorFile, read_tables, read_vectors
+
+from .own_data import (
+    dataset_options,
+    describe_split,
+    fitting_batch,
+    fitting_split,
+    items_per_class,
+    parts_of,
+    range_of,
+    sampler_of,
+    takes_fitting_batches,
+)
+from .settings import Settings
+
+RECIPE = "fit/vectors"
+BATCH = 128  # vectors, at most
+LARGEST_EMBEDDING = 128
+FEWEST_ITERATIONS = 20  # of an epoch
+MOST_ITERATIONS = 500
+
+
+@dataclass(frozen=True)
+class OwnVectors:
+    """What a file of vectors is like, and the settings that fit it."""
+
+    name: str  # of the data set
+    data: Settings  # the data set, its split, and the validation vectors that choose the epoch
+    head: Settings
+    batches: Settings
+    description: list[str]  # a line each
+    sampler: str  # that the options name; "" for the recipe's
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the recipe; batches fit the vectors if the options choose no other sampler."""
+        settings = self.data | self.head
+        if takes_fitting_batches(read_tables(RECIPE)["sampler"], self.sampler):
+            settings |= self.batches
+        return settings
+
+
+def describe_vectors(place: str | Path, overrides: Iterable[Override] = (), root: Path | None = None) -> OwnVectors:
+    """Look at a file of vectors; DataError if it is not as wanted, or has too few vectors.
+
+    The ``overrides`` of ``data`` are followed.
+    """
+    path = _without_kind(place)
+    overrides = list(overrides)
+    name = f"{VECTORS}{path}"
+    file = read_vectors((root or Path()) / path.expanduser())
+    if file.labels is None:
+        raise DataError(f"{file.path}: no labels; training wants the key 'labels', [N], integers or texts")
+    options = dataset_options(overrides)
+    data: Settings = {"data.name": name}
+    split_is_chosen = file.split is not None or "split" in options
+    if not split_is_chosen:
+        whole = LabeledImages(torch.from_numpy(file.embeddings), file.labels, file.class_names)
+        split = fitting_split(file.path, [whole])
+        options["split"] = split
+        data["data.split"] = split
+    parts = parts_of(name, options, root)
+    if file.split is not None and (file.split == "validation").any():
+        data |= {"evaluation.select": "map_at_r", "evaluation.select_on": "split"}
+
+    trained = items_per_class(parts[:1])
+    in_batch, per_class = fitting_batch(len(trained), float(np.median(trained)), BATCH)
+    batch = in_batch * per_class
+    iterations = min(max(FEWEST_ITERATIONS, len(parts[0]) // batch), MOST_ITERATIONS)
+    batches = {"sampler.m": per_class, "sampler.batch_size": batch, "sampler.iterations": iterations}
+
+    vectors = file.embeddings.shape[1]
+    size = min(vectors, LARGEST_EMBEDDING)
+    trained_labels = set(parts[0].labels.tolist())
+    embedder = "mlp" if trained_labels & set(parts[-1].labels.tolist()) else "linear"
+    per_class_in_file = items_per_class(parts)
+    counts = f"{len(file.embeddings):,} vectors of {vectors} numbers"
+    description = [
+        f"{file.path}: {counts}, {len(per_class_in_file)} classes of {range_of(per_class_in_file)}",
+        _split_of_file(file) if file.split is not None else describe_split(parts, split_is_chosen),
+        f"{_HEADS[embedder]}, {vectors} to {size} numbers; otherwise: --set model.embedder={_OTHER[embedder]}",
+        f"batches of {in_batch} classes x {per_class} vectors, {iterations} in an epoch; longer training: "
+        "--set schedule.epochs=40",
+    ]
+    head = {"model.embedder": embedder, "model.embedding_size": size}
+    return OwnVectors(name, data, head, batches, description, sampler_of(overrides))
+
+
+_HEADS = {
+    "linear": "a linear head, since the tested classes are new",
+    "mlp": "a head with a hidden layer of 512, since the tested classes train",
+}
+_OTHER = {"linear": "mlp", "mlp": "linear"}
+
+
+def _without_kind(place: str | Path) -> Path:
+    """Return the path of a file, also of one written as in a recipe, ``vectors:FILE``."""
+    if str(place).startswith(VECTORS) and not Path(place).exists():
+        return Path(str(place).removeprefix(VECTORS))
+    return Path(place)
+
+
+def _split_of_file(file: VectorFile) -> str:
+    """Return a line about the file's own split."""
+    assert file.split is not None
+    assert file.labels is not None
+    texts = []
+    for part in ("train", "validation", "test"):
+        rows = file.split == part
+        if rows.any():
+            texts.append(f"{part} {int(rows.sum()):,} of {len(np.unique(file.labels[rows]))} classes")
+    return f"the file's split: {', '.join(texts)}"

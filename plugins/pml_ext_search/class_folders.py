@@ -1,0 +1,45 @@
+"""The sub-folders of images that name their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pml_ext.tool import SPLIT_FOLDERS, VALIDATION_FOLDERS, needs_extra
+
+with needs_extra("train", "a collection"):
+    from pydantic import BaseModel
+
+
+class ClassFolders(BaseModel, frozen=True):
+    """The sub-folders in an image's path that name its class."""
+
+    levels: int | None = 1  # how many, from the outermost; None: all
+    below_splits: bool = False  # whether the outermost sub-folders are train and test, which name no class
+
+    @classmethod
+    def of_paths(cls, paths: Iterable[str], levels: int | None) -> ClassFolders:
+        """Return the folders of classes among these images; those of ``train`` and ``test`` lie inside of them."""
+        outermost = set()
+        for path in paths:
+            outermost.update(_folders_of(path)[:1])
+        below_splits = {*SPLIT_FOLDERS} <= outermost <= {*SPLIT_FOLDERS, *VALIDATION_FOLDERS}
+        return cls(levels=levels, below_splits=below_splits)
+
+    def places_of(self, name: str) -> list[str]:
+        """Return the folders that images of a class may lie in."""
+        if not self.below_splits:
+            return [name]
+        return [f"{split}/{name}" for split in (*SPLIT_FOLDERS, *VALIDATION_FOLDERS)]
+
+    def class_of(self, path: str) -> str:
+        """Return the class of an image, "" for one that lies in no such folder."""
+        folders = _folders_of(path)
+        if self.below_splits:
+            folders = folders[1:]
+        return "/".join(folders[: self.levels])
+
+
+def _folders_of(path: str) -> list[str]:
+    """Return the sub-folders in a path; of an image in a shard, those in the shard."""
+    inside = path.rpartition(".tar/")[2]
+    return inside.split("/")[:-1]

@@ -1,0 +1,318 @@
+"""A collection of embeddings: metadata in SQLite, and vectors in one memory-mapped file.
+
+``images.sqlite`` has three tables:
+
+- ``collection``: one row of JSON, with the network that the vectors belong to and the index;
+- ``embedded``: a row per file that was embedded, so that none is embedded twice;
+- ``images``: a row per image of the indexed folder, or per vector of the indexed file, which is what a query searches.
+
+``vectors.f32`` has the embeddings of both, float32, of length 1, ``[vectors, D]``; ``features.f32`` has features
+instead, so that the file's name still says what a damaged database does not. It only grows: new vectors are flushed
+before the transaction that commits their rows. A killed process leaves at most vectors without rows, which the next one
+cuts off. Replaced and deleted rows leave holes; when a fifth of the file is holes, a new file takes its place.
+
+Every row has the CRC-32 of its values and of its vector, so that a damaged one is noticed when it is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sqlite3
+import warnings
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from time import time_ns
+
+import numpy as np
+
+from pml_ext.tool import (
+    By,
+    ConfigError,
+    DataError,
+    UnwritableError,
+    Vectors,
+    final_path,
+    locked_folder,
+    shortened,
+    writing,
+)
+
+from .problems import DamagedCollectionError, StoreWarning
+from .state import Index, State, state_of
+from .transaction import Transaction
+
+COLLECTION = "collection"  # the folder in a run's folder
+DATABASE = "images.sqlite"
+_SCHEMA = (
+    "CREATE TABLE collection (about TEXT NOT NULL, crc INTEGER NOT NULL)",
+    "CREATE TABLE embedded (path BLOB PRIMARY KEY, size INTEGER, time INTEGER, vector INTEGER, crc INTEGER) "
+    "WITHOUT ROWID",
+    "CREATE TABLE images (id INTEGER PRIMARY KEY, path BLOB UNIQUE, class_number INTEGER, size INTEGER, "
+    "fingerprint INTEGER, vector INTEGER UNIQUE, crc INTEGER)",
+)
+LOCK_TIMEOUT = 600.0  # seconds to wait for another process's transaction
+STEMS: dict[By, str] = {"embeddings": "vectors", "features": "features"}  # of the names of files of vectors
+
+
+def recorded_by(place: Path) -> By | None:
+    """Return what a folder's collection compares images by; None if there is no collection.
+
+    The database is opened to write as well, since a process that was killed may have left a journal to roll back.
+    This reads a row, without the vectors and their checks: a damaged collection is told when it is opened. Where the
+    row cannot be read, the names of the files of vectors say it.
+    """
+    database = place.resolve() / DATABASE
+    try:
+        address = f"{database.as_uri()}?mode=rw"
+        with contextlib.closing(sqlite3.connect(address, timeout=LOCK_TIMEOUT, uri=True)) as connection:
+            ((about, crc),) = connection.execute("SELECT about, crc FROM collection").fetchall()
+        return state_of(about, crc).by
+    except (sqlite3.Error, ValueError, TypeError, AttributeError):
+        for by, stem in STEMS.items():
+            if any(place.glob(f"{stem}*.f32")):
+                return by
+        return None
+
+
+def vector_files(place: Path) -> list[Path]:
+    """Return the files of a folder that may be a collection's vectors, by their names."""
+    files: list[Path] = []
+    for stem in STEMS.values():
+        files += place.glob(f"{stem}*.f32")
+    return files
+
+
+class Database:
+    """The embeddings of a network, identified by a hash of weights, preprocessing and precision.
+
+    With ``by="features"`` they are the features of its trunk.
+    """
+
+    def __init__(
+        self, place: Path, run: Path, identity: str, size: int, by: By = "embeddings", source: str = "FOLDER"
+    ) -> None:
+        self.source = source  # what is indexed, as a command has it
+        self.place = place.absolute()
+        self.run = run
+        self.identity = identity
+        self.size = size
+        self.by = by
+        self.database = self.place / DATABASE
+        self._index: Index | None = None  # the last that was read, for errors
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a collection in the folder, damaged or not."""
+        filled = self.database.is_file() and self.database.stat().st_size > 0
+        return filled or bool(vector_files(self.place))
+
+    @contextlib.contextmanager
+    def locked(self, replace: bool) -> Iterator[None]:
+        """Lock the folder and :meth:`create` the collection; another process waits, with a warning."""
+        text = f"{self.place}: another process embeds images into it; waiting until it is done"
+        with locked_folder(self.place, StoreWarning(text)):
+            self.create(replace)
+            yield
+
+    @contextlib.contextmanager
+    def transaction(self, write: bool = False, create: bool = False) -> Iterator[Transaction]:
+        """Open a transaction; an error undoes what was written in it."""
+        if not create and not (self.database.is_file() and self.database.stat().st_size):
+            raise self.damaged("missing or empty")
+        address = f"{self.database.as_uri()}?mode={'rwc' if create else 'rw'}"
+        with self._errors(write):
+            opened = sqlite3.connect(address, timeout=LOCK_TIMEOUT, isolation_level=None, uri=True)
+            with contextlib.closing(opened) as connection:  # closing rolls back
+                connection.execute("PRAGMA temp_store = MEMORY")
+                connection.execute("PRAGMA cache_spill = OFF")  # a large write locks readers out only as it commits
+                connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+                if create and not connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    self._create_tables(connection)
+                try:
+                    current = Transaction(connection, self.mapped)
+                except (ValueError, TypeError, AttributeError) as error:
+                    raise self.damaged(shortened(error, 100)) from None
+                self._index = current.state.index
+                yield current
+                connection.execute("COMMIT")
+
+    def _create_tables(self, connection: sqlite3.Connection) -> None:
+        """Create the tables, with the state of a collection whose file of vectors nobody has written."""
+        for table in _SCHEMA:
+            connection.execute(table)
+        stem = STEMS[self.by]
+        name = f"{stem}.f32"
+        number = 0
+        while (self.place / name).exists():
+            number += 1
+            name = f"{stem}-{number}.f32"
+        first = State(run=str(self.run), identity=self.identity, size=self.size, by=self.by, file=name, made=time_ns())
+        text = first.model_dump_json()
+        connection.execute("INSERT INTO collection VALUES (?, ?)", (text, zlib.crc32(text.encode())))
+
+    @contextlib.contextmanager
+    def _errors(self, write: bool = False) -> Iterator[None]:
+        """Raise errors of SQLite as those of a damaged, an unwritable or an unreadable database."""
+        try:
+            yield
+        except UnicodeDecodeError as error:  # of a text, a name or a message of a damaged database
+            raise self.damaged(shortened(error, 100)) from error
+        except sqlite3.Error as error:
+            # without a name: Python could not decode a text of the database
+            name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
+            if not isinstance(error, sqlite3.OperationalError) or name == "SQLITE_ERROR":
+                raise self.damaged(shortened(error, 100)) from error
+            if write:
+                text = f"{self.database}: cannot be written ({error}); what was written before stays"
+                raise UnwritableError(text) from error
+            raise DataError(f"{self.database}: cannot be read ({error})") from error
+
+    def mapped(self, state: State) -> Vectors:
+        """Memory-map the vectors: fewer than the state says if the file is truncated."""
+        path = self.place / state.file
+        count = 0
+        if path.exists():
+            vectors_in_file = path.stat().st_size // (4 * state.size)
+            count = min(state.vectors, vectors_in_file)
+        if count == 0:
+            return np.empty((0, state.size), dtype=np.float32)
+        # copy-on-write, since torch warns of arrays that are read-only
+        return np.asarray(np.memmap(path, np.float32, "c", shape=(count, state.size)))
+
+    def damaged(self, why: str, path: Path | None = None) -> DamagedCollectionError:
+        """Return the error of a damaged file, by default of the database."""
+        return DamagedCollectionError(f"{path or self.database}: empty, cut or damaged ({why}); type: {self.command()}")
+
+    def create(self, replace: bool) -> None:
+        """Create the collection if there is none, or in place of a damaged one.
+
+        With ``replace``, also in place of one of another network.
+        """
+        why = self._reason_to_replace(replace)
+        if why:
+            self._remove(why)
+        with writing(self.place):
+            self.place.mkdir(parents=True, exist_ok=True)
+        with self.transaction(write=True, create=True):
+            pass
+
+    def _reason_to_replace(self, replace: bool) -> str:
+        """Return why the collection that is there has to be made again, "" if it has not, or if there is none."""
+        there = self.exists  # asked first: another thread may create it meanwhile
+        try:
+            with self.transaction() as current:
+                problem = current.connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if problem != "ok":
+                    raise self.damaged(problem)
+                self.check_by(current.state)
+                if current.state.identity == self.identity:
+                    return ""
+                if not replace:
+                    self.check_identity(current.state)
+                return "of an earlier state of the run (other weights, preprocessing or precision) or of this program"
+        except DamagedCollectionError as error:
+            if there:
+                return str(error).partition("; type: ")[0]
+            return ""
+
+    def _remove(self, why: str) -> None:
+        """Delete the collection's files, with a warning that says why; refuse a database of somebody else."""
+        self._check_own()
+        text = f"{self.place}: the collection is removed, its images are embedded again: it is {why}"
+        removed = {DATABASE, f"{DATABASE}-journal", *self._named_files()}
+        names_of_vectors = {path.name for path in vector_files(self.place)}
+        left = sorted(names_of_vectors - removed)
+        if left:
+            text += f"; {left[0]} stays, as no table names it: delete it if it is not yours"
+        warnings.warn(text, StoreWarning, stacklevel=7)
+        self._delete(removed)
+
+    def _check_own(self) -> None:
+        """Refuse a database of somebody else: one that SQLite reads and that lacks our tables, or one by itself."""
+        if not self.database.is_file() or not self.database.stat().st_size:
+            return
+        try:
+            with contextlib.closing(sqlite3.connect(f"{self.database.as_uri()}?mode=ro", uri=True)) as connection:
+                names = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+            own = {"collection", "embedded", "images"} <= names
+        except (sqlite3.Error, UnicodeDecodeError):  # damaged: then our vectors lie beside it
+            own = bool(vector_files(self.place))
+        if not own:
+            raise DataError(f"{self.database} is not of a collection; wanted a folder of its own, with --store FOLDER")
+
+    def _named_files(self) -> set[str]:
+        """Return the names of the files that the database names; none where it is damaged."""
+        try:
+            with self.transaction() as current:
+                return current.state.own_files
+        except DataError:
+            return set()
+
+    def _delete(self, names: Iterable[str]) -> None:
+        """Delete files of the collection, and what killed processes left of them under temporary names."""
+        paths = {self.place / name for name in names}
+        for temporary in list(self.place.glob(".*.tmp")):
+            if final_path(temporary) in paths:
+                paths.add(temporary)
+        for path in paths:
+            with contextlib.suppress(PermissionError):  # on Windows, while a reader has it mapped
+                path.unlink(missing_ok=True)
+
+    def _new_file(self, stem: str, ending: str) -> Path:
+        """Return the path of a new file, which no file of somebody else has, and list it as the collection's."""
+        with self.transaction(write=True) as current:
+            state = current.state
+            unused = state.own_files - state.used_files
+            number = state.version + 1
+            name = f"{stem}-{number}{ending}"
+            while name not in unused and (self.place / name).exists():
+                number += 1
+                name = f"{stem}-{number}{ending}"
+            current.save(files=tuple(sorted(state.own_files | {name})))
+        return self.place / name
+
+    # Errors
+
+    @property
+    def _is_in_run(self) -> bool:
+        """Whether this is the collection of the run's folder, which ``index`` makes again for another network."""
+        return self.place == (self.run / COLLECTION).absolute()
+
+    def command(self) -> str:
+        """Return the command that makes the index again."""
+        index = self._index or Index(folder=self.source, images=0, first=None)
+        command = ["pml-ext", "index", str(self.run), index.folder]
+        if not self._is_in_run:
+            command += ["--store", str(self.place)]
+        if index.factory:
+            command += ["--index", index.factory]
+        if self.by != "embeddings":
+            command += ["--by", self.by]
+        return shlex.join(command)
+
+    def check_by(self, state: State) -> None:
+        """Refuse a collection of features where embeddings are wanted, and the other way round."""
+        if state.by != self.by:
+            raise ConfigError(
+                f"{self.place} has the {state.by} of images, not their {self.by}; leave out --by, type --store FOLDER "
+                f"for a collection of its own, or delete {self.place}"
+            )
+
+    def check_identity(self, state: State) -> None:
+        """Refuse a collection of another network, or of another of its outputs."""
+        self.check_by(state)
+        if state.identity == self.identity:
+            return
+        if self._is_in_run:
+            remedy = f"type: {self.command()}"
+        else:
+            remedy = (
+                f"type --store FOLDER for a collection of its own, or delete {self.place} first, then type: "
+                f"{self.command()}"
+            )
+        raise DataError(
+            f"{self.place} was built by the run {state.run} ({state.identity}), not by {self.run} "
+            f"({self.identity}); {remedy}"
+        )

@@ -1,0 +1,54 @@
+"""Embedded images of a folder, or vectors of a file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from pml_ext.tool import Numbers, path_bytes
+
+from .class_folders import ClassFolders
+from .state import crc_of
+
+
+def _unknown() -> Numbers:
+    return np.empty(0, dtype=np.int64)
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedded:
+    """Images of a folder, or vectors of a file, and their embeddings; an array that is not known is empty."""
+
+    folder: Path  # or the file of vectors
+    paths: Sequence[str]  # relative to the folder; of vectors their ids
+    embeddings: Tensor  # [N, D], of length 1
+    skipped: dict[str, str] = dataclasses.field(default_factory=dict)  # why a file is no readable image, by path
+    stats: Numbers = dataclasses.field(default_factory=_unknown)  # sizes and fingerprints, [N, 2]; see Image
+    new: int | None = None  # how many were embedded now
+    numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of their vectors in the collection, [N]
+    ids: Numbers = dataclasses.field(default_factory=_unknown)  # of images of an index, [N]
+    unlisted: Sequence[str] = ()  # folders and files that could not be looked at
+    class_numbers: Numbers = dataclasses.field(default_factory=_unknown)  # of vectors, in class_names, [N]
+    class_names: tuple[str, ...] | None = None  # of vectors
+    class_folders: ClassFolders = dataclasses.field(default_factory=ClassFolders)  # of images
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The class of every image, by its sub-folders, "" for one without; the class of every vector."""
+        if self.class_names is None:
+            return [self.class_folders.class_of(path) for path in self.paths]
+        return [self.class_names[number] for number in self.class_numbers]
+
+    @property
+    def checksums(self) -> Numbers:
+        """The checksum of each image's id, path, class, size, fingerprint and vector, ``[N]``."""
+        checksums = []
+        vectors = self.embeddings.cpu().numpy()
+        columns = (self.ids.tolist(), self.paths, self.classes, self.stats.tolist(), vectors)
+        for id, path, class_name, stat, vector in zip(*columns, strict=True):
+            checksums.append(crc_of(vector.data, id, path_bytes(path), class_name, *stat))
+        return np.array(checksums)

@@ -1,0 +1,94 @@
+"""The rows of a collection's database: its state with the index, and its images."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Any, NamedTuple
+
+from pml_ext.tool import By, FileStat, needs_extra
+
+from .class_folders import ClassFolders
+
+with needs_extra("train", "a collection"):
+    from pydantic import BaseModel
+
+
+class Index(BaseModel, frozen=True):
+    """The images that a query searches."""
+
+    folder: str  # without links; the file of vectors
+    images: int
+    classes: tuple[str, ...] | None = None  # of vectors, by number; None for images
+    class_folders: ClassFolders = ClassFolders()  # of images
+    first: int | None  # row of the first vector if they are contiguous
+    factory: str = ""  # of faiss; "" for exact search
+    effort: int = 0
+    recall: float | None = None
+    file: str = ""  # of faiss's index, with its size and SHA-256
+    bytes: int = 0
+    sha256: str = ""
+
+
+class State(BaseModel, frozen=True):
+    """The row of the table ``collection``."""
+
+    run: str
+    identity: str
+    size: int
+    by: By = "embeddings"  # what the vectors are
+    file: str = "vectors.f32"
+    made: int = 0  # nanoseconds since 1970: tells apart collections that were made anew in one folder
+    vectors: int = 0  # in the file, holes included
+    version: int = 0  # raised when the index or the numbers of vectors change
+    next_id: int = 0  # the first that no image has had
+    index: Index | None = None
+    files: tuple[str, ...] = ()  # all that were written, or begun, and not deleted since
+
+    @property
+    def used_files(self) -> set[str]:
+        """The names of the files that belong to this state, beside the database."""
+        if self.index is not None:
+            return {self.file, self.index.file} - {""}
+        return {self.file}
+
+    @property
+    def own_files(self) -> set[str]:
+        """The names of all files of the collection, beside the database."""
+        return {*self.files, *self.used_files}
+
+
+@functools.lru_cache(16)
+def state_of(about: str, crc: int) -> State:
+    """Parse the row of the table ``collection``; ValueError if it is damaged."""
+    if zlib.crc32(about.encode()) != crc:
+        raise ValueError("its checksum does not fit")
+    return State.model_validate_json(about)
+
+
+class Image(NamedTuple):
+    """A row of the table ``images``, which is an image of the indexed folder or a vector of the indexed file."""
+
+    id: int
+    path: str  # relative to the folder; of a vector its id
+    class_number: int | None  # of a vector, among the index's classes
+    size: int  # of the file, or of the vector's numbers, in bytes
+    fingerprint: int  # the file's time of modification; of a vector the CRC-32 of its numbers
+    vector: int
+    class_name: str
+
+    @property
+    def stat(self) -> FileStat:
+        """Size and fingerprint."""
+        return self.size, self.fingerprint
+
+
+def crc_of(vector: Any, *values: object) -> int:
+    """Return the CRC-32 of a row's values and of its vector, whose number may change."""
+    return zlib.crc32(vector, zlib.crc32(repr(values).encode()))
+
+
+def in_shard(path: str) -> str:
+    """Return the path of an image's shard, or its own path if it is in no shard."""
+    shard, tar, _ = path.partition(".tar/")
+    return shard + tar.rstrip("/")

@@ -1,0 +1,78 @@
+"""How ``torch.compile`` treats a loss."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..pairwise import AllPairsExceptSelf
+from ..reducers import has_uniform_weights, reduce_uniformly, reducer_of
+from ..relations import Related
+from .pairs import Terms, reduced
+
+
+class Compilation(enum.Enum):
+    """How ``torch.compile`` treats the equation of a loss."""
+
+    ONE_GRAPH = "one graph"
+    """No shape of the equation depends on the labels; it is a part of the graph as it is."""
+
+    ALL_ENTRIES = "all entries"
+    """``pairs.listed`` has all matrix entries, so that no shape depends on the labels; the equation is in the graph."""
+
+    EAGER = "eager"
+    """The loss runs outside of the graph."""
+
+
+class CompiledLoss:
+    """Mixin of losses that say how their equation is compiled."""
+
+    counts_repeats: ClassVar[bool]
+    collect_stats: bool
+    reducer: Any
+    _sub_loss_names: Any
+
+    def compilation(self, rows: int, by_labels: bool) -> Compilation:
+        """Return how ``torch.compile`` treats the equation for a matrix with this number of rows.
+
+        ``by_labels``: whether pairs follow only from the batch's labels. ``ALL_ENTRIES`` becomes ``EAGER`` for a
+        reducer that does not weight all values equally.
+        """
+        return Compilation.ONE_GRAPH
+
+    def _compilation_of_call(self, embeddings: Tensor, indices_tuple: Any, ref_emb: Tensor | None) -> Compilation:
+        """Return the :meth:`compilation` of a call.
+
+        Listed triplets, recorded statistics and reducers that see single values need shapes that depend on the labels.
+        """
+        by_labels = indices_tuple is None and (ref_emb is None or ref_emb is embeddings)
+        compilation = self.compilation(len(embeddings), by_labels)
+        if compilation is not Compilation.ALL_ENTRIES:
+            return compilation
+        if isinstance(indices_tuple, Related):
+            listed = indices_tuple.indices_tuple
+        else:
+            listed = indices_tuple
+        lists_pairs = listed is not None and not isinstance(listed, AllPairsExceptSelf)
+        if lists_pairs and (len(listed) == 3 or self.counts_repeats):
+            return Compilation.EAGER
+        if self.collect_stats or not self._weighs_equally():
+            return Compilation.EAGER
+        return Compilation.ALL_ENTRIES
+
+    def _weighs_equally(self, gradient_device: torch.device | None = None) -> bool:
+        """Return whether the reducers of all sub-losses do; see :func:`has_uniform_weights`."""
+        reducers = [reducer_of(self.reducer, name) for name in self._sub_loss_names()]
+        return all(has_uniform_weights(reducer, gradient_device) for reducer in reducers)
+
+    def _reduced_uniformly(self, terms: Terms) -> Terms:
+        """Return the value of each term, whose losses are padded with zeros."""
+        values = {}
+        for name, info in terms.items():
+            reducer = reducer_of(self.reducer, name)
+            value = reduce_uniformly(reducer, info["losses"], info["count"], info["divisor"])
+            values[name] = reduced(value)["loss"]
+        return values

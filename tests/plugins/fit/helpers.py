@@ -1,0 +1,28 @@
+"""What several tests of this folder need."""
+
+import pytest
+import torch
+
+from pml_ext.recipe import build_dataset, load_recipe
+from pml_ext_fit import selection
+from pml_ext_fit.candidates import SmallNetwork
+from pml_ext_fit.images import describe_images
+
+
+def by_class(mean, spread=0.01, classes=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return mean + spread * torch.randn(classes, generator=generator, dtype=torch.float64)
+
+
+def needs_weights():
+    if selection.why_not():
+        pytest.skip("the extra photos is not installed, whose trunk the recipes name")
+
+
+def recipe_of(candidate):
+    return load_recipe(candidate.recipe, candidate.settings)
+
+
+def training_files(place):
+    splits = build_dataset(recipe_of(SmallNetwork(describe_images(place))).data, None)
+    return splits.train.paths

@@ -1,0 +1,162 @@
+"""The stage of the whole network after what was chosen for somebody's images."""
+
+import json
+import sys
+
+import pytest
+import tomli_w
+
+from pml_ext.errors import ConfigError, MissingExtraError
+from pml_ext.recipe import load_recipe, reported_phases
+from pml_ext_fit import candidates, fine_tuning, selection
+from pml_ext_fit.commands import fit
+from pml_ext_fit.images import describe_images
+
+from ...overrides import typed
+from .helpers import needs_weights
+
+
+@pytest.fixture
+def quick_clock(monkeypatch):
+    """Embedding an image takes half a second."""
+    monkeypatch.setattr(fine_tuning, "seconds_per_image", lambda *_: 0.5)
+
+
+def chosen(kind, photos):
+    candidate = kind(describe_images(photos))
+    return selection.Decision(candidate, f"The {candidate.title}, chosen")
+
+
+@pytest.mark.parametrize("kind", [candidates.FrozenFeatures, candidates.WhitenedFeatures, candidates.HeadOnFeatures])
+def test_features_get_a_head_first(photos, quick_clock, kind):
+    needs_weights()
+    lines = []
+    decision = chosen(kind, photos)
+    found = fine_tuning.continued(decision, describe_images(photos), [], "cpu", None, lines.append)
+    recipe = load_recipe(found.recipe, found.settings)
+    assert [stage.epochs for stage in recipe.all_stages()] == [20, 5]
+    assert recipe.all_stages()[0].freeze.until == "head"
+    assert (recipe.model.freeze, recipe.model.freeze_batch_norm, recipe.model.views) == ("none", True, 1)
+    assert {"frozen", "head", "after", "features"} <= set(reported_phases(recipe))
+    seconds = 3 * 5 * 20 * recipe.sampler.batch_size * 0.5
+    assert lines == [
+        "fine-tunes: first a head for 20 epochs, then the whole network for 5, which takes about "
+        f"{round(seconds / 60)} minutes more"
+    ]
+    assert recipe.description.startswith(f"The {found.title}, chosen. Fine-tuned: first a head for 20 epochs")
+
+
+def test_last_blocks_train_before_the_whole(photos, quick_clock):
+    needs_weights()
+    images = describe_images(photos)
+    decision = chosen(candidates.LastBlocks, photos)
+    found = fine_tuning.continued(decision, images, typed(["schedule.epochs=12"]), "cpu", None, print)
+    recipe = load_recipe(found.recipe, found.settings | {"schedule.epochs": 12})
+    assert [stage.epochs for stage in recipe.all_stages()] == [8, 4]
+    assert recipe.all_stages()[0].freeze.until == "blocks.5"
+    assert recipe.model.views == 8
+    assert recipe.data.name == f"folder:{photos}"
+    assert "blocks" in reported_phases(recipe)
+
+
+def test_a_small_network_is_whole_already(photos):
+    small = chosen(candidates.SmallNetwork, photos)
+    lines = []
+    found = fine_tuning.continued(small, describe_images(photos), [], "cpu", None, lines.append)
+    assert found == small.choice()
+    assert "--fine-tune changes nothing here" in lines[0]
+
+
+def test_what_cannot_be_fine_tuned_is_one_line(photos, tmp_path, monkeypatch):
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match="--fine-tune is for images, and .*mine.npz has vectors"):
+        fit(tmp_path / "mine.npz", out=out, fine_tune=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="leave out torchrun, or type: pml-ext train fit/photographs-fine-tuned"):
+        fit(photos, out=out, fine_tune=True)
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(MissingExtraError, match="photos"):
+        fit(photos, out=out, fine_tune=True)
+    assert not out.exists()
+
+
+def test_too_few_epochs_are_refused_before_the_trials(photos, tmp_path, monkeypatch):
+    needs_weights()
+    monkeypatch.setattr(selection, "choose", None)
+    with pytest.raises(ConfigError, match=r"--set schedule.epochs=10: .*found 10; the stages take 20 epochs"):
+        fit(photos, out=tmp_path / "run", fine_tune=True, overrides=typed(["schedule.epochs=10"]))
+    assert not (tmp_path / "run").exists()
+
+
+def test_epochs_of_both_stages_are_not_those_of_trials(photos, quick_clock, tmp_path, monkeypatch):
+    needs_weights()
+    tried = []
+    images = describe_images(photos)
+
+    def choose(images, overrides, *_):
+        tried.append(overrides)
+        return selection.Decision(candidates.FrozenFeatures(images, squash=True))
+
+    begun = []
+    monkeypatch.setattr(selection, "choose", choose)
+    monkeypatch.setattr("pml_ext.tool.train", lambda *_, **given: begun.append(given["overrides"]) or [])
+    overrides = typed(["schedule.epochs=30", "sampler.iterations=7"])
+    fit(photos, out=tmp_path / "run", fine_tune=True, overrides=overrides)
+    assert tried == [overrides[1:]]
+    assert begun[0][-2:] == overrides
+    recipe = load_recipe(fine_tuning.HEAD_FIRST, begun[0])
+    assert recipe.data.images.squash
+    assert recipe.sampler.settings["m"] == images.batch_of(images.training_classes)[1]
+    assert recipe.model.embedder == "linear"
+
+
+def test_a_run_is_resumed_as_it_was_begun(photos, tmp_path, monkeypatch):
+    needs_weights()
+    begun = []
+    monkeypatch.setattr("pml_ext.tool.train", lambda recipe, **_: begun.append(recipe) or [])
+    monkeypatch.setattr(selection, "choose", None)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    settings = (f'data.name="folder:{photos}"', "model.freeze=trunk", "model.views=1")
+    write_recipe(plain / "recipe.toml", candidates.PRETRAINED, settings)
+    with pytest.raises(ConfigError, match=r"plain was begun without --fine-tune; resume it without, or choose another"):
+        fit(photos, out=plain, resume=True, fine_tune=True)
+    tuned = tmp_path / "tuned"
+    tuned.mkdir()
+    write_recipe(tuned / "recipe.toml", fine_tuning.HEAD_FIRST, settings[:1])
+    fit(photos, out=tuned, resume=True, fine_tune=True)
+    assert begun == [str(tuned / "recipe.toml")]
+    small = tmp_path / "small"
+    small.mkdir()
+    write_recipe(small / "recipe.toml", candidates.SMALL, settings[:1])  # which had won, and is trained whole as it is
+    fit(photos, out=small, resume=True, fine_tune=True)
+    assert begun[1] == str(small / "recipe.toml")
+
+
+def write_recipe(file, name, settings):
+    tables = load_recipe(name, typed(settings)).as_dict()
+    file.write_text(tomli_w.dumps({**tables, "run": {"recipe": name, "seed": 0, "plugins": {}}}))
+
+
+@pytest.mark.slow
+def test_a_fine_tuned_run_reports_its_stages(photos, quick_clock, tmp_path, monkeypatch, pml_ext_command):
+    needs_weights()
+    monkeypatch.setattr(selection, "choose", lambda *_: chosen(candidates.FrozenFeatures, photos))
+    few = ["schedule.epochs=21", "sampler.iterations=1", "data.images.crop=32", "data.images.resize=32"]
+    few += ["evaluation.training_images=0", "evaluation.figures=few", "track=[]"]
+    options = [word for setting in few for word in ("--set", setting)]
+    out = tmp_path / "run"
+    done = pml_ext_command("fit", photos, "--fine-tune", "--out", out, "--device", "cpu", *options)
+    assert done.returncode == 0, done.stderr
+    assert "fine-tunes: first a head for 20 epochs, then the whole network for 1, which takes about" in done.stderr
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert {"frozen", "pca", "before", "head", "after", "features"} <= set(metrics)
+    assert metrics["head"]["map_at_r"] != metrics["before"]["map_at_r"]
+    assert metrics["warnings"] == []  # batch norms are frozen
+    report = (out / "report.html").read_text()
+    for text in ("head, trunk frozen", "fine-tuned network", "Fine-tuned: first a head for 20 epochs"):
+        assert text in report
+    told = "Training the whole network has" in done.stdout or "The trained network is behind the" in done.stdout
+    assert told
+    assert "verdict" not in metrics

@@ -1,0 +1,68 @@
+"""What fits somebody's own data: splits and batches."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pml_ext.data import LabeledImages
+from pml_ext.errors import ConfigError, DataError
+from pml_ext_fit.own_data import dataset_options, describe_split, fitting_batch, fitting_split, parts_of, range_of
+
+from ...overrides import typed
+
+
+def part(*counts):
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    return LabeledImages(torch.zeros(len(labels), 2), labels, [str(label) for label in range(len(counts))])
+
+
+@pytest.mark.parametrize(
+    ("counts", "split"),
+    [((4, 4), "image"), ((9,) * 19, "image"), ((9,) * 20, "class"), ((3, 3, 3, 9), "class")],
+)
+def test_the_split_follows_from_the_classes(counts, split):
+    assert fitting_split(Path("here"), [part(*counts)]) == split
+
+
+def test_too_few_of_both_are_refused():
+    with pytest.raises(DataError, match="2 classes, most with fewer than 4 vectors; wanted two classes of 4 vectors"):
+        fitting_split(Path("here"), [part(3, 3)])
+
+
+def test_a_split_is_described():
+    train = part(2, 2, 0)
+    text = "4 vectors to train, 2 others of the same classes to test"
+    assert describe_split([train, part(1, 1, 0)], split_is_chosen=True) == text
+    text = "2 classes to train, 1 others, never trained on, to test; otherwise: --set data.split=image"
+    assert describe_split([train, part(0, 0, 2)], split_is_chosen=False) == text
+
+
+@pytest.mark.parametrize(
+    ("classes", "per_class", "size", "wanted"),
+    [(100, 50.0, 64, (16, 4)), (2, 50.0, 64, (2, 16)), (10, 3.5, 128, (10, 3)), (10, 1.0, 64, (10, 2))],
+)
+def test_a_batch_has_several_of_several_classes(classes, per_class, size, wanted):
+    assert fitting_batch(classes, per_class, size) == wanted
+
+
+def test_options_of_the_data_set_are_found_among_overrides():
+    overrides = ["data.split=image", "data.workers=2", "data.images.crop=3", "loss=cbml", "data.seed = 4"]
+    assert dataset_options(typed(overrides)) == {"split": "image", "seed": 4}
+    relation = {"relation": {"name": "near", "within": 2}}
+    assert dataset_options({"data.relation": {"name": "near", "within": 2}}) == relation
+    assert dataset_options({"data.relation.name": "near", "data.relation.within": 2}) == relation
+    assert dataset_options({"data.relation": "near", "data.relation.within": 2}) == relation
+    assert dataset_options({"data.relation": "shared-label"}) == {"relation": "shared-label"}
+
+
+def test_a_wrong_relation_is_one_line():
+    with pytest.raises(ConfigError, match="^data.relation: no relation 'nearr'; nearest: near, hierarchy$"):
+        parts_of("folder:photos", {"relation": "nearr"}, None)
+
+
+def test_a_range_of_equal_numbers_is_one_number():
+    counts = np.array([3, 5])
+    assert range_of(counts) == "3 to 5"
+    assert range_of(counts[:1]) == "3"

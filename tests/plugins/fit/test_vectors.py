@@ -1,0 +1,65 @@
+"""What fits a file of vectors: split, batches and head."""
+
+import numpy as np
+import pytest
+
+from pml_ext.errors import DataError
+from pml_ext.recipe import load_recipe, overrides_of
+from pml_ext_fit.vectors import RECIPE, describe_vectors
+
+from ...overrides import typed
+
+
+def file_of(place, classes=4, each=10, size=6, **columns):
+    labels = np.repeat([f"class {number}" for number in range(classes)], each)
+    rows = np.random.default_rng(0).normal(size=(len(labels), size))
+    np.savez(place / "mine.npz", embeddings=rows, labels=labels, **columns)
+    return place / "mine.npz"
+
+
+def test_few_classes_are_divided_by_image(tmp_path):
+    found = describe_vectors(file_of(tmp_path))
+    assert found.data == {"data.name": f"vectors:{tmp_path / 'mine.npz'}", "data.split": "image"}
+    assert found.head == {"model.embedder": "mlp", "model.embedding_size": 6}
+    assert found.batches == {"sampler.m": 5, "sampler.batch_size": 20, "sampler.iterations": 20}
+    assert found.description[0].endswith("mine.npz: 40 vectors of 6 numbers, 4 classes of 10")
+    assert "20 vectors to train, 20 others of the same classes to test" in found.description[1]
+    assert "--set data.split=class" in found.description[1]
+
+
+def test_many_classes_are_held_out_and_get_a_linear_head(tmp_path):
+    found = describe_vectors(file_of(tmp_path, classes=30, size=200))
+    assert found.data["data.split"] == "class"
+    assert found.head == {"model.embedder": "linear", "model.embedding_size": 128}
+    assert "15 classes to train, 15 others, never trained on, to test" in found.description[1]
+
+
+def test_the_split_of_the_file_and_of_the_user_stay(tmp_path):
+    parts = np.resize(["train", "train", "test", "validation"], 40)
+    found = describe_vectors(file_of(tmp_path, split=parts))
+    assert "data.split" not in found.data
+    assert found.data["evaluation.select_on"] == "split"
+    assert "train 20 of 4 classes, validation 10 of 4 classes, test 10 of 4 classes" in found.description[1]
+    assert describe_vectors(file_of(tmp_path), typed(["data.split=class"])).data == {
+        "data.name": f"vectors:{tmp_path}/mine.npz"
+    }
+
+
+def test_a_file_written_as_in_a_recipe_and_below_a_folder(tmp_path):
+    file_of(tmp_path)
+    found = describe_vectors("vectors:mine.npz", root=tmp_path)
+    assert found.name == "vectors:mine.npz"
+    with pytest.raises(DataError, match=r"other.npz: no such file"):
+        describe_vectors(tmp_path / "other.npz")
+
+
+def test_a_sampler_of_the_user_has_no_fitting_batches(tmp_path):
+    override = "sampler.name=shuffle"
+    settings = describe_vectors(file_of(tmp_path), typed([override])).settings
+    assert load_recipe(RECIPE, [*overrides_of(settings), *typed([override])]).sampler.name == "shuffle"
+
+
+def test_a_table_goes_over_the_fitting_settings(tmp_path):
+    settings = overrides_of(describe_vectors(file_of(tmp_path)).settings)
+    recipe = load_recipe(RECIPE, [*settings, *typed(["model={embedding_size=3}", "sampler={m=2, batch_size=8}"])])
+    assert (recipe.model.embedding_size, recipe.sampler.batch_size) == (3, 8)
